@@ -1,0 +1,75 @@
+"""Mainstem: one log from where data is written to everywhere it is needed.
+
+    hub = mainstem.open("./data")                        # in this process
+    hub = mainstem.connect("mainstem://localhost:7070")  # a server; the same object
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if sys.platform == "win32":
+    raise ImportError(
+        "Mainstem does not run on Windows: it relies on fork-safe file locks, pwritev and uvloop, which Windows lacks. "
+        "Use it under WSL 2, or connect from there to a server on Linux."
+    )
+
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import (
+    Busy,
+    BufferFull,
+    Closed,
+    ConnectionLost,
+    DataLoss,
+    DeadlineExceeded,
+    FolderLocked,
+    FolderUnusable,
+    ForkedHub,
+    InternalError,
+    InvalidCursor,
+    InvalidName,
+    InvalidPayload,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidSetting,
+    MainstemError,
+    OutOfSequence,
+    ProducerFenced,
+    ProtocolError,
+    ReadOnly,
+    RecordTooLarge,
+    Refused,
+    Retriable,
+    ServerStopping,
+    StaleGeneration,
+    StreamDeleted,
+    StreamExists,
+    Unavailable,
+    UnknownProducer,
+    UnknownStream,
+)
+
+if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
+
+__version__ = "0.1.0"
+
+
+def open(path: "str | Path", *, read_only: bool | None = None, auto_create: bool = False) -> "Hub":  # noqa: A001
+    """Open the log in a folder of this machine, in this process; the folder is made if it is missing.
+
+    One process writes a folder; others may read and follow it. If another one writes it, the hub returned only reads:
+    pass `read_only=False` to get FolderLocked instead, `read_only=True` to never write. `auto_create` makes streams
+    when they are first written to.
+    """
+    from mainstem.hub.hub import open_folder
+
+    return open_folder(path, read_only=read_only, auto_create=auto_create)
+
+
+def connect(url: str = "mainstem://127.0.0.1:7070", *, timeout: float = 10.0) -> "Hub":
+    """Connect to a server. Raises ConnectionLost if none answers within `timeout` seconds; afterwards the hub
+    reconnects by itself."""
+    from mainstem.hub.hub import connect_to
+
+    return connect_to(url, timeout=timeout)

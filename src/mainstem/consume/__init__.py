@@ -1,0 +1,1 @@
+"""The way out: the consumer library and the feed that serves it."""

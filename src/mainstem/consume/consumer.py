@@ -1,0 +1,248 @@
+"""The consumer: a position in every shard of a stream, and what comes after it."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from mainstem.consume.record import Record, RecordBatch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import Closed, DataLoss, InvalidCursor, InvalidSetting
+from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
+from mainstem.transport.port import (
+    EndReached,
+    GetStreamCall,
+    OffsetsAtTimeCall,
+    Port,
+    StreamInfo,
+    Subscription,
+)
+
+Start = str | datetime | Cursor
+PREFETCH_BYTES = 8 * MIB
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Consumer:
+    """Reads one stream, in order within each shard. One thread; use it as a context manager, or call `close`.
+
+    `for record in consumer`, `for batch in consumer.batches()` and `consumer.poll(timeout)` may be mixed: all go on
+    from the same position, and `cursor` stands after what was yielded last. With `follow=False` reading ends where the
+    stream ended when the consumer was opened. DataLoss is raised once per lost range; iterate again to go on after it.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        stream: str,
+        start: Start = "latest",
+        *,
+        follow: bool = True,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
+            raise InvalidSetting(f"prefetch_bytes must be between 4 KiB and 256 MiB, not {prefetch_bytes}")
+        port.check_usable()
+        self._port = port
+        self._clock = clock
+        self._prefetch_bytes = prefetch_bytes
+        self._info = port.call(GetStreamCall(stream)).streams[0]
+        self._ends = None if follow else self._info.ends
+        self._subscription: Subscription | None = None
+        self._closed = False
+        # Per shard, the offset after what was yielded last, up to the batch being taken apart.
+        self._offsets = list(self._resolve(start))
+        # The batch being taken apart record by record: its iterator knows how many records are left.
+        self._current: RecordBatch | None = None
+        self._records: Iterator[Record] = iter(())
+
+    # Reading.
+
+    def __iter__(self) -> Iterator[Record]:
+        # Chained in C: a record costs no Python code of ours.
+        return itertools.chain.from_iterable(self._record_lists())
+
+    def __next__(self) -> Record:
+        record = self.poll(None)
+        if record is None:
+            raise StopIteration
+        return record
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """Batches as they were written, each of one shard: the fast way."""
+        while True:
+            batch = self._next_batch(None)
+            if batch is None:
+                return
+            yield batch
+
+    def poll(self, timeout: float | None = 0.0) -> Record | None:
+        """The next record, waiting at most `timeout` seconds (None: without end); None if there was none, or at the end
+        of a consumer that does not follow."""
+        while True:
+            for record in self._records:
+                return record
+            batch = self._next_batch(timeout)
+            if batch is None:
+                return None
+            self._take_apart(batch)
+
+    def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
+        """The next batch, as `poll` does for records."""
+        return self._next_batch(timeout)
+
+    def _record_lists(self) -> Iterator[Iterator[Record]]:
+        yield self._records
+        while True:
+            batch = self._next_batch(None)
+            if batch is None:
+                return
+            self._take_apart(batch)
+            yield self._records
+
+    def _take_apart(self, batch: RecordBatch) -> None:
+        self._records = batch.records()
+        self._current = batch
+
+    def _next_batch(self, timeout: float | None) -> RecordBatch | None:
+        """The rest of the batch being taken apart, else the next one; the position moves behind it."""
+        self._check_open()
+        if self._current is not None:
+            rest = self._settle()
+            if rest is not None:
+                return rest
+        if self._at_end():
+            return None
+        try:
+            return self._fetch(timeout)
+        except EndReached:
+            return None
+        except DataLoss as loss:
+            self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
+            raise
+
+    def _settle(self) -> RecordBatch | None:
+        """Leave the batch being taken apart; what is left of it, if anything."""
+        batch, self._current = self._current, None
+        assert batch is not None
+        left = _left(self._records)
+        self._records = iter(())
+        self._offsets[batch.shard] = batch.end
+        return batch.last(left) if left else None
+
+    def _fetch(self, timeout: float | None) -> RecordBatch | None:
+        if self._subscription is None:
+            self._subscription = self._port.subscribe(self._info, self._offsets, self._ends, self._prefetch_bytes)
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            fetched = self._subscription.next(timeout)
+            if fetched is None:
+                return None
+            shard = fetched.header.shard
+            end = None if self._ends is None else self._ends[shard]
+            batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end)
+            if batch.count > 0:
+                self._offsets[shard] = batch.end
+                return batch
+            if deadline is not None:
+                timeout = max(0.0, deadline - self._clock.monotonic())
+
+    def _at_end(self) -> bool:
+        ends = self._ends
+        return ends is not None and all(map(int.__ge__, self._offsets, ends))
+
+    # The position.
+
+    @property
+    def stream(self) -> StreamInfo:
+        """The stream as it was when the consumer was opened."""
+        return self._info
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where reading would go on: after the record or batch yielded last."""
+        offsets = list(self._offsets)
+        if self._current is not None:
+            offsets[self._current.shard] = self._current.end - _left(self._records)
+        return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
+
+    def seek(self, to: Start) -> None:
+        """Go on from somewhere else: "earliest", "latest", a time, or a cursor."""
+        self._check_open()
+        self._go_to(self._resolve(to))
+
+    def seek_shard(self, shard: int, offset: int) -> None:
+        """Go on from `offset` in one shard; the others stay where they are."""
+        self._check_open()
+        if not 0 <= shard < self._info.shards or offset < 0:
+            raise InvalidSetting(f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on")
+        offsets = list(self.cursor.offsets)
+        offsets[shard] = offset
+        self._go_to(offsets)
+
+    def _go_to(self, offsets: Sequence[int]) -> None:
+        self._drop_subscription()
+        self._current, self._records = None, iter(())
+        self._offsets = list(offsets)
+
+    def _resolve(self, start: Start) -> Sequence[int]:
+        info = self._info
+        if isinstance(start, Cursor):
+            return self._resolve_cursor(start)
+        if isinstance(start, datetime):
+            if start.tzinfo is None:
+                raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
+            time_us = int((start - _EPOCH).total_seconds() * 1_000_000)
+            return self._port.call(OffsetsAtTimeCall(info.name, time_us)).offsets
+        if start == "earliest":
+            return info.starts
+        if start == "latest":
+            return info.ends
+        raise InvalidSetting(f'start must be "earliest", "latest", a datetime or a Cursor, not {start!r}')
+
+    def _resolve_cursor(self, cursor: Cursor) -> Sequence[int]:
+        info = self._info
+        if cursor.stream != info.uuid:
+            raise InvalidCursor(
+                f"the cursor belongs to another stream than {info.name!r} (one that was deleted has another UUID)"
+            )
+        if cursor.epoch != info.epoch:
+            raise InvalidCursor(f"the cursor is of epoch {cursor.epoch}, the ledger of {info.epoch}: it was restored since")
+        if len(cursor.offsets) > info.shards:
+            raise InvalidCursor(f"the cursor has {len(cursor.offsets)} shards, {info.name!r} has {info.shards}")
+        ahead = [shard for shard, offset in enumerate(cursor.offsets) if offset > info.ends[shard]]
+        if ahead:
+            raise InvalidCursor(
+                f"the cursor stands at offset {cursor.offsets[ahead[0]]} of shard {ahead[0]}, which ends at "
+                f"{info.ends[ahead[0]]}"
+            )
+        return [*cursor.offsets, *info.starts[len(cursor.offsets) :]]
+
+    # Ending.
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop_subscription()
+
+    def _drop_subscription(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.close()
+
+    def _check_open(self) -> None:
+        self._port.check_usable()
+        if self._closed:
+            raise Closed("this consumer is closed; open another with hub.consumer(...)")
+
+    def __enter__(self) -> "Consumer":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _left(records: Iterator[Record]) -> int:
+    """How many items a list iterator still has."""
+    hint: int = records.__length_hint__()  # type: ignore[attr-defined]
+    return hint

@@ -1,0 +1,18 @@
+"""Lengths of time as users write them: "7d", "90 min", a timedelta."""
+
+from datetime import timedelta
+
+from mainstem.core.errors import InvalidSetting
+from mainstem.core.settings import parse_duration
+
+
+def microseconds(value: str | timedelta) -> int:
+    """The length in microseconds, or InvalidSetting."""
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1)
+    if not isinstance(value, str):
+        raise InvalidSetting(f"a length of time is a text like '7d' or a timedelta, not {type(value).__name__}")
+    try:
+        return round(parse_duration(value) * 1_000_000)
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from None

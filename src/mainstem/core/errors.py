@@ -1,0 +1,264 @@
+"""Every error a user can meet, under one root, with a stable code for the wire.
+
+    MainstemError
+    ├── InvalidRequest          what the caller asked for can never work as asked; do not retry
+    │   ├── InvalidName, InvalidSetting, InvalidCursor, InvalidPayload, InvalidRecord, RecordTooLarge
+    │   ├── UnknownStream, StreamExists, StreamDeleted
+    │   └── ProtocolError
+    ├── Refused                 the log keeps its promises by saying no
+    │   ├── OutOfSequence, UnknownProducer, ProducerFenced, StaleGeneration (retriable)
+    │   ├── ReadOnly, FolderLocked, FolderUnusable
+    │   └── Busy (retriable), BufferFull (retriable)
+    ├── Unavailable             the other side cannot be reached or is stopping; retriable
+    │   └── ConnectionLost, ServerStopping, DeadlineExceeded
+    ├── DataLoss                a range of records is gone or damaged; says which, reading may go on after it
+    │   └── (Damaged: bytes on disk that fail their check, with file and position)
+    ├── Closed                  this hub, producer or consumer was closed by its owner
+    ├── ForkedHub               a hub used in a child process made by fork
+    └── InternalError           our bug, or a server newer than this client
+
+The code ranges tell a client that does not know an error what to do: 1xx never retry, 2xx refused by the log's state,
+3xx retry after a pause, 4xx data, 5xx our side.
+"""
+
+from typing import Any, ClassVar
+
+
+class MainstemError(Exception):
+    """The root. `retriable` says whether the same call may succeed later without a change by the caller."""
+
+    code: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+
+
+class InvalidRequest(MainstemError):
+    """What was asked can never work as asked."""
+
+    code = 100
+
+
+class InvalidName(InvalidRequest):
+    """A stream name that is not allowed."""
+
+    code = 101
+
+
+class InvalidSetting(InvalidRequest, ValueError):
+    """A setting, option or argument with a value that is not allowed."""
+
+    code = 102
+
+
+class InvalidCursor(InvalidRequest):
+    """A cursor that is malformed, or belongs to another stream or another life of the log."""
+
+    code = 103
+
+
+class InvalidPayload(InvalidRequest):
+    """A batch whose bytes are not what their header says, or whose columns are not accepted."""
+
+    code = 104
+
+
+class InvalidRecord(InvalidRequest, TypeError):
+    """A record whose key, value, headers or timestamp have a type that is not accepted."""
+
+    code = 105
+
+
+class RecordTooLarge(InvalidRequest):
+    """A record or batch over its limit; the message names the limit."""
+
+    code = 106
+
+
+class UnknownStream(InvalidRequest):
+    """No stream has this name; the message says how to create it."""
+
+    code = 110
+
+
+class StreamExists(InvalidRequest):
+    """A stream of this name exists already."""
+
+    code = 111
+
+
+class StreamDeleted(InvalidRequest):
+    """The stream was deleted while it was being written or read."""
+
+    code = 112
+
+
+class ProtocolError(InvalidRequest):
+    """The peer sent something that is not the native protocol, or not a version this side speaks."""
+
+    code = 120
+
+
+class Refused(MainstemError):
+    """The state of the log does not allow it."""
+
+    code = 200
+
+
+class OutOfSequence(Refused):
+    """A batch whose sequence number is not the next one of its producer."""
+
+    code = 201
+
+
+class UnknownProducer(Refused):
+    """A producer the log does not remember went on with a sequence above 0."""
+
+    code = 202
+
+
+class ProducerFenced(Refused):
+    """A newer epoch of the same producer exists."""
+
+    code = 203
+
+
+class ReadOnly(Refused):
+    """A write through a hub that only reads."""
+
+    code = 205
+
+
+class FolderLocked(Refused):
+    """Another process writes this data folder."""
+
+    code = 206
+
+
+class FolderUnusable(Refused):
+    """The data folder cannot be trusted or understood as it is; the message says what is wrong and what to do."""
+
+    code = 207
+
+
+class Retriable(MainstemError):
+    """The same call may succeed later."""
+
+    code = 300
+    retriable = True
+
+
+class StaleGeneration(Retriable):
+    """The stream's shards changed; the producer fetches the new number and sends again."""
+
+    code = 204
+
+
+class Busy(Retriable):
+    """More is waiting to be written than the limit allows."""
+
+    code = 301
+
+
+class BufferFull(Retriable):
+    """The producer's buffer is full and the caller chose not to wait."""
+
+    code = 302
+
+
+class Unavailable(Retriable):
+    """The other side cannot be reached now."""
+
+    code = 310
+
+
+class ConnectionLost(Unavailable):
+    """The connection broke or could not be made."""
+
+    code = 311
+
+
+class ServerStopping(Unavailable):
+    """The server is draining and will close."""
+
+    code = 312
+
+
+class DeadlineExceeded(Unavailable, TimeoutError):
+    """The time allowed is over. For a send the outcome is unknown, not lost."""
+
+    code = 313
+
+
+class DataLoss(MainstemError):
+    """Records `first` to `last` of one shard cannot be read. Raised once; the reader then stands after them.
+
+    `reason` is "trimmed" or "damaged"; for damage `path` and `position` name the bytes.
+    """
+
+    code = 400
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        stream: str = "",
+        shard: int = 0,
+        first: int = 0,
+        last: int = 0,
+        reason: str = "trimmed",
+        path: str = "",
+        position: int = 0,
+    ) -> None:
+        if not message:
+            message = f"stream {stream!r} shard {shard}: records {first} to {last} are gone ({reason}"
+            message += f", {path} at byte {position})" if path else ")"
+            message += "; reading goes on after them if you call the consumer again"
+        super().__init__(message)
+        self.stream, self.shard, self.first, self.last = stream, shard, first, last
+        self.reason, self.path, self.position = reason, path, position
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        names = ("stream", "shard", "first", "last", "reason", "path", "position")
+        return {name: getattr(self, name) for name in names}
+
+
+class Closed(MainstemError):
+    """Used after its owner closed it."""
+
+    code = 501
+
+
+class ForkedHub(MainstemError):
+    """Used in a child made by fork: open a hub of its own there."""
+
+    code = 502
+
+
+class InternalError(MainstemError):
+    """Something that should not happen; please report it."""
+
+    code = 599
+
+
+def _by_code() -> dict[int, type[MainstemError]]:
+    table: dict[int, type[MainstemError]] = {}
+    waiting = [MainstemError]
+    while waiting:
+        kind = waiting.pop()
+        assert kind.code not in table, f"two errors share code {kind.code}: {kind} and {table[kind.code]}"
+        table[kind.code] = kind
+        waiting.extend(kind.__subclasses__())
+    return table
+
+
+BY_CODE = _by_code()
+
+
+def from_wire(code: int, message: str, facts: dict[str, Any] | None = None) -> MainstemError:
+    """The error a peer sent. An unknown code keeps its meaning as far as its range tells."""
+    kind = BY_CODE.get(code)
+    if kind is DataLoss:
+        return DataLoss(message, **(facts or {}))
+    if kind is None:
+        kind = Retriable if 300 <= code < 400 else InternalError
+    return kind(message)

@@ -1,0 +1,70 @@
+"""Every limit of the system, named once, with the relations between them asserted at import.
+
+A length, count or size that comes from outside is compared with one of these before anything is allocated for it.
+"""
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+# Names. Kafka's topic rule, so that a stream can be reached through the Kafka protocol under its own name.
+STREAM_NAME_CHARS_MAX: Final = 249
+STREAMS_MAX: Final = 100_000
+SHARDS_PER_STREAM_MAX: Final = 4_096
+
+# One record, as the user hands it over: key + value + headers.
+RECORD_BYTES_MAX: Final = 8 * MIB
+KEY_BYTES_MAX: Final = 64 * KIB
+HEADERS_PER_RECORD_MAX: Final = 256
+HEADER_BYTES_MAX: Final = 64 * KIB
+
+# One batch: records of one shard that travel and are stored together.
+BATCH_RECORDS_MAX: Final = 1 << 20
+PAYLOAD_RAW_BYTES_MAX: Final = 16 * MIB
+PAYLOAD_STORED_BYTES_MAX: Final = 16 * MIB
+# Below this a payload is stored as it is: zstd would cost more than it saves.
+PAYLOAD_COMPRESS_MIN: Final = 1 * KIB
+# Up to this the whole payload is one zstd frame; above it each Arrow buffer is its own, so columns can be read alone.
+PAYLOAD_WHOLE_ZSTD_MAX: Final = 64 * KIB
+
+# One flush: what becomes durable together.
+FLUSH_BYTES_MAX: Final = 64 * MIB
+FLUSH_BATCHES_MAX: Final = 8_192
+COMMAND_BYTES_MAX: Final = 1 * MIB
+STATISTICS_BYTES_MAX: Final = 4 * KIB
+# What may wait for the next flush; more than this and appends are told to wait.
+PENDING_BYTES_MAX: Final = 64 * MIB
+
+# One block file.
+BLOCK_BYTES_MIN: Final = 64 * KIB
+BLOCK_BYTES_DEFAULT: Final = 128 * MIB
+BLOCK_BYTES_MAX: Final = 4 * 1024 * MIB
+
+# Exactly once: how many (sequence, offset) pairs the ledger remembers per producer and shard, and for how long.
+PRODUCER_RECENT_MAX: Final = 8
+PRODUCER_IN_FLIGHT_MAX: Final = 5
+PRODUCER_IDLE_US_MAX: Final = 7 * 24 * 3600 * 1_000_000
+
+# One message of the native protocol. Before the peer has said hello it may send only a small one.
+MESSAGE_BYTES_MAX: Final = 24 * MIB
+MESSAGE_BYTES_MAX_BEFORE_HELLO: Final = 4 * KIB
+MESSAGE_HEADER_BYTES_MAX: Final = 1 * MIB
+APPEND_BATCHES_MAX: Final = 4_096
+SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
+CREDIT_BYTES_MAX: Final = 256 * MIB
+
+# Reading: how much one read of a block brings in, and how many ledger rows are looked at in one query.
+READ_BYTES_MAX: Final = 4 * MIB
+READ_ENTRIES_MAX: Final = 256
+
+CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
+
+assert RECORD_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert PAYLOAD_STORED_BYTES_MAX + MESSAGE_HEADER_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert PAYLOAD_STORED_BYTES_MAX <= FLUSH_BYTES_MAX
+assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
+# A producer may resend everything it has in flight and must get the original offsets for all of it.
+assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
+assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
+assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX

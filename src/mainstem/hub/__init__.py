@@ -1,0 +1,1 @@
+"""The object users hold: embedded or remote, the same."""

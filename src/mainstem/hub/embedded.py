@@ -1,0 +1,357 @@
+"""The log in the user's own process: written by this one, or only read while another writes it."""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mainstem.consume.feed import Feed
+from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.errors import Busy, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.limits import READ_BYTES_MAX
+from mainstem.hub.interval import SHORT_TURNS
+from mainstem.hub.liveness import Liveness
+from mainstem.log.administration import Administration, Lookup
+from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.disk import LocalDisk
+from mainstem.log.flush import Appended, Rejected
+from mainstem.log.folder import Folder
+from mainstem.log.ledger.base import StreamRow
+from mainstem.log.ledger.sqlite import SqliteLedgerReader
+from mainstem.log.log import Log, LogOptions
+from mainstem.log.reader import LogReader
+from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, EndReached, StreamInfo
+
+logger = logging.getLogger("mainstem.hub")
+
+# A reader of a folder that another process writes asks SQLite this often whether something changed, slower when idle.
+_POLL_SECONDS_MIN = 0.0005
+_POLL_SECONDS_MAX = 0.02
+
+
+class LogPort:
+    """A log written by this process. Any thread.
+
+    One background thread, the pump, ships what producers gathered and commits what nobody waits for. A thread that
+    waits commits itself.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: LogOptions | None = None,
+        *,
+        auto_create_shards: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.log = Log(path, options, clock=clock)
+        self._administration = Administration(self.log, auto_create_shards=auto_create_shards)
+        self._liveness = Liveness("hub", self._abandon_after_fork)
+        self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
+        self._lock = threading.Lock()
+        self.log.batcher.add_listener(self._on_flush)
+        self._pump = Pump(self.log.batcher.drive)
+
+    def call(self, call: Call) -> Answer:
+        self.check_usable()
+        with SHORT_TURNS:
+            return self._administration.handle(call)
+
+    def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self.log.append(batches, lambda result: done(_results(result, len(batches))))
+            except Busy as busy:
+                if time.monotonic() < deadline:
+                    self.log.batcher.drive()
+                    continue
+                done([busy] * len(batches))
+            except MainstemError as error:
+                done([error] * len(batches))
+            self._pump.wake()
+            return
+
+    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
+        try:
+            self.log.append(batches, lambda result: None)
+        except MainstemError:
+            return False
+        self._pump.wake()
+        return True
+
+    def subscribe(
+        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+    ) -> "LocalSubscription":
+        self.check_usable()
+        row = self.log.reader.require_stream(stream.id)
+        subscription = LocalSubscription(Feed(self.log.reader, row, offsets, ends), self._forget)
+        with self._lock:
+            self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
+        return subscription
+
+    def _forget(self, subscription: "LocalSubscription") -> None:
+        stream = subscription.stream.id
+        with self._lock:
+            left = tuple(kept for kept in self._subscriptions.get(stream, ()) if kept is not subscription)
+            if left:
+                self._subscriptions[stream] = left
+            else:
+                self._subscriptions.pop(stream, None)
+
+    def _on_flush(self, notice: FlushNotice) -> None:
+        for stream in notice.deleted:
+            for subscription in self._subscriptions.get(stream, ()):
+                subscription.end(StreamDeleted(f"stream {subscription.stream.name!r} was deleted"))
+        if self._subscriptions:
+            for stream, shard in notice.ends:
+                for subscription in self._subscriptions.get(stream, ()):
+                    subscription.touch(shard)
+
+    def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
+        self._pump.schedule(action, delay)
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        """Commit in this thread until `event` is set: no hand-over to another thread, no interpreter switch to wait for."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with SHORT_TURNS:
+            while not event.is_set():
+                self.check_usable()
+                self.log.batcher.drive()
+                if event.is_set():
+                    break
+                # Nothing was pending here: another thread commits it, or a retry is due.
+                left = 0.05 if deadline is None else min(0.05, deadline - time.monotonic())
+                if left <= 0:
+                    return False
+                event.wait(left)
+        return True
+
+    def check_usable(self) -> None:
+        self._liveness.check()
+
+    def check_writable(self) -> None:
+        return None
+
+    def close(self) -> None:
+        if self._liveness.end():
+            self._pump.close()
+            self.log.close()
+            for subscriptions in tuple(self._subscriptions.values()):
+                for subscription in subscriptions:
+                    subscription.end(self._liveness.closed_error())
+
+    def _abandon_after_fork(self) -> None:
+        self.log.abandon_after_fork()
+
+
+class Pump:
+    """One thread for what has no thread of its own: scheduled actions, and commits nobody waits for."""
+
+    def __init__(self, drive: Callable[[], None]) -> None:
+        self._drive = drive
+        self._lock = threading.Condition()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._wanted = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="mainstem-pump", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something was submitted."""
+        with self._lock:
+            self._wanted = True
+            self._lock.notify()
+
+    def schedule(self, action: Callable[[], None], delay: float) -> None:
+        with self._lock:
+            heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), action))
+            self._lock.notify()
+
+    def close(self) -> None:
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._stopping or self._wanted or self._due()):
+                    self._lock.wait(self._timers[0][0] - time.monotonic() if self._timers else None)
+                if self._stopping:
+                    return
+                self._wanted = False
+                actions = []
+                while self._due():
+                    actions.append(heapq.heappop(self._timers)[2])
+            for action in actions:
+                action()
+            self._drive()
+
+    def _due(self) -> bool:
+        return bool(self._timers) and self._timers[0][0] <= time.monotonic()
+
+
+class LocalSubscription:
+    """Batches of a log in this process. `next` is for one thread; `touch` and `end` for any."""
+
+    def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None]) -> None:
+        self.stream: StreamRow = feed.stream
+        self._feed = feed
+        self._forget = forget
+        self._queue: deque[FetchedBatch] = deque()
+        self._touched: set[int] = set()
+        self._error: MainstemError | None = None
+        self._changed = threading.Condition()
+
+    def touch(self, shard: int) -> None:
+        with self._changed:
+            self._touched.add(shard)
+            self._changed.notify()
+
+    def end(self, error: MainstemError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify()
+
+    def next(self, timeout: float | None) -> FetchedBatch | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._queue:
+            with self._changed:
+                touched, self._touched = self._touched, set()
+            self._feed.touch(touched)
+            self._queue.extend(self._feed.read(READ_BYTES_MAX))
+            if self._queue:
+                break
+            if self._feed.is_done:
+                raise EndReached
+            if not self._await_change(deadline):
+                return None
+        return self._queue.popleft()
+
+    def _await_change(self, deadline: float | None) -> bool:
+        with self._changed:
+            while not self._touched:
+                if self._error is not None:
+                    raise self._error
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def close(self) -> None:
+        self._forget(self)
+
+
+class FolderPort:
+    """A log that another process writes, read from its folder. Any thread. Writes are refused."""
+
+    def __init__(self, path: Path) -> None:
+        folder = Folder(path, LocalDisk())
+        folder.require()
+        self._folder = folder
+        self._ledger = SqliteLedgerReader(folder.ledger)
+        self._reader = LogReader(self._ledger, folder.blocks)
+        self._lookup = Lookup(self._ledger, self._reader)
+        self._liveness = Liveness("hub", lambda: None)
+
+    def call(self, call: Call) -> Answer:
+        self.check_usable()
+        return self._lookup.handle(call)
+
+    def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        raise ReadOnly("this hub only reads")
+
+    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
+        raise ReadOnly("this hub only reads")
+
+    def subscribe(
+        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+    ) -> "FolderSubscription":
+        row = self._reader.require_stream(stream.id)
+        return FolderSubscription(Feed(self._reader, row, offsets, ends), self._ledger, self.check_usable)
+
+    def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
+        raise ReadOnly("this hub only reads")
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        return event.wait(timeout)
+
+    def check_usable(self) -> None:
+        self._liveness.check()
+
+    def check_writable(self) -> None:
+        raise ReadOnly(
+            f"{self._folder.path} is open for reading only: another process writes it, or read_only=True was given"
+        )
+
+    def close(self) -> None:
+        if self._liveness.end():
+            self._ledger.close()
+            self._folder.blocks.close()
+
+
+class FolderSubscription:
+    """Batches of a log that another process writes: SQLite says when something changed. One thread."""
+
+    def __init__(self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None]) -> None:
+        self._feed = feed
+        self._ledger = ledger
+        self._check_usable = check_usable
+        self._queue: deque[FetchedBatch] = deque()
+        self._version = ledger.data_version()
+
+    def next(self, timeout: float | None) -> FetchedBatch | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = _POLL_SECONDS_MIN
+        while not self._queue:
+            self._check_usable()
+            self._queue.extend(self._feed.read(READ_BYTES_MAX))
+            if self._queue:
+                break
+            if self._feed.is_done:
+                raise EndReached
+            if self._has_changed():
+                pause = _POLL_SECONDS_MIN
+                continue
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(pause)
+            pause = min(pause * 1.1, _POLL_SECONDS_MAX)
+        return self._queue.popleft()
+
+    def _has_changed(self) -> bool:
+        version = self._ledger.data_version()
+        if version == self._version:
+            return False
+        self._version = version
+        row = self._ledger.load_stream(self._feed.stream.id)
+        if row is not None and row.deleted_us:
+            raise StreamDeleted(f"stream {row.name!r} was deleted")
+        self._feed.touch(range(self._feed.stream.shards))
+        return True
+
+    def close(self) -> None:
+        return None
+
+
+def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:
+    if isinstance(result, MainstemError):
+        return [result] * count
+    found: list[AppendResult] = []
+    for outcome in result:
+        if isinstance(outcome, Rejected):
+            found.append(outcome.error)
+        else:
+            assert isinstance(outcome, Appended)
+            found.append(outcome.base)
+    return found

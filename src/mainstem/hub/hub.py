@@ -1,0 +1,126 @@
+"""The object users hold: streams, producers and consumers of one log, near or far."""
+
+import weakref
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
+from mainstem.core.durations import microseconds
+from mainstem.core.errors import FolderLocked, InvalidSetting
+from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.transport.port import (
+    AlterStreamCall,
+    CreateStreamCall,
+    DeleteStreamCall,
+    GetStreamCall,
+    ListStreamsCall,
+    Port,
+    StatisticsCall,
+    StreamInfo,
+)
+
+Retention = str | timedelta
+
+
+class Streams:
+    """Creates, lists, changes and deletes streams. Any thread."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+
+    def create(
+        self,
+        name: str,
+        *,
+        shards: int = 1,
+        retention: Retention | None = None,
+        hash: str = "crc32",  # noqa: A002
+        exist_ok: bool = False,
+    ) -> StreamInfo:
+        """A new stream. `hash` places keys: "crc32" as librdkafka does, or "murmur2" as Java's client does."""
+        retention_us = None if retention is None else microseconds(retention)
+        call = CreateStreamCall(name, shards, hash, retention_us, exist_ok)
+        return self._port.call(call).streams[0]
+
+    def get(self, name: str) -> StreamInfo:
+        """One stream as it is now; UnknownStream if there is none."""
+        return self._port.call(GetStreamCall(name)).streams[0]
+
+    def list(self) -> list[StreamInfo]:
+        """All streams by name."""
+        return list(self._port.call(ListStreamsCall()).streams)
+
+    def alter(self, name: str, *, retention: Retention) -> StreamInfo:
+        """Change what can change. The number of shards and the hash cannot."""
+        return self._port.call(AlterStreamCall(name, microseconds(retention))).streams[0]
+
+    def delete(self, name: str) -> None:
+        """Stop writes and reads at once; the name is free for a new stream."""
+        self._port.call(DeleteStreamCall(name))
+
+
+class Hub:
+    """An open log. Any thread. Close it, or use it as a context manager; one that was not closed never blocks exit."""
+
+    def __init__(self, port: Any, where: str) -> None:
+        self._port = port
+        self._where = where
+        self.streams = Streams(port)
+        self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+
+    def producer(self, **options: Any) -> Producer:
+        """A producer; the options are the fields of ProducerOptions."""
+        try:
+            chosen = ProducerOptions(**options)
+        except TypeError as error:
+            raise InvalidSetting(f"hub.producer: {error}") from None
+        self._port.check_usable()
+        self._port.check_writable()
+        producer = Producer(self._port, chosen)
+        self._open.add(producer)
+        return producer
+
+    def consumer(
+        self, stream: str, *, start: Start = "latest", follow: bool = True, prefetch_bytes: int = PREFETCH_BYTES
+    ) -> Consumer:
+        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor."""
+        consumer = Consumer(self._port, stream, start, follow=follow, prefetch_bytes=prefetch_bytes)
+        self._open.add(consumer)
+        return consumer
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the log, or of the server behind this hub."""
+        return dict(self._port.call(StatisticsCall()).counters)
+
+    def close(self) -> None:
+        """Flush and close its producers, close its consumers, then the log or the connection."""
+        try:
+            for user in list(self._open):
+                user.close()
+        finally:
+            self._port.close()
+
+    def __enter__(self) -> "Hub":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Hub {self._where}>"
+
+
+def open_folder(path: str | Path, *, read_only: bool | None = None, auto_create: bool = False) -> Hub:
+    """See mainstem.open."""
+    from mainstem.hub.embedded import FolderPort, LogPort
+
+    folder = Path(path)
+    if read_only:
+        return Hub(FolderPort(folder), f"{folder} (read only)")
+    try:
+        return Hub(LogPort(folder, auto_create_shards=1 if auto_create else 0), str(folder))
+    except FolderLocked:
+        if read_only is False:
+            raise
+        return Hub(FolderPort(folder), f"{folder} (read only: another process writes it)")

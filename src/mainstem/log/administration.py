@@ -1,0 +1,172 @@
+"""Streams from the outside: create, look up, list, alter, delete, and where a time is. One answer for every door."""
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mainstem.core import payload
+from mainstem.core.batch import BatchHeader, Buffer
+from mainstem.core.errors import (
+    DataLoss,
+    InvalidRequest,
+    InvalidSetting,
+    ReadOnly,
+    StreamExists,
+)
+from mainstem.core.identity import new_stream_uuid
+from mainstem.core.limits import SHARDS_PER_STREAM_MAX
+from mainstem.core.names import check_stream_name
+from mainstem.core.placement import HASHES
+from mainstem.log.flush import AlterStream, CreateStream, DeleteStream
+from mainstem.log.ledger.base import LedgerReader, StreamRow
+from mainstem.log.log import Log, unknown_stream
+from mainstem.log.reader import LogReader
+from mainstem.transport.port import (
+    AlterStreamCall,
+    Answer,
+    Call,
+    CreateStreamCall,
+    DeleteStreamCall,
+    GetStreamCall,
+    ListStreamsCall,
+    OffsetsAtTimeCall,
+    StatisticsCall,
+    StreamInfo,
+)
+
+RETENTION_US_DEFAULT: Final = 7 * 24 * 3600 * 1_000_000
+# Longer than any disk lives; keeps the arithmetic far from overflow.
+RETENTION_US_MAX: Final = 1000 * 365 * 24 * 3600 * 1_000_000
+
+
+class Lookup:
+    """What can be asked of a log that is only read. Any thread."""
+
+    def __init__(self, ledger: LedgerReader, reader: LogReader) -> None:
+        self._ledger = ledger
+        self._reader = reader
+
+    def handle(self, call: Call) -> Answer:
+        match call:
+            case GetStreamCall():
+                return Answer(streams=(self.info(self._require(call.name)),))
+            case ListStreamsCall():
+                rows = [row for row in self._ledger.list_streams() if not row.deleted_us]
+                return Answer(streams=tuple(self.info(row) for row in sorted(rows, key=lambda row: row.name)))
+            case OffsetsAtTimeCall():
+                return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
+            case StatisticsCall():
+                return Answer(counters={"flushes_applied": self._ledger.applied().number})
+            case _:
+                raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
+
+    def info(self, row: StreamRow) -> StreamInfo:
+        shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
+        return StreamInfo(
+            id=row.id,
+            uuid=row.uuid,
+            name=row.name,
+            shards=row.shards,
+            hash=row.hash,
+            generation=row.generation,
+            retention_us=row.retention_us,
+            created_us=row.created_us,
+            starts=tuple(shard.start for shard in shards),
+            ends=tuple(shard.stable for shard in shards),
+            bytes=sum(shard.bytes for shard in shards),
+            epoch=self._ledger.epoch(),
+        )
+
+    def _require(self, name: str) -> StreamRow:
+        row = self._ledger.stream_named(name)
+        if row is None:
+            raise unknown_stream(name)
+        return row
+
+    def _offsets_at(self, row: StreamRow, time_us: int) -> tuple[int, ...]:
+        return tuple(self._offset_at(row, shard, time_us) for shard in range(row.shards))
+
+    def _offset_at(self, row: StreamRow, shard: int, time_us: int) -> int:
+        """The first record of `time_us` or later. The ledger knows the run of batches, the batches know the record."""
+        offset = self._reader.offset_at_time(row, shard, time_us)
+        while True:
+            try:
+                batches = self._reader.read(row, shard, offset)
+            except DataLoss:
+                # Reading from here tells the reader what is gone.
+                return offset
+            if not batches:
+                return offset
+            for batch in batches:
+                if batch.header.time_high >= time_us:
+                    return max(offset, batch.base + _first_at(batch.header, batch.payload, time_us))
+            offset = batches[-1].end
+
+
+def _first_at(header: BatchHeader, data: Buffer, time_us: int) -> int:
+    """The index of the first record of a batch with a time of `time_us` or later; the batch has one."""
+    if not header.layout & payload.HAS_TIMESTAMP:
+        return 0
+    batch = payload.decode(header.encoding, header.layout, header.count, header.raw_len, data)
+    times = batch.column("timestamp").cast(pa.int64())
+    return int(pc.index(pc.greater_equal(times, time_us), True).as_py())
+
+
+class Administration(Lookup):
+    """The same for the process that writes. `auto_create_shards` is 0 where a missing stream is refused."""
+
+    def __init__(self, log: Log, *, retention_us: int = RETENTION_US_DEFAULT, auto_create_shards: int = 0) -> None:
+        super().__init__(log.ledger, log.reader)
+        self._log = log
+        self._retention_us = retention_us
+        self._auto_create_shards = auto_create_shards
+
+    def handle(self, call: Call) -> Answer:
+        match call:
+            case CreateStreamCall():
+                return self._create(call)
+            case GetStreamCall() if call.auto_create and self._auto_create_shards:
+                shards = self._auto_create_shards
+                return self._create(CreateStreamCall(call.name, shards=shards, exist_ok=True))
+            case AlterStreamCall():
+                row = self._require(call.name)
+                if call.retention_us is not None:
+                    _check_retention(call.retention_us)
+                self._log.execute(AlterStream(row.id, call.retention_us))
+                return Answer(streams=(self.info(self._require(call.name)),))
+            case DeleteStreamCall():
+                row = self._require(call.name)
+                self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
+                return Answer()
+            case StatisticsCall():
+                return Answer(counters=self._log.counters())
+            case _:
+                return super().handle(call)
+
+    def _create(self, call: CreateStreamCall) -> Answer:
+        name = check_stream_name(call.name)
+        if not 1 <= call.shards <= SHARDS_PER_STREAM_MAX:
+            raise InvalidRequest(f"a stream has 1 to {SHARDS_PER_STREAM_MAX} shards, not {call.shards}")
+        if call.hash not in HASHES:
+            raise InvalidSetting(f"hash {call.hash!r} is not known; use one of {', '.join(HASHES)}")
+        retention_us = self._retention_us if call.retention_us is None else call.retention_us
+        _check_retention(retention_us)
+        existing = self._ledger.stream_named(name)
+        if existing is None:
+            command = CreateStream(
+                new_stream_uuid(), name, call.shards, call.hash, retention_us, self._log.clock.now_us()
+            )
+            try:
+                self._log.execute(command)
+            except StreamExists:
+                if not call.exist_ok:
+                    raise
+        elif not call.exist_ok:
+            raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
+        return Answer(streams=(self.info(self._require(name)),))
+
+
+def _check_retention(retention_us: int) -> None:
+    if not 1_000_000 <= retention_us <= RETENTION_US_MAX:
+        raise InvalidSetting("retention must be between 1 second and 1000 years")

@@ -1,0 +1,253 @@
+"""Group commit: many submissions, one flush.
+
+While one flush is on disk the next one gathers; there is no timer. A flush passes three stages: it is written to the
+block and synced, applied to the ledger, published to followers and to those who wait. The stages of consecutive
+flushes overlap by two locks taken hand over hand: whoever writes takes the apply lock before it lets go of the write
+lock, so flushes are applied in the order of their numbers, and the next write starts while this one is applied.
+
+Any thread may drive (`drive`): a server has two threads that do nothing else; in an embedded hub the thread that waits
+for its own acknowledgement does it, because handing over to another thread would cost an interpreter switch each way.
+
+The first error of the disk or the ledger fences the batcher: nothing is acknowledged after it, ever.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
+from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, PENDING_BYTES_MAX
+from mainstem.log.flush import Appended, Command, Flush, Outcome
+from mainstem.log.hot_tail import HotTail
+from mainstem.log.ledger.apply import Applier
+from mainstem.log.ledger.base import ShardKey
+from mainstem.log.maintenance import Maintenance
+from mainstem.log.writer import FlushFile
+
+Outcomes = list[Outcome]
+
+
+class Submission:
+    """Items that are committed together, and what to do when they are. Made by one thread, completed by another."""
+
+    __slots__ = ("done", "items", "size")
+
+    def __init__(self, items: Sequence[Batch | Command], done: Callable[[Outcomes | MainstemError], None]) -> None:
+        self.items = items
+        self.done = done
+        self.size = sum(item.header.stored_len for item in items if isinstance(item, Batch))
+
+
+class FlushNotice(NamedTuple):
+    """What a flush changed for readers: the new ends of shards that grew, and streams that were deleted."""
+
+    ends: dict[ShardKey, int]
+    deleted: tuple[int, ...]
+
+
+FlushListener = Callable[[FlushNotice], None]
+
+
+class Batcher:
+    """The one way into the log. Any thread submits and drives.
+
+    Listeners are called after each flush by the driving thread; the completions of the flush's submissions have been
+    called before. Neither may block or raise.
+    """
+
+    def __init__(self, file: FlushFile, applier: Applier, hot: HotTail, maintenance: Maintenance) -> None:
+        self._file = file
+        self._applier = applier
+        self._hot = hot
+        self._maintenance = maintenance
+        self._write_lock = threading.Lock()
+        self._apply_lock = threading.Lock()
+        self._pending: deque[Submission] = deque()
+        self._pending_bytes = 0
+        self._pending_lock = threading.Lock()
+        self._arrived = threading.Condition(self._pending_lock)
+        self._written = applier.applied
+        self._failure: MainstemError | None = None
+        self._closing = False
+        self._listeners: list[FlushListener] = []
+        self.on_failure: Callable[[MainstemError], None] = lambda error: None
+
+    # Submitting.
+
+    def submit(self, submission: Submission) -> None:
+        """Queue for the next flush. Busy if too much waits already; the failure if the log has failed."""
+        with self._arrived:
+            if self._failure is not None:
+                raise self._failure
+            if self._closing:
+                raise Closed("the log is closed")
+            if self._pending_bytes and self._pending_bytes + submission.size > PENDING_BYTES_MAX:
+                raise Busy(f"{self._pending_bytes} bytes wait for the disk; try again in a moment")
+            self._pending.append(submission)
+            self._pending_bytes += submission.size
+            self._arrived.notify()
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._pending_bytes
+
+    @property
+    def failure(self) -> MainstemError | None:
+        return self._failure
+
+    def add_listener(self, listener: FlushListener) -> None:
+        self._listeners = [*self._listeners, listener]
+
+    def remove_listener(self, listener: FlushListener) -> None:
+        self._listeners = [kept for kept in self._listeners if kept != listener]
+
+    # Driving.
+
+    def run(self) -> None:
+        """Drive until closed: the body of a server's commit thread."""
+        while True:
+            with self._arrived:
+                while not self._pending and not self._closing and self._failure is None:
+                    self._arrived.wait()
+                if self._failure is not None or (self._closing and not self._pending):
+                    return
+            self.drive()
+
+    def drive(self) -> None:
+        """Commit what is pending, if anything is, in this thread; returns when it is applied and published."""
+        submissions: list[Submission] = []
+        self._write_lock.acquire()
+        try:
+            submissions = self._take()
+            if self._failure is not None or not (submissions or self._maintenance.wants_flush):
+                self._write_lock.release()
+                return
+            items = _in_order(submissions)
+            flush = self._write(items)
+            self._apply_lock.acquire()
+        except BaseException as error:
+            self._fail(error, submissions)
+            self._write_lock.release()
+            return
+        self._write_lock.release()
+        try:
+            notice = self._apply(flush, submissions, items)
+        except BaseException as error:
+            self._fail(error, submissions)
+            return
+        finally:
+            self._apply_lock.release()
+        for listener in self._listeners:
+            listener(notice)
+        if self._maintenance.wants_flush:
+            # Say at once that the checkpoint is complete: a crash before that would cost a rebuild.
+            self.drive()
+
+    def _take(self) -> list[Submission]:
+        """What goes into the next flush: everything, up to the limits of one flush."""
+        taken: list[Submission] = []
+        size = count = 0
+        with self._pending_lock:
+            if self._failure is not None:
+                return taken
+            while self._pending:
+                first = self._pending[0]
+                if taken and (size + first.size > FLUSH_BYTES_MAX or count + len(first.items) > FLUSH_BATCHES_MAX):
+                    break
+                taken.append(self._pending.popleft())
+                size += first.size
+                count += len(first.items)
+            self._pending_bytes -= size
+        return taken
+
+    def _write(self, items: list[Batch | Command]) -> Flush:
+        number = self._written + 1
+        size = sum(item.header.stored_len for item in items if isinstance(item, Batch))
+        if self._file.is_full(size):
+            # The footer lists offsets, which the flush before this one may not have yet.
+            with self._apply_lock:
+                self._file.roll(number, self._applier.applied)
+        begun, done = self._maintenance.checkpoint_for(number)
+        flush = self._file.write(number, self._applier.applied, items, begun, done)
+        self._written = number
+        return flush
+
+    def _apply(
+        self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]
+    ) -> FlushNotice:
+        changes, outcomes = self._applier.apply(flush)
+        self._file.note_entries(changes.entries)
+        # The writer's own commands stand before the submitted items.
+        del outcomes[: len(outcomes) - len(items)]
+        by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
+        self._hot.append(_appended(items, outcomes))
+        self._maintenance.after(flush.number)
+        for submission in submissions:
+            submission.done([by_item[id(item)] for item in submission.items])
+        deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
+        return FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
+
+    # Ending.
+
+    def _fail(self, error: BaseException, submissions: list[Submission]) -> None:
+        """Fence: whatever was not acknowledged is refused, now and later."""
+        if isinstance(error, OSError):
+            failure: MainstemError = FolderUnusable(
+                f"the disk failed ({error}); nothing more is acknowledged. Mend the disk and start again: "
+                "what was acknowledged is kept"
+            )
+        elif isinstance(error, MainstemError):
+            failure = error
+        else:
+            failure = FolderUnusable(f"the log stopped: {type(error).__name__}: {error}")
+        with self._arrived:
+            self._failure = self._failure or failure
+            waiting = [*submissions, *self._pending]
+            self._pending.clear()
+            self._pending_bytes = 0
+            self._arrived.notify_all()
+        for submission in waiting:
+            submission.done(failure)
+        self.on_failure(failure)
+
+    def close(self) -> None:
+        """Take no more, commit what is pending, seal the block."""
+        with self._arrived:
+            self._closing = True
+            self._arrived.notify_all()
+        while self._pending and self._failure is None:
+            self.drive()
+        with self._write_lock, self._apply_lock:
+            if self._failure is None:
+                self._file.seal(self._written + 1, self._applier.applied)
+            self._file.close()
+
+
+def _in_order(submissions: list[Submission]) -> list[Batch | Command]:
+    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard."""
+    commands: list[Batch | Command] = []
+    batches: list[Batch] = []
+    for submission in submissions:
+        for item in submission.items:
+            if isinstance(item, Batch):
+                batches.append(item)
+            else:
+                commands.append(item)
+    if len(batches) > 1:
+        batches.sort(key=_shard_of)
+    commands.extend(batches)
+    return commands
+
+
+def _shard_of(batch: Batch) -> ShardKey:
+    return (batch.header.stream, batch.header.shard)
+
+
+def _appended(items: list[Batch | Command], outcomes: Outcomes) -> list[FetchedBatch]:
+    return [
+        FetchedBatch(outcome.base, item.header, item.payload)
+        for item, outcome in zip(items, outcomes, strict=True)
+        if isinstance(item, Batch) and isinstance(outcome, Appended) and not outcome.duplicate
+    ]

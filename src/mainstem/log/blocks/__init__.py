@@ -1,0 +1,1 @@
+"""Where the bytes of batches are: files that are immutable once sealed."""

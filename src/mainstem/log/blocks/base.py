@@ -1,0 +1,52 @@
+"""The interface of a block store, kept by local files now and by object storage later."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mainstem.core.batch import Buffer
+from mainstem.log.frame import BlockHeader
+
+
+class BlockMissing(Exception):
+    """No such block in this store."""
+
+
+class BlockWriter(Protocol):
+    """The one open block of a writer. One thread."""
+
+    block: int
+    position: int
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Add bytes at `position` and return when they are durable. After an OSError the block is never written again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class BlockStore(Protocol):
+    """Blocks by number. Any thread may read."""
+
+    def create(self, header: BlockHeader) -> BlockWriter:
+        """A new block that begins with `header`, durable."""
+        ...
+
+    def read(self, block: int, position: int, length: int) -> bytes:
+        """Up to `length` bytes, fewer only at the block's end. BlockMissing if there is no such block."""
+        ...
+
+    def size(self, block: int) -> int: ...
+
+    def sync(self, block: int) -> None:
+        """Make everything that can be read of this block durable."""
+        ...
+
+    def list(self) -> Sequence[int]:
+        """The numbers of all blocks, ascending. Only recovery asks: garbage is never decided by listing."""
+        ...
+
+    def where(self, block: int) -> str:
+        """What to call this block in a message to a person."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,171 @@
+"""The disk as the log sees it: few calls, so that a test can stand in for it, record it, or make it fail.
+
+Everything the log itself writes goes through here. SQLite writes its own files; they are rebuilt from the blocks
+whenever they cannot be trusted, so their durability is not part of any promise.
+"""
+
+import fcntl
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mainstem.core.batch import Buffer
+
+# writev takes at most this many buffers on Linux; longer lists are joined in pieces.
+_IOV_MAX = 1_024
+
+
+class DiskFile(Protocol):
+    """An open file. One thread writes; any thread reads."""
+
+    def write_durably(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write at `position` and return when the bytes survive a power cut. An OSError means: nothing is known."""
+        ...
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        ...
+
+    def sync(self) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Files and folders. Any thread."""
+
+    def create(self, path: Path) -> DiskFile:
+        """A new file; it must not exist. The folder entry is durable when this returns."""
+        ...
+
+    def open(self, path: Path) -> DiskFile: ...
+
+    def make_dirs(self, path: Path) -> None: ...
+
+    def list(self, folder: Path) -> list[str]: ...
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over, durably: content first, then the name."""
+        ...
+
+    def free_bytes(self, path: Path) -> int: ...
+
+
+class LocalFile:
+    """A file of the local file system."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def write_durably(self, buffers: Sequence[Buffer], position: int) -> None:
+        pending = list(buffers)
+        while pending:
+            group, pending = pending[:_IOV_MAX], pending[_IOV_MAX:]
+            position += self._write_group(group, position, last=not pending)
+
+    def _write_group(self, group: list[Buffer], position: int, *, last: bool) -> int:
+        total = sum(len(buffer) for buffer in group)
+        written = _pwritev(self._fd, group, position, durably=last)
+        if written < total:
+            # A short write happens on a nearly full disk. The rest is tried once more: it either fits or says why not.
+            rest = memoryview(b"".join(group))
+            while written < total:
+                written += _pwritev(self._fd, [rest[written:]], position + written, durably=last)
+            if last:
+                self.sync()
+        return total
+
+    def read(self, position: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, position)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length:
+            data = os.pread(self._fd, length - got, position + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        _sync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class LocalDisk:
+    """The local file system."""
+
+    def create(self, path: Path) -> LocalFile:
+        file = LocalFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        sync_dir(path.parent)
+        return file
+
+    def open(self, path: Path) -> LocalFile:
+        return LocalFile(path, os.O_RDONLY)
+
+    def make_dirs(self, path: Path) -> None:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(missing):
+            sync_dir(folder.parent)
+
+    def list(self, folder: Path) -> list[str]:
+        return sorted(os.listdir(folder))
+
+    def replace(self, source: Path, target: Path) -> None:
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(source, target)
+        sync_dir(target.parent)
+
+    def free_bytes(self, path: Path) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+
+def sync_dir(folder: Path) -> None:
+    """Make names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+if sys.platform == "linux":
+
+    def _pwritev(fd: int, buffers: Sequence[Buffer], position: int, *, durably: bool) -> int:
+        # One system call writes and syncs: one release of the interpreter lock on the way to an acknowledgement.
+        return os.pwritev(fd, buffers, position, os.RWF_DSYNC if durably else 0)
+
+    def _sync(fd: int) -> None:
+        os.fdatasync(fd)
+
+else:
+
+    def _pwritev(fd: int, buffers: Sequence[Buffer], position: int, *, durably: bool) -> int:
+        written = os.pwritev(fd, buffers, position)
+        if durably:
+            _sync(fd)
+        return written
+
+    def _sync(fd: int) -> None:
+        # On macOS fsync leaves the bytes in the drive's cache; F_FULLFSYNC does not.
+        fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC", 51))

@@ -1,0 +1,119 @@
+"""The data folder: what is where, whose it is, and that only one process writes it.
+
+    mainstem.json              format version and the log's UUID
+    lock                       held by the writing process; says which one
+    ledger.db, -wal, -shm      the ledger
+    snapshots/ledger-<n>.db    copies of it
+    blocks/<n>.block           the blocks
+"""
+
+import fcntl
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Final
+
+from mainstem.core.errors import FolderLocked, FolderUnusable
+from mainstem.log.blocks.local import LocalBlocks
+from mainstem.log.disk import Disk
+from mainstem.log.frame import FrameDamaged
+from mainstem.log.scan import BlockScanner
+from mainstem.log.snapshots import Snapshots
+
+FORMAT: Final = 1
+
+
+class Folder:
+    """Paths and identity of one data folder."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.disk = disk
+        self.ledger = path / "ledger.db"
+        self.blocks = LocalBlocks(path / "blocks", disk)
+        self.snapshots = Snapshots(path / "snapshots", disk)
+        self._identity = path / "mainstem.json"
+
+    def prepare(self) -> str:
+        """Make the folder if it is new; return the log's UUID. The caller holds the lock."""
+        for name in ("blocks", "snapshots"):
+            self.disk.make_dirs(self.path / name)
+        found = self._read_identity() or self._identity_of_blocks()
+        if found is None:
+            if self.ledger.exists():
+                raise FolderUnusable(
+                    f"{self.path} has a ledger.db and neither mainstem.json nor blocks: the records are gone; "
+                    "bring the blocks folder back, or choose an empty folder"
+                )
+            found = uuid.uuid4().hex
+        if not self._identity.exists():
+            self._write_identity(found)
+        return found
+
+    def require(self) -> str:
+        """The UUID of an existing log, for readers."""
+        found = self._read_identity()
+        if found is None:
+            raise FolderUnusable(f"{self.path} is not a Mainstem data folder: it has no mainstem.json")
+        return found
+
+    def _read_identity(self) -> str | None:
+        try:
+            text = self._identity.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            content = json.loads(text)
+            version, log_uuid = int(content["format"]), str(content["uuid"])
+            uuid.UUID(log_uuid)
+        except (ValueError, KeyError, TypeError):
+            # The file only repeats what every block says of itself.
+            return self._identity_of_blocks() or _unreadable(self._identity)
+        if version > FORMAT:
+            raise FolderUnusable(
+                f"{self.path} has format {version}, this program reads up to format {FORMAT}; use a newer Mainstem"
+            )
+        return log_uuid
+
+    def _identity_of_blocks(self) -> str | None:
+        for block in self.blocks.list():
+            try:
+                return BlockScanner(self.blocks, block).header().log_uuid.hex()
+            except FrameDamaged:
+                continue
+        return None
+
+    def _write_identity(self, log_uuid: str) -> None:
+        part = self._identity.with_suffix(".part")
+        part.write_text(json.dumps({"format": FORMAT, "uuid": log_uuid}) + "\n")
+        self.disk.replace(part, self._identity)
+
+
+def _unreadable(path: Path) -> str:
+    raise FolderUnusable(f"{path} cannot be read and no block says which log this is; bring the file back from a copy")
+
+
+class FolderLock:
+    """Held by the one process that writes a folder. Released by the kernel when that process ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / "lock"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._fd, 64).decode(errors="replace").strip() or "another process"
+            os.close(self._fd)
+            raise FolderLocked(
+                f"{path} is being written by {holder}; only one process writes a data folder. Connect to it "
+                f"(mainstem.connect), open the folder with read_only=True, or stop that process first"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"process {os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let another process write. In a child made by fork: let go of the copy without releasing the parent's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,337 @@
+"""The frame: the unit of bytes in a block, and the checks that make a wrong one impossible to mistake for a right one.
+
+A block is a 64-byte header followed by frames, each 8-aligned. The frames of one flush lie next to each other and end
+with a commit frame; without a valid commit frame the others mean nothing, so a torn tail is inert.
+
+Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then the payload (padded to 8):
+
+    offset size field
+         0    4 magic             b"MSF1"
+         4    4 header_crc        crc32c of bytes 8 to header_len, statistics included
+         8    1 version           1
+         9    1 kind              1 data, 3 command, 4 commit, 5 footer
+        10    1 encoding          of the payload
+        11    1 layout            of the payload
+        12    4 header_len        136 + statistics
+        16    8 stream
+        24    4 shard
+        28    4 count             records in the payload; in a commit frame, frames in the flush
+        32    4 stored_len        bytes of the payload as stored
+        36    4 raw_len           bytes of the payload uncompressed
+        40    4 payload_crc       crc32c of the stored payload
+        44    4 schema_id
+        48    8 producer
+        56    4 producer_epoch
+        60    4 generation
+        64    8 sequence
+        72    8 block             the block this frame was written to
+        80    8 position          and where in it: a misplaced frame names another place
+        88    4 ledger_epoch
+        92    4 writer_epoch
+        96    8 flush             the flush this frame belongs to
+       104    8 applied           the last flush applied to the ledger when this was written
+       112    8 time_low          microseconds since 1970
+       120    8 time_high
+       128    8 transaction
+
+The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc32c of every header_crc of the flush
+in order), reserved u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py).
+
+Block header, 64 bytes: magic b"MSBLOCK1", header_crc u32 (of bytes 12 to 64), version u32, block u64, log uuid 16
+bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64 (crc, then zero padding to 64).
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from mainstem.core.batch import BatchHeader, Buffer
+from mainstem.core.checksum import crc32c
+from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX, STATISTICS_BYTES_MAX
+
+FRAME_MAGIC: Final = 0x3146534D
+FRAME_VERSION: Final = 1
+FRAME = struct.Struct("<IIBBBBIQIIIIIIQIIQQQIIQQqqQ")
+FRAME_BYTES: Final = FRAME.size
+_FRAME_BODY = struct.Struct("<BBBBIQIIIIIIQIIQQQIIQQqqQ")
+_FRAME_HEAD = struct.Struct("<II")
+COMMIT = struct.Struct("<QIIQQ")
+BLOCK_HEADER = struct.Struct("<8sIIQ16sIIQq")
+BLOCK_HEADER_BYTES: Final = 64
+BLOCK_MAGIC: Final = b"MSBLOCK1"
+ALIGNMENT: Final = 8
+# No frame can be longer than this; a claimed length above it is damage, not a reason to allocate.
+FRAME_TOTAL_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX + PAYLOAD_STORED_BYTES_MAX + 2 * ALIGNMENT
+
+assert FRAME_BYTES == 136 and FRAME_BYTES % ALIGNMENT == 0
+assert BLOCK_HEADER.size <= BLOCK_HEADER_BYTES and COMMAND_BYTES_MAX <= PAYLOAD_STORED_BYTES_MAX
+
+_PADDING = [bytes(n) for n in range(ALIGNMENT)]
+
+
+class FrameKind(IntEnum):
+    DATA = 1
+    COMMAND = 3
+    COMMIT = 4
+    FOOTER = 5
+
+
+class FrameHeader(NamedTuple):
+    """A frame's header as read back, in the order of the bytes."""
+
+    magic: int
+    header_crc: int
+    version: int
+    kind: int
+    encoding: int
+    layout: int
+    header_len: int
+    stream: int
+    shard: int
+    count: int
+    stored_len: int
+    raw_len: int
+    payload_crc: int
+    schema_id: int
+    producer: int
+    producer_epoch: int
+    generation: int
+    sequence: int
+    block: int
+    position: int
+    ledger_epoch: int
+    writer_epoch: int
+    flush: int
+    applied: int
+    time_low: int
+    time_high: int
+    transaction: int
+
+    @property
+    def total_len(self) -> int:
+        """Bytes from the start of this frame to the start of the next."""
+        return self.header_len + _padded(self.stored_len)
+
+    def batch_header(self, statistics: bytes) -> BatchHeader:
+        return BatchHeader(
+            self.stream,
+            self.shard,
+            self.count,
+            self.encoding,
+            self.layout,
+            self.schema_id,
+            self.raw_len,
+            self.stored_len,
+            self.payload_crc,
+            self.producer,
+            self.producer_epoch,
+            self.sequence,
+            self.generation,
+            self.time_low,
+            self.time_high,
+            self.transaction,
+            statistics,
+        )
+
+
+class FrameDamaged(Exception):
+    """The bytes at `position` are not a valid frame of this place. Internal: translated where the reader is known."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"at byte {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+class Place(NamedTuple):
+    """What every frame of one flush shares: where and when it is written."""
+
+    block: int
+    ledger_epoch: int
+    writer_epoch: int
+    flush: int
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The content of a commit frame."""
+
+    first_position: int
+    flush_crc: int
+    checkpoint_begun: int
+    checkpoint_done: int
+
+
+def _padded(length: int) -> int:
+    return (length + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
+
+
+class FlushWriter:
+    """Lays out the frames of one flush as a list of buffers, ready for one `writev`. One thread, used once.
+
+    Payloads are not copied. `positions` has the place of each added frame in order.
+    """
+
+    def __init__(self, place: Place, position: int) -> None:
+        assert position % ALIGNMENT == 0
+        self.buffers: list[Buffer] = []
+        self.positions: list[int] = []
+        self._place = place
+        self._first = position
+        self._position = position
+        self._crcs = bytearray()
+
+    @property
+    def end(self) -> int:
+        return self._position
+
+    def add_data(self, header: BatchHeader, payload: Buffer) -> int:
+        return self._add(FrameKind.DATA, header, payload)
+
+    def add_command(self, payload: bytes, now_us: int) -> int:
+        assert len(payload) <= COMMAND_BYTES_MAX, "commands are checked when they are made"
+        return self._add(FrameKind.COMMAND, _plain_header(payload, 1, now_us), payload)
+
+    def add_footer(self, payload: bytes, count: int, now_us: int) -> int:
+        return self._add(FrameKind.FOOTER, _plain_header(payload, count, now_us), payload)
+
+    def add_commit(self, now_us: int, checkpoint_begun: int, checkpoint_done: int) -> int:
+        payload = COMMIT.pack(self._first, crc32c(self._crcs), 0, checkpoint_begun, checkpoint_done)
+        return self._add(FrameKind.COMMIT, _plain_header(payload, len(self.positions), now_us), payload)
+
+    def _add(self, kind: FrameKind, header: BatchHeader, payload: Buffer) -> int:
+        position, place = self._position, self._place
+        extra = header.statistics
+        assert len(extra) % ALIGNMENT == 0, "statistics are made in whole words, so that nothing pads them"
+        body = (
+            _FRAME_BODY.pack(
+                FRAME_VERSION,
+                kind,
+                header.encoding,
+                header.layout,
+                FRAME_BYTES + len(extra),
+                header.stream,
+                header.shard,
+                header.count,
+                header.stored_len,
+                header.raw_len,
+                header.payload_crc,
+                header.schema_id,
+                header.producer,
+                header.producer_epoch,
+                header.generation,
+                header.sequence,
+                place.block,
+                position,
+                place.ledger_epoch,
+                place.writer_epoch,
+                place.flush,
+                place.applied,
+                header.time_low,
+                header.time_high,
+                header.transaction,
+            )
+            + extra
+        )
+        head = _FRAME_HEAD.pack(FRAME_MAGIC, crc32c(body))
+        self._crcs += head[4:]
+        self.buffers.append(head + body)
+        if header.stored_len:
+            self.buffers.append(payload)
+            padding = -header.stored_len % ALIGNMENT
+            if padding:
+                self.buffers.append(_PADDING[padding])
+        self.positions.append(position)
+        self._position = position + FRAME_BYTES + len(extra) + _padded(header.stored_len)
+        return position
+
+
+def _plain_header(payload: bytes, count: int, now_us: int) -> BatchHeader:
+    size = len(payload)
+    return BatchHeader(0, 0, count, 0, 0, 0, size, size, crc32c(payload), 0, 0, 0, 0, now_us, now_us)
+
+
+def parse_header(data: Buffer, at: int, position: int, block: int) -> FrameHeader:
+    """The frame header at `data[at:]`, which lies at `position` of block `block`; FrameDamaged if it is not one."""
+    if len(data) - at < FRAME_BYTES:
+        raise FrameDamaged(position, "fewer bytes than a frame header")
+    header = FrameHeader._make(FRAME.unpack_from(data, at))
+    if header.magic != FRAME_MAGIC:
+        raise FrameDamaged(position, "no frame begins here")
+    length = header.header_len
+    if not FRAME_BYTES <= length <= FRAME_BYTES + STATISTICS_BYTES_MAX or length % ALIGNMENT:
+        raise FrameDamaged(position, f"header length {length}")
+    if len(data) - at < length:
+        raise FrameDamaged(position, "header cut short")
+    if crc32c(memoryview(data)[at + 8 : at + length]) != header.header_crc:
+        raise FrameDamaged(position, "header checksum does not match")
+    if header.version != FRAME_VERSION:
+        raise FrameDamaged(position, f"frame version {header.version}, this program knows {FRAME_VERSION}")
+    if header.block != block or header.position != position:
+        raise FrameDamaged(position, f"frame belongs to block {header.block} byte {header.position}")
+    if header.stored_len > PAYLOAD_STORED_BYTES_MAX:
+        raise FrameDamaged(position, f"payload length {header.stored_len} over the limit")
+    return header
+
+
+def payload_of(data: Buffer, at: int, header: FrameHeader) -> memoryview:
+    """The payload of the frame at `data[at:]`, checked."""
+    begin = at + header.header_len
+    if len(data) - begin < header.stored_len:
+        raise FrameDamaged(header.position, "payload cut short")
+    payload = memoryview(data)[begin : begin + header.stored_len]
+    if crc32c(payload) != header.payload_crc:
+        raise FrameDamaged(header.position, "payload checksum does not match")
+    return payload
+
+
+def parse_commit(header: FrameHeader, payload: Buffer) -> Commit:
+    if len(payload) != COMMIT.size:
+        raise FrameDamaged(header.position, "commit frame of the wrong size")
+    first, crc, _, begun, done = COMMIT.unpack(payload)
+    return Commit(first, crc, begun, done)
+
+
+def flush_crc(headers: Sequence[FrameHeader]) -> int:
+    """What the commit frame of these frames must hold."""
+    return crc32c(b"".join(struct.pack("<I", header.header_crc) for header in headers))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """The first 64 bytes of a block."""
+
+    block: int
+    log_uuid: bytes
+    writer_epoch: int
+    ledger_epoch: int
+    first_flush: int
+    created_us: int
+
+    def pack(self) -> bytes:
+        rest = BLOCK_HEADER.pack(
+            BLOCK_MAGIC,
+            0,
+            FRAME_VERSION,
+            self.block,
+            self.log_uuid,
+            self.writer_epoch,
+            self.ledger_epoch,
+            self.first_flush,
+            self.created_us,
+        ).ljust(BLOCK_HEADER_BYTES, b"\0")[12:]
+        return BLOCK_MAGIC + struct.pack("<I", crc32c(rest)) + rest
+
+    @classmethod
+    def parse(cls, data: bytes) -> "BlockHeader":
+        if len(data) < BLOCK_HEADER_BYTES or data[:8] != BLOCK_MAGIC:
+            raise FrameDamaged(0, "not a block")
+        magic, crc, version, block, uuid, writer, ledger, first, created = BLOCK_HEADER.unpack_from(data)
+        if crc != crc32c(data[12:BLOCK_HEADER_BYTES]):
+            raise FrameDamaged(0, "block header checksum does not match")
+        if version != FRAME_VERSION:
+            raise FrameDamaged(0, f"block version {version}, this program knows {FRAME_VERSION}")
+        return cls(block, uuid, writer, ledger, first, created)

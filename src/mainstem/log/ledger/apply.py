@@ -1,0 +1,360 @@
+"""The one deterministic function that turns a flush into ledger rows.
+
+Used for every commit and for every replay after a crash, against any backend: same flushes, same rows. It recognises
+repeated batches, gives offsets, and refuses what breaks a rule; it does no I/O but loading rows it needs.
+
+What one flush does to one shard becomes one entry, as long as the accepted frames lie next to each other; a refused
+or repeated frame in between splits it, because an entry covers a single run of bytes.
+"""
+
+from collections import OrderedDict
+
+from mainstem.core.errors import (
+    InvalidRequest,
+    MainstemError,
+    OutOfSequence,
+    ProducerFenced,
+    StaleGeneration,
+    StreamDeleted,
+    StreamExists,
+    UnknownProducer,
+    UnknownStream,
+)
+from mainstem.core.limits import PRODUCER_RECENT_MAX, SHARDS_PER_STREAM_MAX, STREAMS_MAX
+from mainstem.log.flush import (
+    AlterStream,
+    Appended,
+    Command,
+    CreateStream,
+    DeleteStream,
+    Done,
+    Flush,
+    ForgetProducers,
+    OpenBlock,
+    Outcome,
+    Rejected,
+    SealBlock,
+    TrimShard,
+    WrittenBatch,
+)
+from mainstem.log.ledger.base import (
+    AppliedPlace,
+    BlockRow,
+    Changes,
+    Entry,
+    Ledger,
+    ProducerKey,
+    ProducerRow,
+    ShardKey,
+    ShardRow,
+    StreamRow,
+)
+
+# Rows of producers kept in memory; the rest is in the ledger.
+_PRODUCERS_CACHED_MAX = 65_536
+
+
+class Applier:
+    """Applies flushes to one ledger, keeping the rows it touches often in memory. One thread.
+
+    The caches are only ever a copy of what the ledger has stored: a flush that fails to store leaves the applier
+    unusable (`store` raised), and the process starts again from the blocks.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._streams: dict[int, StreamRow] = {row.id: row for row in ledger.list_streams()}
+        self._names: dict[str, int] = {row.name: row.id for row in self._streams.values() if not row.deleted_us}
+        self._shards: dict[ShardKey, ShardRow] = {}
+        self._producers: OrderedDict[ProducerKey, ProducerRow] = OrderedDict()
+        self._stream_id_max = ledger.stream_id_max()
+        self.applied = ledger.applied().number
+
+    def apply(self, flush: Flush) -> tuple[Changes, list[Outcome]]:
+        """Store the flush's changes and say what became of each item."""
+        assert flush.number == self.applied + 1, f"flush {flush.number} after {self.applied}"
+        step = _Step(self, flush)
+        outcomes = [step.take(item) for item in flush.items]
+        changes = step.finish()
+        self._ledger.store(changes)
+        self._remember(changes)
+        return changes, outcomes
+
+    # Rows as they stand after the last flush.
+
+    def stream(self, stream: int) -> StreamRow | None:
+        return self._streams.get(stream)
+
+    def stream_named(self, name: str) -> StreamRow | None:
+        stream = self._names.get(name)
+        return None if stream is None else self._streams[stream]
+
+    def streams(self) -> list[StreamRow]:
+        return list(self._streams.values())
+
+    def shard(self, key: ShardKey) -> ShardRow:
+        row = self._shards.get(key)
+        if row is None:
+            row = self._shards[key] = self._ledger.load_shard(*key)
+        return row
+
+    def producer(self, key: ProducerKey) -> ProducerRow | None:
+        row = self._producers.get(key)
+        if row is None:
+            return self._ledger.load_producer(key)
+        return row
+
+    def block(self, block: int) -> BlockRow | None:
+        return self._ledger.load_block(block)
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._names)
+
+    @property
+    def stream_id_max(self) -> int:
+        return self._stream_id_max
+
+    def _remember(self, changes: Changes) -> None:
+        self.applied = changes.applied.number
+        self._shards.update(changes.shards)
+        for row in changes.streams.values():
+            self._streams[row.id] = row
+            self._stream_id_max = max(self._stream_id_max, row.id)
+            if not row.deleted_us:
+                self._names[row.name] = row.id
+            elif self._names.get(row.name) == row.id:
+                del self._names[row.name]
+        if changes.forget_producers_before_us:
+            self._producers.clear()
+        producers = self._producers
+        for key, producer in changes.producers.items():
+            producers[key] = producer
+            producers.move_to_end(key)
+        while len(producers) > _PRODUCERS_CACHED_MAX:
+            producers.popitem(last=False)
+
+
+class _Step:
+    """One flush being applied: reads through to the applier, gathers changes."""
+
+    def __init__(self, base: Applier, flush: Flush) -> None:
+        self._base = base
+        self._flush = flush
+        self._changes = Changes(AppliedPlace(flush.number, flush.block, flush.commit_position))
+        self._names: dict[str, int | None] = {}
+        self._live: dict[int, int] = {}
+        self._growing: Entry | None = None
+
+    def take(self, item: WrittenBatch | Command) -> Outcome:
+        try:
+            if isinstance(item, WrittenBatch):
+                return self._append(item)
+            return self._command(item)
+        except MainstemError as error:
+            return Rejected(error)
+
+    def finish(self) -> Changes:
+        self._close_entry()
+        for block, delta in self._live.items():
+            row = self._block(block)
+            self._changes.blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
+        return self._changes
+
+    # Batches.
+
+    def _append(self, batch: WrittenBatch) -> Outcome:
+        header = batch.header
+        stream = self._open_stream(header.stream)
+        if header.shard >= stream.shards:
+            raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; there is no shard {header.shard}")
+        original = self._check_sequence(batch)
+        if original is not None:
+            return Appended(original, duplicate=True)
+        if header.generation != stream.generation:
+            raise StaleGeneration(
+                f"stream {stream.name!r} is at generation {stream.generation}, the batch was made for "
+                f"{header.generation}; look the stream up again and resend"
+            )
+        key = (header.stream, header.shard)
+        shard = self._shard(key)
+        base = shard.next
+        self._remember_sequence(batch, base)
+        high = max(shard.time_high, header.time_high)
+        self._changes.shards[key] = ShardRow(
+            shard.start, base + header.count, base + header.count, high, shard.bytes + batch.length
+        )
+        self._add_entry(batch, base, high)
+        return Appended(base)
+
+    def _check_sequence(self, batch: WrittenBatch) -> int | None:
+        """The original base of a repeated batch, None for the next one; anything else is refused."""
+        header = batch.header
+        if header.producer == 0:
+            return None
+        row = self._producer((header.producer, header.stream, header.shard))
+        if row is not None and header.producer_epoch < row.epoch:
+            raise ProducerFenced(
+                f"producer {header.producer:x} epoch {header.producer_epoch} was replaced by epoch {row.epoch}"
+            )
+        if row is None or header.producer_epoch > row.epoch:
+            if header.sequence == 0:
+                return None
+            raise UnknownProducer(
+                f"producer {header.producer:x} is not known in this shard, yet its batch has sequence "
+                f"{header.sequence}; it was idle for over 7 days or the stream is new: open a new producer"
+            )
+        last = row.recent[-1][0]
+        if header.sequence == last + 1:
+            return None
+        for sequence, base in row.recent:
+            if sequence == header.sequence:
+                return base
+        raise OutOfSequence(
+            f"producer {header.producer:x} sent sequence {header.sequence}, expected {last + 1} "
+            f"or one of the last {len(row.recent)}"
+        )
+
+    def _remember_sequence(self, batch: WrittenBatch, base: int) -> None:
+        header = batch.header
+        if header.producer == 0:
+            return
+        key = (header.producer, header.stream, header.shard)
+        row = self._producer(key)
+        recent: tuple[tuple[int, int], ...] = ()
+        if row is not None and row.epoch == header.producer_epoch:
+            recent = row.recent[-(PRODUCER_RECENT_MAX - 1) :]
+        self._changes.producers[key] = ProducerRow(
+            header.producer_epoch, (*recent, (header.sequence, base)), self._flush.time_us
+        )
+
+    def _add_entry(self, batch: WrittenBatch, base: int, time_high: int) -> None:
+        header = batch.header
+        block = self._flush.block
+        self._live[block] = self._live.get(block, 0) + batch.length
+        last = self._growing
+        if (
+            last is not None
+            and (last.stream, last.shard, last.schema_id, last.transaction)
+            == (header.stream, header.shard, header.schema_id, header.transaction)
+            and last.position + last.length == batch.position
+        ):
+            self._growing = last._replace(
+                span=last.span + header.count,
+                count=last.count + header.count,
+                length=last.length + batch.length,
+                time_high=time_high,
+                # Statistics describe a single batch; an entry of several has none until the merger makes them.
+                statistics=b"",
+            )
+            return
+        self._close_entry()
+        self._growing = Entry(
+            header.stream,
+            header.shard,
+            base,
+            header.count,
+            header.count,
+            block,
+            batch.position,
+            batch.length,
+            time_high,
+            header.schema_id,
+            header.transaction,
+            header.statistics,
+        )
+
+    def _close_entry(self) -> None:
+        if self._growing is not None:
+            self._changes.entries.append(self._growing)
+            self._growing = None
+
+    # Commands.
+
+    def _command(self, command: Command) -> Outcome:
+        match command:
+            case CreateStream():
+                return self._create(command)
+            case AlterStream():
+                row = self._open_stream(command.stream)
+                if command.retention_us is not None:
+                    row = row._replace(retention_us=command.retention_us)
+                self._changes.streams[row.id] = row
+                return Done(row.id)
+            case DeleteStream():
+                row = self._open_stream(command.stream)
+                self._changes.streams[row.id] = row._replace(deleted_us=command.deleted_us)
+                self._names[row.name] = None
+                return Done(row.id)
+            case TrimShard():
+                return self._trim(command)
+            case OpenBlock():
+                self._changes.blocks[command.block] = BlockRow(
+                    command.block, command.writer_epoch, "open", 0, 0, command.created_us
+                )
+                return Done()
+            case SealBlock():
+                block = self._block(command.block)
+                self._changes.blocks[block.id] = block._replace(state="sealed", bytes=command.bytes)
+                return Done()
+            case ForgetProducers():
+                self._changes.forget_producers_before_us = command.before_us
+                return Done()
+
+    def _create(self, command: CreateStream) -> Outcome:
+        if self._named(command.name) is not None:
+            raise StreamExists(f"stream {command.name!r} exists already")
+        if self._base.stream_count + len(self._changes.streams) >= STREAMS_MAX:
+            raise InvalidRequest(f"the log has {STREAMS_MAX} streams, which is the limit; delete some first")
+        if not 1 <= command.shards <= SHARDS_PER_STREAM_MAX:
+            raise InvalidRequest(f"a stream has 1 to {SHARDS_PER_STREAM_MAX} shards, not {command.shards}")
+        stream = max(self._base.stream_id_max, *self._changes.streams, 0) + 1
+        self._changes.streams[stream] = StreamRow(
+            stream,
+            command.uuid,
+            command.name,
+            command.shards,
+            command.hash,
+            0,
+            0,
+            command.retention_us,
+            command.created_us,
+            0,
+        )
+        self._names[command.name] = stream
+        return Done(stream)
+
+    def _trim(self, command: TrimShard) -> Outcome:
+        self._open_stream(command.stream)
+        key = (command.stream, command.shard)
+        row = self._shard(key)
+        start = max(row.start, min(command.before, row.stable))
+        self._changes.shards[key] = row._replace(start=start)
+        return Done(command.stream)
+
+    # Rows, through the changes of this flush.
+
+    def _open_stream(self, stream: int) -> StreamRow:
+        row = self._changes.streams.get(stream) or self._base.stream(stream)
+        if row is None:
+            raise UnknownStream(f"no stream has id {stream}; look it up by name again")
+        if row.deleted_us:
+            raise StreamDeleted(f"stream {row.name!r} was deleted")
+        return row
+
+    def _named(self, name: str) -> int | None:
+        if name in self._names:
+            return self._names[name]
+        row = self._base.stream_named(name)
+        return None if row is None else row.id
+
+    def _shard(self, key: ShardKey) -> ShardRow:
+        return self._changes.shards.get(key) or self._base.shard(key)
+
+    def _producer(self, key: ProducerKey) -> ProducerRow | None:
+        return self._changes.producers.get(key) or self._base.producer(key)
+
+    def _block(self, block: int) -> BlockRow:
+        row = self._changes.blocks.get(block) or self._base.block(block)
+        assert row is not None, f"block {block} was never opened"
+        return row

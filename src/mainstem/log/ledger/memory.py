@@ -1,0 +1,88 @@
+"""A ledger in memory: the reference the others are compared with, and enough for tests that need no restart."""
+
+import bisect
+import threading
+from collections import defaultdict
+
+from mainstem.log.ledger.base import (
+    AppliedPlace,
+    BlockRow,
+    Changes,
+    Entry,
+    ProducerKey,
+    ProducerRow,
+    ShardKey,
+    ShardRow,
+    StreamRow,
+)
+
+
+class MemoryLedger:
+    """Rows in dictionaries. `store` is atomic for readers of other threads by its lock."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self._epoch = epoch
+        self._applied = AppliedPlace(0, 0, 0)
+        self._streams: dict[int, StreamRow] = {}
+        self._shards: dict[ShardKey, ShardRow] = {}
+        self._entries: dict[ShardKey, list[Entry]] = defaultdict(list)
+        self._producers: dict[ProducerKey, ProducerRow] = {}
+        self._blocks: dict[int, BlockRow] = {}
+        self._lock = threading.Lock()
+
+    def applied(self) -> AppliedPlace:
+        return self._applied
+
+    def epoch(self) -> int:
+        return self._epoch
+
+    def stream_named(self, name: str) -> StreamRow | None:
+        rows = (row for row in self._streams.values() if row.name == name and not row.deleted_us)
+        return next(rows, None)
+
+    def load_stream(self, stream: int) -> StreamRow | None:
+        return self._streams.get(stream)
+
+    def list_streams(self) -> list[StreamRow]:
+        with self._lock:
+            return list(self._streams.values())
+
+    def stream_id_max(self) -> int:
+        return max(self._streams, default=0)
+
+    def load_shard(self, stream: int, shard: int) -> ShardRow:
+        return self._shards.get((stream, shard)) or ShardRow()
+
+    def load_producer(self, key: ProducerKey) -> ProducerRow | None:
+        return self._producers.get(key)
+
+    def load_block(self, block: int) -> BlockRow | None:
+        return self._blocks.get(block)
+
+    def entries_from(self, stream: int, shard: int, offset: int, limit: int) -> list[Entry]:
+        with self._lock:
+            entries = self._entries[stream, shard]
+            first = bisect.bisect_right(entries, offset, key=lambda entry: entry.end)
+            return entries[first : first + limit]
+
+    def entry_at_time(self, stream: int, shard: int, time_us: int) -> Entry | None:
+        with self._lock:
+            entries = self._entries[stream, shard]
+            first = bisect.bisect_left(entries, time_us, key=lambda entry: entry.time_high)
+            return entries[first] if first < len(entries) else None
+
+    def store(self, changes: Changes) -> None:
+        with self._lock:
+            self._streams.update(changes.streams)
+            self._shards.update(changes.shards)
+            self._blocks.update(changes.blocks)
+            self._producers.update(changes.producers)
+            for entry in changes.entries:
+                self._entries[entry.stream, entry.shard].append(entry)
+            before = changes.forget_producers_before_us
+            if before:
+                self._producers = {key: row for key, row in self._producers.items() if row.seen_us >= before}
+            self._applied = changes.applied
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,337 @@
+"""The ledger in SQLite, with a checksum on every page.
+
+Files: `ledger.db`, `ledger.db-wal`, `ledger.db-shm`. One process writes; others on the same machine may read, also
+without the right to write in the folder, because the WAL files are kept when the writer stops.
+
+SQLite never syncs on commit here: the blocks hold every flush, and recovery applies again what SQLite lost. It syncs
+only around a checkpoint (synchronous=NORMAL), which is ours to start: before one, the chain of checksums of the WAL is
+verified, because SQLite's page checksums do not cover the WAL and a checkpoint would give a flipped bit a valid one.
+"""
+
+import ctypes
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import apsw
+import apsw.sqlite_extra
+
+from mainstem.core.errors import FolderUnusable
+from mainstem.log.ledger import wal
+from mainstem.log.ledger.base import (
+    AppliedPlace,
+    BlockRow,
+    Changes,
+    Entry,
+    ProducerKey,
+    ProducerRow,
+    ShardRow,
+    StreamRow,
+)
+
+FORMAT: Final = 1
+
+_SCHEMA = """
+CREATE TABLE meta(k TEXT PRIMARY KEY, v) WITHOUT ROWID;
+CREATE TABLE applied(number INTEGER NOT NULL, block INTEGER NOT NULL, commit_position INTEGER NOT NULL);
+CREATE TABLE streams(
+    id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, name TEXT NOT NULL, shards INTEGER NOT NULL, hash TEXT NOT NULL,
+    generation INTEGER NOT NULL, schema_id INTEGER NOT NULL, retention_us INTEGER NOT NULL, created_us INTEGER NOT NULL,
+    deleted_us INTEGER NOT NULL);
+CREATE UNIQUE INDEX streams_by_name ON streams(name) WHERE deleted_us = 0;
+CREATE TABLE schemas(id INTEGER PRIMARY KEY, arrow BLOB NOT NULL, fingerprint BLOB NOT NULL UNIQUE);
+CREATE TABLE generations(
+    stream INTEGER, generation INTEGER, shards INTEGER NOT NULL, barriers BLOB NOT NULL,
+    PRIMARY KEY(stream, generation)) WITHOUT ROWID;
+CREATE TABLE shards(
+    stream INTEGER, shard INTEGER, start INTEGER NOT NULL, next INTEGER NOT NULL, stable INTEGER NOT NULL,
+    time_high INTEGER NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY(stream, shard)) WITHOUT ROWID;
+CREATE TABLE blocks(
+    id INTEGER PRIMARY KEY, writer_epoch INTEGER NOT NULL, state TEXT NOT NULL, bytes INTEGER NOT NULL,
+    live_bytes INTEGER NOT NULL, created_us INTEGER NOT NULL);
+CREATE TABLE entries(
+    stream INTEGER, shard INTEGER, base INTEGER, span INTEGER NOT NULL, count INTEGER NOT NULL, block INTEGER NOT NULL,
+    position INTEGER NOT NULL, length INTEGER NOT NULL, time_high INTEGER NOT NULL, schema_id INTEGER NOT NULL,
+    txn INTEGER NOT NULL, stats BLOB, PRIMARY KEY(stream, shard, base)) WITHOUT ROWID;
+CREATE TABLE producers(
+    pid INTEGER, stream INTEGER, shard INTEGER, epoch INTEGER NOT NULL, recent BLOB NOT NULL, seen_us INTEGER NOT NULL,
+    PRIMARY KEY(pid, stream, shard)) WITHOUT ROWID;
+CREATE TABLE txns(
+    id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL,
+    deadline_us INTEGER NOT NULL, touched BLOB NOT NULL);
+CREATE TABLE cursors(
+    grp TEXT, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, generation INTEGER NOT NULL, at_us INTEGER NOT NULL,
+    PRIMARY KEY(grp, stream, shard)) WITHOUT ROWID;
+"""
+
+_ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
+_STREAM_COLUMNS = "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us"
+_BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us"
+_PAIR = struct.Struct("<QQ")
+_READ_BUSY_MS = 5_000
+_CACHE_KIB = 8 * 1_024
+
+_load_once = threading.Lock()
+_vfs_loaded = False
+
+
+def _load_checksum_vfs() -> None:
+    """Make SQLite's checksum extension the default file system layer of this process. Safe to call often."""
+    global _vfs_loaded
+    with _load_once:
+        if not _vfs_loaded:
+            connection = apsw.Connection(":memory:")
+            apsw.sqlite_extra.load(connection, "cksumvfs")
+            connection.close()
+            _vfs_loaded = True
+
+
+def number_without_wal(path: Path) -> int:
+    """The number of the last flush in the database file alone, as the last checkpoint left it."""
+    _load_checksum_vfs()
+    with _translated(path):
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        try:
+            return int(next(iter(db.execute("SELECT number FROM applied")), (0,))[0])
+        finally:
+            db.close()
+
+
+class LedgerDamaged(Exception):
+    """The ledger's files are not what was written. Internal: recovery rebuilds, a running process stops."""
+
+
+class SqliteLedgerReader:
+    """Committed rows of a ledger file. Any thread: calls take turns. No read transaction outlives a call."""
+
+    def __init__(self, path: Path, *, read_only: bool = True, vfs: str | None = None) -> None:
+        _load_checksum_vfs()
+        self.path = path
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+        self._lock = threading.Lock()
+        with _translated(path):
+            self._db = apsw.Connection(str(path), flags=flags, vfs=vfs)
+            self._db.set_busy_timeout(_READ_BUSY_MS)
+            self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA query_only = ON;" if read_only else "")
+
+    def applied(self) -> AppliedPlace:
+        rows = self._rows("SELECT number, block, commit_position FROM applied")
+        if len(rows) != 1:
+            raise LedgerDamaged(f"{self.path.name} does not say what was applied to it")
+        return AppliedPlace._make(rows[0])
+
+    def epoch(self) -> int:
+        return int(self._value("SELECT v FROM meta WHERE k = 'epoch'"))
+
+    def log_uuid(self) -> str:
+        return str(self._value("SELECT v FROM meta WHERE k = 'uuid'"))
+
+    def data_version(self) -> int:
+        """Changes whenever another connection committed."""
+        return int(self._value("PRAGMA data_version"))
+
+    def stream_named(self, name: str) -> StreamRow | None:
+        sql = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE name = ? AND deleted_us = 0"
+        rows = self._rows(sql, (name,))
+        return StreamRow._make(rows[0]) if rows else None
+
+    def load_stream(self, stream: int) -> StreamRow | None:
+        rows = self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams WHERE id = ?", (stream,))
+        return StreamRow._make(rows[0]) if rows else None
+
+    def list_streams(self) -> list[StreamRow]:
+        return [StreamRow._make(row) for row in self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams ORDER BY id")]
+
+    def stream_id_max(self) -> int:
+        return int(self._value("SELECT coalesce(max(id), 0) FROM streams"))
+
+    def load_shard(self, stream: int, shard: int) -> ShardRow:
+        sql = "SELECT start, next, stable, time_high, bytes FROM shards WHERE stream = ? AND shard = ?"
+        rows = self._rows(sql, (stream, shard))
+        return ShardRow._make(rows[0]) if rows else ShardRow()
+
+    def load_producer(self, key: ProducerKey) -> ProducerRow | None:
+        sql = "SELECT epoch, recent, seen_us FROM producers WHERE pid = ? AND stream = ? AND shard = ?"
+        rows = self._rows(sql, key)
+        if not rows:
+            return None
+        epoch, recent, seen = rows[0]
+        return ProducerRow(epoch, tuple(_PAIR.iter_unpack(recent)), seen)
+
+    def load_block(self, block: int) -> BlockRow | None:
+        rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE id = ?", (block,))
+        return BlockRow._make(rows[0]) if rows else None
+
+    def open_blocks(self) -> list[BlockRow]:
+        rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE state = 'open' ORDER BY id")
+        return [BlockRow._make(row) for row in rows]
+
+    def entries_from(self, stream: int, shard: int, offset: int, limit: int) -> list[Entry]:
+        # The entry that holds `offset` is the last one at or below it; spans are dense, so it ends above it.
+        sql = (
+            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE stream = ?1 AND shard = ?2 AND base >= coalesce("
+            "(SELECT max(base) FROM entries WHERE stream = ?1 AND shard = ?2 AND base <= ?3), 0) ORDER BY base LIMIT ?4"
+        )
+        found = [_entry(row) for row in self._rows(sql, (stream, shard, offset, limit))]
+        return [entry for entry in found if entry.end > offset]
+
+    def entry_at_time(self, stream: int, shard: int, time_us: int) -> Entry | None:
+        """By bisection over offsets: `time_high` of an entry is the highest time up to it, so it never falls."""
+        row = self.load_shard(stream, shard)
+        low, high = row.start, row.next
+        found: Entry | None = None
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.entries_from(stream, shard, middle, 1)[0]
+            if entry.time_high >= time_us:
+                found, high = entry, entry.base
+            else:
+                low = entry.end
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, _translated(self.path):
+            return list(self._db.execute(sql, bindings))
+
+    def _value(self, sql: str) -> Any:
+        rows = self._rows(sql)
+        if not rows:
+            raise LedgerDamaged(f"{self.path.name} holds no {sql.split()[-1]}")
+        return rows[0][0]
+
+
+class SqliteLedger(SqliteLedgerReader):
+    """The writer's connection. One thread calls `store` and `checkpoint`."""
+
+    def __init__(self, path: Path, vfs: str | None = None) -> None:
+        super().__init__(path, read_only=False, vfs=vfs)
+        self._wal = path.with_name(path.name + "-wal")
+        # Frames in the WAL after our last commit; None before the first.
+        self._wal_frames: int | None = None
+        with _translated(path):
+            self._prepare()
+
+    @classmethod
+    def create(cls, path: Path, *, log_uuid: str, epoch: int, vfs: str | None = None) -> "SqliteLedger":
+        """A new, empty ledger. The path must not exist."""
+        assert not path.exists()
+        _load_checksum_vfs()
+        db = apsw.Connection(str(path), vfs=vfs)
+        db.reserve_bytes(reserve=8)
+        db.pragma("page_size", 4096)
+        db.pragma("journal_mode", "wal")
+        with db:
+            db.execute(_SCHEMA)
+            db.executemany("INSERT INTO meta VALUES (?, ?)", [("format", FORMAT), ("uuid", log_uuid), ("epoch", epoch)])
+            db.execute("INSERT INTO applied VALUES (0, 0, 0)")
+        # The schema goes into the database file at once: until then the file alone is not a ledger.
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        db.close()
+        return cls(path, vfs)
+
+    def _prepare(self) -> None:
+        db = self._db
+        if str(db.pragma("checksum_verification")) != "1":
+            raise LedgerDamaged(f"{self.path.name} was written without page checksums")
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", "normal")
+        db.pragma("wal_autocheckpoint", 0)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.set_wal_hook(self._on_wal)
+        keep = ctypes.c_int(1)
+        db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
+        found = self._value("SELECT v FROM meta WHERE k = 'format'")
+        if found != FORMAT:
+            raise FolderUnusable(f"{self.path} has ledger format {found}; this program reads format {FORMAT}")
+
+    def _on_wal(self, db: Any, name: str, frames: int) -> int:
+        self._wal_frames = frames
+        return apsw.SQLITE_OK
+
+    def store(self, changes: Changes) -> None:
+        with self._lock, _translated(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._store(changes)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _store(self, changes: Changes) -> None:
+        execute, many = self._db.execute, self._db.executemany
+        if changes.entries:
+            many(f"INSERT INTO entries({_ENTRY_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", changes.entries)
+        if changes.shards:
+            rows = ((*key, *row) for key, row in changes.shards.items())
+            many("INSERT OR REPLACE INTO shards VALUES (?,?,?,?,?,?,?)", rows)
+        if changes.producers:
+            values = map(_producer_values, changes.producers.items())
+            many("INSERT OR REPLACE INTO producers VALUES (?,?,?,?,?,?)", values)
+        if changes.streams:
+            many("INSERT OR REPLACE INTO streams VALUES (?,?,?,?,?,?,?,?,?,?)", changes.streams.values())
+        if changes.blocks:
+            many("INSERT OR REPLACE INTO blocks VALUES (?,?,?,?,?,?)", changes.blocks.values())
+        if changes.forget_producers_before_us:
+            execute("DELETE FROM producers WHERE seen_us < ?", (changes.forget_producers_before_us,))
+        execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
+
+    def wal_bytes(self) -> int:
+        """Bytes of the WAL that wait for a checkpoint."""
+        try:
+            return self._wal.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def checkpoint(self) -> bool:
+        """Copy the WAL into the database file, after verifying it; True if all of it is there now, durably."""
+        with self._lock, _translated(self.path):
+            self._verify_wal()
+            try:
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                return False
+            self._wal_frames = None
+            return True
+
+    def _verify_wal(self) -> None:
+        report = wal.verify(self._wal, frames_expected=self._wal_frames)
+        if report.damaged_at is not None:
+            raise LedgerDamaged(f"{self._wal.name} is damaged at byte {report.damaged_at}")
+
+    def check_pages(self) -> None:
+        """Read every page; LedgerDamaged if one does not match its checksum or the tree is not sound."""
+        rows = self._rows("PRAGMA quick_check(1)")
+        if rows != [("ok",)]:
+            raise LedgerDamaged(f"{self.path.name}: {rows[0][0] if rows else 'unreadable'}")
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry(*row[:-1], row[-1] or b"")
+
+
+def _producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
+    (pid, stream, shard), row = item
+    recent = b"".join(_PAIR.pack(*pair) for pair in row.recent)
+    return (pid, stream, shard, row.epoch, recent, row.seen_us)
+
+
+class _translated:
+    """Turns SQLite's errors about bytes on disk into LedgerDamaged, and a foreign format into FolderUnusable."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError | apsw.SQLError | apsw.CantOpenError):
+            raise LedgerDamaged(f"{self._path.name}: {error}") from error

@@ -1,0 +1,208 @@
+"""The log of one data folder, put together: open, append, read, follow, close."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainstem.core.batch import Batch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.errors import InternalError, MainstemError, UnknownStream
+from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB, PRODUCER_IDLE_US_MAX
+from mainstem.log.batcher import Batcher, Outcomes, Submission
+from mainstem.log.disk import Disk, LocalDisk
+from mainstem.log.flush import Command, Done, ForgetProducers, Rejected
+from mainstem.log.folder import Folder, FolderLock
+from mainstem.log.hot_tail import HotTail
+from mainstem.log.ledger.apply import Applier
+from mainstem.log.ledger.base import ShardRow, StreamRow
+from mainstem.log.ledger.sqlite import SqliteLedgerReader
+from mainstem.log.maintenance import Maintenance
+from mainstem.log.reader import LogReader
+from mainstem.log.recovery import Recovery
+from mainstem.log.writer import FlushFile, WriterIdentity
+
+logger = logging.getLogger("mainstem.log")
+
+LEDGER_EPOCH_FIRST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What may be chosen about a log; the defaults suit one node."""
+
+    block_bytes: int = BLOCK_BYTES_DEFAULT
+    hot_tail_bytes: int = 32 * MIB
+    checkpoint_bytes: int = 4 * MIB
+    snapshot_bytes: int = 256 * MIB
+
+
+class Log:
+    """The writing process's log. Any thread. Call `close`, or lose nothing but the clean seal of the last block."""
+
+    def __init__(
+        self,
+        path: Path,
+        options: LogOptions | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+    ) -> None:
+        options = options or LogOptions()
+        disk = disk or LocalDisk()
+        self.path = path
+        self.clock = clock
+        disk.make_dirs(path)
+        self._lock = FolderLock(path)
+        try:
+            self._open(Folder(path, disk), options)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, folder: Folder, options: LogOptions) -> None:
+        self._folder = folder
+        log_uuid = folder.prepare()
+        recovered = Recovery(folder.ledger, folder.snapshots, folder.blocks, log_uuid, LEDGER_EPOCH_FIRST).run()
+        ledger = self._ledger = recovered.ledger
+        if recovered.replayed:
+            logger.info("%d flushes were applied again from the blocks", recovered.replayed)
+        identity = WriterIdentity(log_uuid, ledger.epoch(), recovered.writer_epoch + 1)
+        file = FlushFile(folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max)
+        self._file = file
+        for row in ledger.open_blocks():
+            file.seal_later(row.id, folder.blocks.size(row.id))
+        self._applier = Applier(ledger)
+        self.hot = HotTail(options.hot_tail_bytes)
+        self._maintenance = Maintenance(
+            ledger,
+            file,
+            folder.snapshots,
+            checkpoint_bytes=options.checkpoint_bytes,
+            snapshot_bytes=options.snapshot_bytes,
+            checkpoint_done=recovered.checkpoint_done,
+            snapshot_now=recovered.snapshot_wanted,
+        )
+        self.batcher = Batcher(file, self._applier, self.hot, self._maintenance)
+        self._entries = SqliteLedgerReader(folder.ledger)
+        self.ledger = _LiveLedger(self._applier, self._entries, identity.ledger_epoch)
+        self.reader = LogReader(self.ledger, folder.blocks, self.hot)
+        self.uuid = log_uuid
+        self.epoch = identity.ledger_epoch
+        self._closed = False
+        self._producers_checked_us = 0
+
+    # Writing.
+
+    def append(self, batches: Sequence[Batch], done: Callable[[Outcomes | MainstemError], None]) -> None:
+        """Queue batches for the next flush; `done` is called by the committing thread."""
+        self.batcher.submit(Submission(batches, done))
+
+    def execute(self, command: Command) -> Done:
+        """Carry out one command and wait for it, driving the commit in this thread."""
+        waiter = Waiter()
+        self.batcher.submit(Submission((command,), waiter.set))
+        outcome = waiter.wait(self.batcher)[0]
+        if isinstance(outcome, Rejected):
+            raise outcome.error
+        assert isinstance(outcome, Done)
+        return outcome
+
+    def forget_idle_producers(self) -> None:
+        """Forget producers that were idle for 7 days; cheap to call often, it looks once an hour."""
+        now = self.clock.now_us()
+        if now - self._producers_checked_us > 3_600_000_000:
+            self._producers_checked_us = now
+            self.execute(ForgetProducers(now - PRODUCER_IDLE_US_MAX))
+
+    def counters(self) -> dict[str, int]:
+        """What an operator may want to see of the log."""
+        return {
+            "flushes_applied": self._applier.applied,
+            "pending_bytes": self.batcher.pending_bytes,
+            "hot_tail_bytes": self.hot.bytes,
+            "block_reads": self.reader.disk_reads,
+            "bytes_written": self._file.bytes_written,
+        }
+
+    # Ending.
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.batcher.close()
+        self._maintenance.close()
+        self._entries.close()
+        self._ledger.close()
+        self._folder.blocks.close()
+        self._lock.release()
+
+    def abandon_after_fork(self) -> None:
+        """In a child made by fork: keep the parent's lock the parent's. SQLite's connections are left alone for good."""
+        self._lock.release()
+        _inherited.append(self)
+
+
+# Logs inherited through fork. Closing their SQLite connections here would touch the parent's files.
+_inherited: list[Log] = []
+
+
+def unknown_stream(name: str) -> UnknownStream:
+    return UnknownStream(f"there is no stream {name!r}; create it: mainstem stream create {name}")
+
+
+class _LiveLedger:
+    """The writer's own view: rows of streams and shards from memory, entries from the database."""
+
+    def __init__(self, applier: Applier, entries: SqliteLedgerReader, epoch: int) -> None:
+        self._applier = applier
+        self._entries = entries
+        self._epoch = epoch
+        self.applied = entries.applied
+        self.entries_from = entries.entries_from
+        self.entry_at_time = entries.entry_at_time
+
+    def epoch(self) -> int:
+        return self._epoch
+
+    def stream_named(self, name: str) -> StreamRow | None:
+        return self._applier.stream_named(name)
+
+    def load_stream(self, stream: int) -> StreamRow | None:
+        return self._applier.stream(stream)
+
+    def list_streams(self) -> list[StreamRow]:
+        return self._applier.streams()
+
+    def load_shard(self, stream: int, shard: int) -> ShardRow:
+        return self._applier.shard((stream, shard))
+
+    def close(self) -> None:
+        self._entries.close()
+
+
+class Waiter:
+    """One thread waiting for one submission, committing itself instead of being woken."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._result: Outcomes | MainstemError | None = None
+
+    def set(self, result: Outcomes | MainstemError) -> None:
+        self._result = result
+        self._event.set()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, batcher: Batcher) -> Outcomes:
+        while not self._event.is_set():
+            batcher.drive()
+        if isinstance(self._result, MainstemError):
+            raise self._result
+        if self._result is None:
+            raise InternalError("a submission ended without a result")
+        return self._result

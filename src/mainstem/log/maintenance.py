@@ -1,0 +1,84 @@
+"""When the ledger is checkpointed and copied: beside the commits, never in their way for long.
+
+A checkpoint is announced in a commit frame before it starts (`checkpoint_begun`, the number of that very flush) and
+reported in the next one (`checkpoint_done`), so that recovery recognises a database file that one was writing to.
+"""
+
+import logging
+import threading
+from pathlib import Path
+
+from mainstem.log.ledger.sqlite import SqliteLedger
+from mainstem.log.snapshots import Snapshots
+from mainstem.log.writer import FlushFile
+
+logger = logging.getLogger("mainstem.log")
+
+
+class Maintenance:
+    """Decides on checkpoints and snapshots and carries them out. Called by the thread that commits."""
+
+    def __init__(
+        self,
+        ledger: SqliteLedger,
+        file: FlushFile,
+        snapshots: Snapshots,
+        *,
+        checkpoint_bytes: int,
+        snapshot_bytes: int,
+        checkpoint_done: int,
+        snapshot_now: bool,
+    ) -> None:
+        self._ledger = ledger
+        self._path: Path = ledger.path
+        self._file = file
+        self._snapshots = snapshots
+        self._checkpoint_bytes = checkpoint_bytes
+        self._snapshot_bytes = snapshot_bytes
+        # Highest flush in a checkpoint that was announced, and that is known to be complete.
+        self._begun = checkpoint_done
+        self._done = checkpoint_done
+        self._said_done = checkpoint_done
+        self._snapshot_at = -snapshot_bytes if snapshot_now else 0
+        self._snapshotting: threading.Thread | None = None
+
+    @property
+    def wants_flush(self) -> bool:
+        """Whether an empty flush should say that a checkpoint is complete."""
+        return self._said_done < self._done
+
+    def checkpoint_for(self, number: int) -> tuple[int, int]:
+        """(begun, done) for the commit frame of flush `number`."""
+        busy = self._snapshotting is not None and self._snapshotting.is_alive()
+        if not busy and (self._ledger.wal_bytes() >= self._checkpoint_bytes or self._snapshot_due()):
+            self._begun = number
+        self._said_done = self._done
+        return self._begun, self._done
+
+    def after(self, number: int) -> None:
+        """Flush `number` is applied: carry out the checkpoint it announced."""
+        if self._begun != number:
+            return
+        if not self._ledger.checkpoint():
+            logger.info("checkpoint at flush %d waits for a reader", number)
+            return
+        self._done = number
+        if self._snapshot_due():
+            self._snapshot_at = self._file.bytes_written
+            self._snapshotting = threading.Thread(target=self._snapshot, name="mainstem-snapshot", daemon=True)
+            self._snapshotting.start()
+
+    def _snapshot_due(self) -> bool:
+        return self._file.bytes_written - self._snapshot_at >= self._snapshot_bytes
+
+    def _snapshot(self) -> None:
+        try:
+            number = self._snapshots.take(self._path)
+            logger.info("ledger snapshot of flush %d taken", number)
+        except OSError as error:
+            # The blocks still hold everything; the next checkpoint tries again.
+            logger.warning("ledger snapshot failed: %s", error)
+
+    def close(self) -> None:
+        if self._snapshotting is not None:
+            self._snapshotting.join()

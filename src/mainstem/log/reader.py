@@ -1,0 +1,152 @@
+"""Reads stored batches by offset: from the hot tail, else from the block the ledger names. Nothing unchecked leaves it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mainstem.core.batch import FetchedBatch
+from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
+from mainstem.core.limits import READ_BYTES_MAX, READ_ENTRIES_MAX
+from mainstem.log.blocks.base import BlockMissing, BlockStore
+from mainstem.log.frame import FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
+from mainstem.log.hot_tail import HotTail
+from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
+
+# Bytes of other shards between two entries that are cheaper to read along than to skip.
+_GAP_BYTES_MAX: Final = 16 * 1_024
+
+
+class LogReader:
+    """Batches of any shard from any offset. Any thread. Holds no state of any reader."""
+
+    def __init__(self, ledger: LedgerReader, blocks: BlockStore, hot: HotTail | None = None) -> None:
+        self._ledger = ledger
+        self._blocks = blocks
+        self._hot = hot
+        self.disk_reads = 0
+
+    def shard(self, stream: int, shard: int) -> ShardRow:
+        """Where the shard starts and ends now."""
+        return self._ledger.load_shard(stream, shard)
+
+    def read(self, stream: StreamRow, shard: int, offset: int, bytes_max: int = READ_BYTES_MAX) -> list[FetchedBatch]:
+        """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
+
+        DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
+        """
+        hot = self._hot.find(stream.id, shard, offset) if self._hot is not None else None
+        if hot is not None:
+            return [hot]
+        row = self._ledger.load_shard(stream.id, shard)
+        if offset < row.start:
+            raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
+        if offset >= row.stable:
+            return []
+        entries = self._ledger.entries_from(stream.id, shard, offset, READ_ENTRIES_MAX)
+        found: list[FetchedBatch] = []
+        try:
+            found.extend(self._batches(stream, entries, offset, bytes_max))
+        except DataLoss:
+            # What lies before the damage is delivered first; the next call meets the damage at its own offset.
+            if not found:
+                raise
+        return found
+
+    def offset_at_time(self, stream: StreamRow, shard: int, time_us: int) -> int:
+        """The base of the first stored run that holds a record of `time_us` or later, else the end."""
+        entry = self._ledger.entry_at_time(stream.id, shard, time_us)
+        row = self._ledger.load_shard(stream.id, shard)
+        return row.stable if entry is None else max(entry.base, row.start)
+
+    def require_stream(self, stream: int) -> StreamRow:
+        row = self._ledger.load_stream(stream)
+        if row is None:
+            raise UnknownStream(f"no stream has id {stream}")
+        if row.deleted_us:
+            raise StreamDeleted(f"stream {row.name!r} was deleted")
+        return row
+
+    def _batches(
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int
+    ) -> Iterator[FetchedBatch]:
+        got = 0
+        for run in _neighbours(entries, bytes_max):
+            for batch in self._frames(stream, run, offset):
+                yield batch
+                got += batch.header.stored_len
+                if got >= bytes_max:
+                    return
+
+    def _frames(self, stream: StreamRow, run: list[Entry], offset: int) -> Iterator[FetchedBatch]:
+        """The batches of entries that lie near each other in one block, from the one that holds `offset`."""
+        origin = run[0].position
+        data = self._load(stream, run, max(offset, run[0].base))
+        for entry in run:
+            base = entry.base
+            at = entry.position - origin
+            stop = at + entry.length
+            while at < stop:
+                header = self._header(stream, data, at, origin + at, entry, max(base, offset))
+                if base + header.count > offset:
+                    yield self._checked(stream, data, at, header, base)
+                base += header.count
+                at += header.total_len
+
+    def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> bytes:
+        first, last = run[0], run[-1]
+        length = last.position + last.length - first.position
+        self.disk_reads += 1
+        try:
+            return self._blocks.read(first.block, first.position, length)
+        except (BlockMissing, OSError) as error:
+            raise self._damaged(stream, first, wanted, last.end - 1, first.position, str(error)) from error
+
+    def _header(
+        self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int
+    ) -> FrameHeader:
+        try:
+            header = parse_header(data, at, position, entry.block)
+            if header.kind != FrameKind.DATA or (header.stream, header.shard) != (entry.stream, entry.shard):
+                raise FrameDamaged(position, "frame of another shard")
+            return header
+        except FrameDamaged as error:
+            # Without the header nothing says where the next frame begins: the rest of the entry is unreadable.
+            raise self._damaged(stream, entry, wanted, entry.end - 1, error.position, error.reason) from error
+
+    def _checked(self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int) -> FetchedBatch:
+        try:
+            payload = payload_of(data, at, header)
+        except FrameDamaged as error:
+            entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
+            raise self._damaged(
+                stream, entry, base, base + header.count - 1, error.position, error.reason
+            ) from error
+        return FetchedBatch(base, header.batch_header(b""), payload)
+
+    def _damaged(
+        self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, reason: str
+    ) -> DataLoss:
+        return DataLoss(
+            stream=stream.name,
+            shard=entry.shard,
+            first=first,
+            last=last,
+            reason=f"damaged: {reason}",
+            path=self._blocks.where(entry.block),
+            position=position,
+        )
+
+
+def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:
+    """Entries grouped where their bytes lie close together, so that one read brings many small ones."""
+    run: list[Entry] = []
+    for entry in entries:
+        if run:
+            last = run[-1]
+            gap = entry.position - last.position - last.length
+            size = entry.position + entry.length - run[0].position
+            if entry.block != last.block or not 0 <= gap <= _GAP_BYTES_MAX or size > bytes_max:
+                yield run
+                run = []
+        run.append(entry)
+    if run:
+        yield run

@@ -1,0 +1,156 @@
+"""Reads the flushes of a block back, for recovery and salvage."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from mainstem.log.blocks.base import BlockStore
+from mainstem.log.flush import Command, Flush, WrittenBatch, decode_command
+from mainstem.log.frame import (
+    ALIGNMENT,
+    BLOCK_HEADER_BYTES,
+    FRAME_BYTES,
+    FRAME_MAGIC,
+    BlockHeader,
+    Commit,
+    FrameDamaged,
+    FrameHeader,
+    FrameKind,
+    flush_crc,
+    parse_commit,
+    parse_header,
+    payload_of,
+)
+
+_WINDOW_BYTES: Final = 4 << 20
+_MAGIC: Final = FRAME_MAGIC.to_bytes(4, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFlush:
+    """A flush as found in a block. `damaged` is the first payload whose checksum does not match, if any."""
+
+    flush: Flush
+    commit: Commit
+    applied: int
+    damaged: FrameDamaged | None
+
+
+class BlockScanner:
+    """The flushes of one block in order. One thread."""
+
+    def __init__(self, blocks: BlockStore, block: int) -> None:
+        self.block = block
+        self._blocks = blocks
+        self._size = blocks.size(block)
+        self._window = b""
+        self._window_at = 0
+
+    def header(self) -> BlockHeader:
+        header = BlockHeader.parse(self._blocks.read(self.block, 0, BLOCK_HEADER_BYTES))
+        if header.block != self.block:
+            raise FrameDamaged(0, f"this is block {header.block}")
+        return header
+
+    def flushes(self, position: int = BLOCK_HEADER_BYTES) -> Iterator[ReadFlush]:
+        """From the flush that begins at `position` on; ends at the footer or the end, else FrameDamaged."""
+        while position < self._size:
+            found = self._flush(position)
+            if found is None:
+                return
+            yield found[0]
+            position = found[1]
+
+    def commit_at(self, position: int) -> tuple[FrameHeader, Commit, int]:
+        """The commit frame at `position` and where the next flush begins."""
+        header, payload = self._frame(position)
+        if header.kind != FrameKind.COMMIT:
+            raise FrameDamaged(position, "no commit frame here")
+        return header, parse_commit(header, payload), position + header.total_len
+
+    def flush_beyond(self, position: int, above: int) -> FrameHeader | None:
+        """A valid frame after `position` of a flush numbered over `above`, if there is one: proof of damage between."""
+        position = (position + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
+        while position + FRAME_BYTES <= self._size:
+            data = self._view(position, min(_WINDOW_BYTES, self._size - position))
+            at = bytes(data).find(_MAGIC)
+            if at < 0:
+                position += max(ALIGNMENT, len(data) - ALIGNMENT)
+                continue
+            position += at
+            try:
+                header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
+                if header.flush > above:
+                    return header
+                position += header.total_len
+            except FrameDamaged:
+                position += ALIGNMENT - position % ALIGNMENT
+        return None
+
+    def _flush(self, position: int) -> tuple[ReadFlush, int] | None:
+        headers: list[FrameHeader] = []
+        items: list[WrittenBatch | Command] = []
+        damaged: FrameDamaged | None = None
+        while True:
+            header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
+            if header.kind == FrameKind.FOOTER and not headers:
+                return None
+            if headers and header.flush != headers[0].flush:
+                raise FrameDamaged(position, f"flush {headers[0].flush} has no commit frame")
+            if header.kind == FrameKind.COMMIT:
+                return self._committed(header, headers, items, damaged), position + header.total_len
+            if header.kind == FrameKind.COMMAND:
+                items.append(_command(header, self._frame(position)[1]))
+            elif header.kind == FrameKind.DATA:
+                damaged = damaged or self._damage(position)
+                items.append(WrittenBatch(header.batch_header(self._statistics(header)), position, header.total_len))
+            else:
+                raise FrameDamaged(position, f"a frame of kind {header.kind} inside a flush")
+            headers.append(header)
+            position += header.total_len
+
+    def _committed(
+        self,
+        header: FrameHeader,
+        headers: list[FrameHeader],
+        items: list[WrittenBatch | Command],
+        damaged: FrameDamaged | None,
+    ) -> ReadFlush:
+        position = header.position
+        commit = self.commit_at(position)[1]
+        if header.count != len(headers) or commit.flush_crc != flush_crc(headers):
+            raise FrameDamaged(position, "the commit frame does not match the frames before it")
+        flush = Flush(header.flush, self.block, position, header.time_high, tuple(items))
+        return ReadFlush(flush, commit, header.applied, damaged)
+
+    def _damage(self, position: int) -> FrameDamaged | None:
+        try:
+            self._frame(position)
+        except FrameDamaged as error:
+            return error
+        return None
+
+    def _statistics(self, header: FrameHeader) -> bytes:
+        extra = header.header_len - FRAME_BYTES
+        return bytes(self._view(header.position + FRAME_BYTES, extra)) if extra else b""
+
+    def _frame(self, position: int) -> tuple[FrameHeader, memoryview]:
+        header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
+        return header, payload_of(self._view(position, header.total_len), 0, header)
+
+    def _view(self, position: int, length: int) -> memoryview:
+        """Bytes at `position`, fewer at the end of the block, through a window that moves forward."""
+        at = position - self._window_at
+        if at < 0 or at + length > len(self._window):
+            self._window = self._blocks.read(self.block, position, max(length, _WINDOW_BYTES))
+            self._window_at, at = position, 0
+        return memoryview(self._window)[at : at + length]
+
+
+def _command(header: FrameHeader, payload: memoryview) -> Command:
+    try:
+        return decode_command(payload)
+    except msgspec.MsgspecError as error:
+        raise FrameDamaged(header.position, f"command cannot be read: {error}") from error

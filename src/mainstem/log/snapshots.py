@@ -1,0 +1,67 @@
+"""Copies of the ledger from which it can be rebuilt: `snapshots/ledger-<number>.db`, named by the last flush in them.
+
+A snapshot is the database file right after a complete checkpoint, so it needs no WAL. It is written under another name
+and renamed when it is durable: a snapshot that can be seen is whole.
+"""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from mainstem.log.disk import Disk
+from mainstem.log.ledger.sqlite import LedgerDamaged, SqliteLedger, number_without_wal
+
+logger = logging.getLogger("mainstem.log")
+
+_NAME = re.compile(r"ledger-([0-9]{16})\.db")
+_KEPT = 2
+
+
+class Snapshots:
+    """The snapshots of one data folder. One thread at a time."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+
+    def numbers(self) -> list[int]:
+        """Newest first."""
+        matches = (_NAME.fullmatch(name) for name in self._disk.list(self._folder))
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+    def path(self, number: int) -> Path:
+        return self._folder / f"ledger-{number:016d}.db"
+
+    def take(self, ledger: Path) -> int:
+        """Copy the database file, which must stay unchanged meanwhile, and forget all but the newest two."""
+        number = number_without_wal(ledger)
+        target = self.path(number)
+        if not target.exists():
+            part = target.with_suffix(".part")
+            shutil.copyfile(ledger, part)
+            self._disk.replace(part, target)
+        for old in self.numbers()[_KEPT:]:
+            self.path(old).unlink(missing_ok=True)
+        return number
+
+    def restore(self, target: Path) -> int | None:
+        """Put the newest sound snapshot at `target`, which must not exist; its number, or None if there is none."""
+        for number in self.numbers():
+            part = target.with_suffix(".part")
+            shutil.copyfile(self.path(number), part)
+            try:
+                ledger = SqliteLedger(part)
+                try:
+                    ledger.check_pages()
+                finally:
+                    ledger.close()
+            except LedgerDamaged as error:
+                logger.warning("snapshot %s is damaged and was not used: %s", self.path(number).name, error)
+                continue
+            finally:
+                for suffix in ("-wal", "-shm"):
+                    part.with_name(part.name + suffix).unlink(missing_ok=True)
+            self._disk.replace(part, target)
+            return number
+        return None

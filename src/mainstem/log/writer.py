@@ -1,0 +1,144 @@
+"""The open block and the layout of flushes in it: stage one of a commit. Decides nothing about offsets.
+
+A full block is sealed with a footer: 48 bytes for each entry (stream, shard, base, span, position, length, all i64),
+so that its batches and their offsets can be recovered without the ledger.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mainstem.core.batch import Batch
+from mainstem.core.clock import Clock
+from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX
+from mainstem.log.blocks.base import BlockStore, BlockWriter
+from mainstem.log.flush import Command, Flush, OpenBlock, SealBlock, WrittenBatch, encode_command
+from mainstem.log.frame import BlockHeader, FlushWriter, Place
+from mainstem.log.ledger.base import Entry
+
+_FOOTER_FIELDS = 6
+# A footer is one frame; a block is sealed before its footer could outgrow it.
+_FOOTER_ENTRIES_MAX = PAYLOAD_STORED_BYTES_MAX // (8 * _FOOTER_FIELDS) - 1
+# What a flush adds to a block beside payloads and commands.
+_FRAME_MARGIN = 512
+assert COMMAND_BYTES_MAX < PAYLOAD_STORED_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class WriterIdentity:
+    """Who writes: constant for one life of a process."""
+
+    log_uuid: str
+    ledger_epoch: int
+    writer_epoch: int
+
+
+class FlushFile:
+    """Writes flushes to blocks, one after the other. One thread at a time."""
+
+    def __init__(
+        self, blocks: BlockStore, identity: WriterIdentity, clock: Clock, block_bytes: int, block_max: int
+    ) -> None:
+        self._blocks = blocks
+        self._identity = identity
+        self._clock = clock
+        self._block_bytes = block_bytes
+        self._block_next = block_max + 1
+        self._writer: BlockWriter | None = None
+        self._footer = array("q")
+        self._to_seal: list[SealBlock] = []
+        self.bytes_written = 0
+
+    def seal_later(self, block: int, size: int) -> None:
+        """A block of an earlier life that will not grow: said in the next flush."""
+        self._to_seal.append(SealBlock(block, size))
+
+    def is_full(self, size: int) -> bool:
+        """Whether a flush of `size` payload bytes calls for a new block."""
+        writer = self._writer
+        if writer is None:
+            return True
+        if len(self._footer) >= _FOOTER_ENTRIES_MAX * _FOOTER_FIELDS:
+            return True
+        return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer)
+
+    def roll(self, flush: int, applied: int) -> None:
+        """Seal the open block, if any, and open the next, which begins with flush `flush`."""
+        self.seal(flush, applied)
+        block, self._block_next = self._block_next, self._block_next + 1
+        identity = self._identity
+        header = BlockHeader(
+            block,
+            bytes.fromhex(identity.log_uuid),
+            identity.writer_epoch,
+            identity.ledger_epoch,
+            flush,
+            self._clock.now_us(),
+        )
+        self._writer = self._blocks.create(header)
+
+    def seal(self, flush: int, applied: int) -> None:
+        """End the open block with its footer. Everything written to it has been applied."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        frames = FlushWriter(self._place(writer, flush - 1, applied), writer.position)
+        count = len(self._footer) // _FOOTER_FIELDS
+        frames.add_footer(self._footer.tobytes(), count, self._clock.now_us())
+        writer.append(frames.buffers)
+        self._to_seal.append(SealBlock(writer.block, writer.position))
+        writer.close()
+        self._footer = array("q")
+
+    def write(
+        self,
+        number: int,
+        applied: int,
+        items: Sequence[Batch | Command],
+        checkpoint_begun: int,
+        checkpoint_done: int,
+    ) -> Flush:
+        """Append one flush durably. The items come back in the order given, after the writer's own commands."""
+        writer = self._writer
+        assert writer is not None, "roll first"
+        now_us = self._clock.now_us()
+        frames = FlushWriter(self._place(writer, number, applied), writer.position)
+        written: list[WrittenBatch | Command] = []
+        for command in self._own_commands(writer.block, now_us):
+            frames.add_command(encode_command(command), now_us)
+            written.append(command)
+        for item in items:
+            if isinstance(item, Batch):
+                position = frames.add_data(item.header, item.payload)
+                written.append(WrittenBatch(item.header, position, frames.end - position))
+            else:
+                frames.add_command(encode_command(item), now_us)
+                written.append(item)
+        commit = frames.add_commit(now_us, checkpoint_begun, checkpoint_done)
+        writer.append(frames.buffers)
+        self.bytes_written += writer.position - frames.positions[0]
+        return Flush(number, writer.block, commit, now_us, tuple(written))
+
+    def _own_commands(self, block: int, now_us: int) -> list[Command]:
+        opened: list[Command] = []
+        if self._opened_block != block:
+            opened.append(OpenBlock(block, self._identity.writer_epoch, now_us))
+            opened += self._to_seal
+            self._to_seal = []
+            self._opened_block = block
+        return opened
+
+    _opened_block = 0
+
+    def note_entries(self, entries: Sequence[Entry]) -> None:
+        """Remember what the footer must list."""
+        for entry in entries:
+            self._footer.extend((entry.stream, entry.shard, entry.base, entry.span, entry.position, entry.length))
+
+    def _place(self, writer: BlockWriter, flush: int, applied: int) -> Place:
+        return Place(writer.block, self._identity.ledger_epoch, self._identity.writer_epoch, flush, applied)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

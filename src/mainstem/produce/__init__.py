@@ -1,0 +1,1 @@
+"""The way in: the producer library and the gateway that admits what it sends."""

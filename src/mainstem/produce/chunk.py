@@ -1,0 +1,260 @@
+"""The records of one stream gathered by a producer, and what became of them.
+
+A record costs one append to a list; hashing, sorting, encoding and compressing happen once per chunk. An `Ack` is only
+a chunk and an index into it.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mainstem.core import payload, placement
+from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.checksum import crc32c
+from mainstem.core.errors import DeadlineExceeded, MainstemError
+from mainstem.transport.port import StreamInfo
+
+Placed = tuple[int, int]
+
+
+class Chunk:
+    """Records of one stream that are shipped together. Filled under the producer's lock, then owned by the shipper.
+
+    States: filling, shipped (has `parcel`), done (`error` or `bases` set, `parcel.done` set).
+    """
+
+    __slots__ = (
+        "bases",
+        "batch",
+        "created_us",
+        "error",
+        "headers",
+        "keys",
+        "parcel",
+        "plain",
+        "rank",
+        "shard_of",
+        "stream",
+        "times",
+        "values",
+    )
+
+    def __init__(self, stream: StreamInfo, created_us: int, parcel: "Parcel") -> None:
+        self.stream = stream
+        self.created_us = created_us
+        self.parcel = parcel
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.headers: list[Any] | None = None
+        self.times: list[int] | None = None
+        self.batch: pa.RecordBatch | None = None
+        self.plain = True
+        self.shard_of: npt.NDArray[np.uint32] | int = 0
+        self.rank: npt.NDArray[np.uint32] | None = None
+        self.bases: dict[int, int] = {}
+        self.error: MainstemError | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.values) if self.batch is None else self.batch.num_rows
+
+    def add(self, value: bytes | None, key: bytes | None, headers: Any, time_us: int | None) -> int:
+        """The general way to add a record; the index of it. Columns begin with the first record that needs them."""
+        index = len(self.values)
+        # A chunk with headers or times has columns that the fast way of `send` does not fill.
+        self.plain = self.plain and headers is None and time_us is None
+        self.values.append(value)
+        if key is not None and self.keys is None:
+            self.keys = [None] * index
+        if self.keys is not None:
+            self.keys.append(key)
+        if headers is not None and self.headers is None:
+            self.headers = [None] * index
+        if self.headers is not None:
+            self.headers.append(headers)
+        if time_us is not None and self.times is None:
+            self.times = [self.created_us] * index
+        if self.times is not None:
+            self.times.append(self.created_us if time_us is None else time_us)
+        return index
+
+    def encode(self, sticky: int, compression: str | None) -> list[Batch]:
+        """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        batch = self.batch
+        if batch is None:
+            batch = payload.build(self.values, self.keys, self.headers, self.times)
+        else:
+            batch = _with_times(batch, self.created_us)
+        keys: Any = self.keys
+        if self.batch is not None and "key" in batch.schema.names and self.stream.shards > 1:
+            keys = batch.column("key").to_pylist()
+        shards = self.stream.shards
+        pieces: list[tuple[int, pa.RecordBatch]]
+        if keys is None or shards == 1:
+            self.shard_of = shard = sticky % shards
+            pieces = [(shard, batch)]
+        else:
+            self.shard_of = placement.shards_for(keys, shards, self.stream.hash, sticky % shards)
+            found = placement.split(batch, self.shard_of, shards)
+            self.rank, pieces = found.rank, found.pieces
+        # The records themselves are in the batches now.
+        self.values, self.keys, self.headers, self.times = _Counted(batch.num_rows), None, None, None
+        self.batch = None
+        return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
+
+    def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
+        encoded = payload.encode(piece, compression)
+        low, high = time_range(piece) or (self.created_us, self.created_us)
+        header = BatchHeader(
+            stream=self.stream.id,
+            shard=shard,
+            count=encoded.count,
+            encoding=encoded.encoding,
+            layout=encoded.layout,
+            schema_id=0,
+            raw_len=encoded.raw_len,
+            stored_len=len(encoded.payload),
+            payload_crc=crc32c(encoded.payload),
+            producer=0,
+            producer_epoch=0,
+            sequence=0,
+            generation=self.stream.generation,
+            time_low=low,
+            time_high=high,
+        )
+        return Batch(header, encoded.payload)
+
+    def placed(self, index: int) -> Placed:
+        """(shard, offset) of a record, once acknowledged."""
+        if self.error is not None:
+            raise self.error
+        if isinstance(self.shard_of, int):
+            return self.shard_of, self.bases[self.shard_of] + index
+        shard = int(self.shard_of[index])
+        assert self.rank is not None
+        return shard, self.bases[shard] + int(self.rank[index])
+
+
+def time_range(batch: pa.RecordBatch) -> tuple[int, int] | None:
+    """The lowest and highest timestamp of a batch that has them, in microseconds."""
+    if "timestamp" not in batch.schema.names:
+        return None
+    found = pc.min_max(batch.column("timestamp").cast(pa.int64()))
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _with_times(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+    """A record of a table without a time gets the time of sending."""
+    if "timestamp" not in batch.schema.names or not batch.column("timestamp").null_count:
+        return batch
+    index = batch.schema.get_field_index("timestamp")
+    filled = batch.column(index).fill_null(pa.scalar(now_us, batch.schema.field(index).type))
+    return batch.set_column(index, batch.schema.field(index), filled)
+
+
+class _Counted(list[Any]):
+    """Stands for records that were encoded: it has their number and none of them."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class Parcel:
+    """Chunks of several streams that travel in one request. `done` is set when every record's fate is known."""
+
+    __slots__ = ("callbacks", "chunks", "deadline", "done", "size", "waiter")
+
+    def __init__(self, waiter: Callable[["Parcel", float | None], bool], deadline: float) -> None:
+        self.chunks: list[Chunk] = []
+        self.done = threading.Event()
+        self.waiter = waiter
+        self.deadline = deadline
+        self.size = 0
+        self.callbacks: list[Callable[[], None]] = []
+
+
+class Ack(msgspec.Struct, gc=False):
+    """The fate of one record: ignore it, ask it, wait for it, or have it call you. Any thread."""
+
+    chunk: Chunk
+    index: int
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.chunk.parcel.done.is_set()
+
+    def result(self, timeout: float | None = None) -> Placed:
+        """(shard, offset) of the record, durable; raises what went wrong, DeadlineExceeded if it is not known in time."""
+        _wait(self.chunk.parcel, timeout)
+        return self.chunk.placed(self.index)
+
+    def exception(self, timeout: float | None = None) -> MainstemError | None:
+        """What went wrong, or None if the record is durable."""
+        _wait(self.chunk.parcel, timeout)
+        return self.chunk.error
+
+    def add_done_callback(self, call: Callable[["Ack"], None]) -> None:
+        """Call `call(self)` when the outcome is known, from the hub's thread; at once if it is known."""
+        parcel = self.chunk.parcel
+        parcel.callbacks.append(lambda: call(self))
+        if parcel.done.is_set():
+            run_callbacks(parcel)
+
+
+class BatchAck(msgspec.Struct, gc=False):
+    """The fate of a table given to `send_batch`."""
+
+    chunks: list[Chunk]
+
+    def done(self) -> bool:
+        return all(chunk.parcel.done.is_set() for chunk in self.chunks)
+
+    def result(self, timeout: float | None = None) -> list[tuple[int, int, int]]:
+        """(shard, offset, count) of every run of records, durable."""
+        runs: list[tuple[int, int, int]] = []
+        for chunk in self.chunks:
+            _wait(chunk.parcel, timeout)
+            if chunk.error is not None:
+                raise chunk.error
+            runs += [(shard, base, _count_in(chunk, shard)) for shard, base in sorted(chunk.bases.items())]
+        return runs
+
+    def exception(self, timeout: float | None = None) -> MainstemError | None:
+        try:
+            self.result(timeout)
+        except MainstemError as error:
+            return error
+        return None
+
+
+def run_callbacks(parcel: Parcel) -> None:
+    """Call what waits for the parcel, each once, whichever thread comes first."""
+    while parcel.callbacks:
+        try:
+            call = parcel.callbacks.pop(0)
+        except IndexError:
+            return
+        call()
+
+
+def _count_in(chunk: Chunk, shard: int) -> int:
+    if isinstance(chunk.shard_of, int):
+        return chunk.count
+    return int(np.count_nonzero(chunk.shard_of == shard))
+
+
+def _wait(parcel: Parcel, timeout: float | None) -> None:
+    if not parcel.done.is_set() and not parcel.waiter(parcel, timeout):
+        raise DeadlineExceeded(f"no acknowledgement within {timeout} s; the outcome is not known yet")

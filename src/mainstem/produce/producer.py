@@ -1,0 +1,521 @@
+"""The producer: records in, acknowledgements out.
+
+One buffer for all streams, bounded in bytes. `send` only appends to it. What has gathered is shipped as one request
+(a parcel): at once when nothing of this producer is in flight, else when `batch_bytes` are there or the request in
+flight was answered. So a lone record does not wait, and a flood travels in large batches, without a timer.
+
+Exactly once: a parcel's batches get their sequence numbers in the order they are shipped, by one thread at a time, and
+keep them however often the connection repeats them. When a batch fails for good, the numbers after it are void: the
+producer lets everything in flight come to its end, then goes on under a new epoch.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from mainstem.core import payload
+from mainstem.core.batch import Batch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.errors import (
+    BufferFull,
+    Closed,
+    DeadlineExceeded,
+    InvalidRecord,
+    InvalidSetting,
+    MainstemError,
+    RecordTooLarge,
+    StreamDeleted,
+    UnknownStream,
+)
+from mainstem.core.identity import new_producer_id
+from mainstem.core.limits import (
+    APPEND_BATCHES_MAX,
+    KIB,
+    MIB,
+    PAYLOAD_RAW_BYTES_MAX,
+    PRODUCER_IN_FLIGHT_MAX,
+    RECORD_BYTES_MAX,
+)
+from mainstem.produce.admission import check_atomic, check_record, columns, headers_size
+from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel, run_callbacks
+from mainstem.transport.port import AppendResult, GetStreamCall, Port, StreamInfo
+
+Headers = Mapping[str, bytes | str] | None
+_NEVER = threading.Event()
+
+# What a record costs in the buffer beside its bytes: list slots, and the size of an empty value is not nothing.
+_RECORD_OVERHEAD = 16
+
+
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be chosen about a producer.
+
+    `linger` waits that many seconds for more records before a lone one is shipped; 0 ships at once. `on_full` says
+    what `send` does when `buffer_bytes` are waiting: "block" until there is room (at most `delivery_timeout`), or
+    "raise" BufferFull. With acks="none" nothing blocks: the oldest records that were not shipped yet are dropped and
+    counted.
+    """
+
+    acks: Literal["durable", "none"] = "durable"
+    batch_bytes: int = 1 * MIB
+    buffer_bytes: int = 32 * MIB
+    linger: float = 0.0
+    delivery_timeout: float = 120.0
+    compression: Literal["zstd", "lz4"] | None = "lz4"
+    on_full: Literal["block", "raise"] = "block"
+
+    def check(self) -> None:
+        if not 1 * KIB <= self.batch_bytes <= PAYLOAD_RAW_BYTES_MAX // 2:
+            raise InvalidSetting(f"batch_bytes must be between 1 KiB and 8 MiB, not {self.batch_bytes}")
+        if self.buffer_bytes < 2 * self.batch_bytes:
+            raise InvalidSetting("buffer_bytes must be at least twice batch_bytes")
+        if self.linger < 0 or self.delivery_timeout <= 0:
+            raise InvalidSetting("linger must not be negative and delivery_timeout must be positive")
+        for name, value, allowed in (
+            ("acks", self.acks, ("durable", "none")),
+            ("compression", self.compression, ("zstd", "lz4", None)),
+            ("on_full", self.on_full, ("block", "raise")),
+        ):
+            if value not in allowed:
+                raise InvalidSetting(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
+
+
+class Producer:
+    """Writes records to streams. Any thread may send; use it as a context manager, or call `close`.
+
+    Order: records sent by one thread to one shard keep their order. Acknowledged records are durable. What was not
+    acknowledged when the process ends is gone.
+    """
+
+    def __init__(self, port: Port, options: ProducerOptions, clock: Clock = SYSTEM_CLOCK) -> None:
+        options.check()
+        self._port = port
+        self._options = options
+        self._clock = clock
+        self._id = new_producer_id()
+        self._epoch = 0
+        self._sequences: dict[tuple[int, int], int] = {}
+        self._streams: dict[str, StreamInfo] = {}
+        # Guards the buffer: the filling parcel, the queue of rolled ones and the byte counts.
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        # Guards the order of shipping: encode, number, hand over.
+        self._ship_lock = threading.Lock()
+        self._rolled: deque[Parcel] = deque()
+        self._buffered = 0
+        self._in_flight = 0
+        self._sticky = 0
+        self._reset_wanted = False
+        self._ship_scheduled = False
+        self._closed = False
+        self.dropped = 0
+        self._parcel = self._new_parcel()
+        self._chunks: dict[str, Chunk] = {}
+        self._waiting: list[Parcel] = []
+        self.send = self._make_send()
+
+    # Sending.
+
+    def _make_send(self) -> Callable[..., Ack]:
+        """`send` as a closure: the names it needs on every call are local, because every call counts."""
+        chunks = self._chunks
+        acquire, release = self._lock.acquire, self._lock.release
+        general = self._send_general
+        batch_bytes = self._options.batch_bytes
+        # A short value can break no limit; longer ones take the general way.
+        short = min(64 * KIB, batch_bytes // 4)
+        filled = 0
+
+        def send(
+            stream: str,
+            value: bytes | None,
+            key: bytes | str | None = None,
+            headers: Headers = None,
+            timestamp: datetime | int | None = None,
+        ) -> Ack:
+            """Add a record; returns at once with its Ack, unless the buffer is full.
+
+            `value`: bytes, or None for a tombstone. `key`: bytes or text, chooses the shard. `headers`: text to bytes.
+            `timestamp`: a datetime or microseconds since 1970; without one, the time of sending, to a few milliseconds.
+            """
+            nonlocal filled
+            if type(value) is bytes and headers is None and timestamp is None and len(value) < short:
+                acquire()
+                chunk = chunks.get(stream)
+                if chunk is not None and chunk.plain and filled < batch_bytes:
+                    values, keys = chunk.values, chunk.keys
+                    if key is None:
+                        if keys is None:
+                            index = len(values)
+                            values.append(value)
+                            filled += len(value) + _RECORD_OVERHEAD
+                            release()
+                            return Ack(chunk, index)
+                    elif keys is not None and type(key) is bytes and len(key) < short:
+                        index = len(values)
+                        values.append(value)
+                        keys.append(key)
+                        filled += len(value) + len(key) + _RECORD_OVERHEAD
+                        release()
+                        return Ack(chunk, index)
+                release()
+            return general(stream, value, key, headers, timestamp)
+
+        def add_filled(size: int) -> int:
+            nonlocal filled
+            filled += size
+            return filled
+
+        def take_filled() -> int:
+            nonlocal filled
+            taken, filled = filled, 0
+            return taken
+
+        # Bytes in the parcel being filled; both are called with the lock held.
+        self._add_filled, self._take_filled = add_filled, take_filled
+        return send
+
+    def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
+        value, key, headers, time_us = check_record(stream, value, key, headers, timestamp)
+        size = len(value or b"") + len(key or b"") + headers_size(headers) + _RECORD_OVERHEAD
+        if size > RECORD_BYTES_MAX:
+            raise RecordTooLarge(f"a record of {size} bytes for {stream!r}; at most {RECORD_BYTES_MAX} are allowed")
+        info = self._stream(stream)
+        while True:
+            with self._lock:
+                self._check_open()
+                filled = self._add_filled(0)
+                if not filled or filled + size <= self._options.batch_bytes:
+                    return self._add(info, value, key, headers, time_us, size)
+                self._roll()
+                self._make_room(size)
+            self._ship()
+
+    def _add(self, info: StreamInfo, value: Any, key: Any, headers: Any, time_us: int | None, size: int) -> Ack:
+        chunk = self._chunks.get(info.name)
+        if chunk is None:
+            chunk = self._begin_chunk(info)
+        self._add_filled(size)
+        return Ack(chunk, chunk.add(value, key, headers, time_us))
+
+    def send_many(
+        self, stream: str, values: Iterable[bytes | None], keys: Iterable[bytes | None] | None = None
+    ) -> BatchAck:
+        """Send many records at once, each with its key if `keys` is given; faster than a loop of `send`."""
+        values = list(values)
+        keys = None if keys is None else list(keys)
+        if keys is not None and len(keys) != len(values):
+            raise InvalidRecord(f"{len(values)} values and {len(keys)} keys")
+        if not values:
+            return BatchAck([])
+        return self._send_batches(stream, columns(values, keys), atomic=False)
+
+    def send_batch(self, stream: str, data: Any, *, atomic: bool = False) -> BatchAck:
+        """Send a table (Arrow, pandas, polars) with the columns value and, if wanted, key, headers, timestamp.
+
+        `atomic=True`: its records become visible together and stand next to each other; refused if they do not fit
+        one batch or belong to several shards.
+        """
+        return self._send_batches(stream, payload.as_batches(data), atomic=atomic)
+
+    def _send_batches(self, stream: str, batches: Sequence[Any], *, atomic: bool) -> BatchAck:
+        info = self._stream(stream)
+        if atomic:
+            check_atomic(info, batches)
+        chunks: list[Chunk] = []
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            with self._lock:
+                self._check_open()
+                # What was sent before goes before.
+                self._roll()
+                self._make_room(batch.nbytes)
+                chunk = self._begin_chunk(info)
+                chunk.batch = batch
+                self._add_filled(batch.nbytes)
+                chunks.append(chunk)
+                self._roll()
+            self._ship()
+        return BatchAck(chunks)
+
+    # The buffer. Called with the lock held.
+
+    def _begin_chunk(self, info: StreamInfo) -> Chunk:
+        chunk = Chunk(info, self._clock.now_us(), self._parcel)
+        if not self._parcel.chunks:
+            self._parcel.deadline = self._clock.monotonic() + self._options.delivery_timeout
+            self._schedule_ship(self._options.linger)
+        self._chunks[info.name] = chunk
+        self._parcel.chunks.append(chunk)
+        return chunk
+
+    def _new_parcel(self) -> Parcel:
+        return Parcel(self._wait, self._clock.monotonic() + self._options.delivery_timeout)
+
+    def _roll(self) -> None:
+        """Close the parcel being filled and queue it for shipping."""
+        parcel = self._parcel
+        if not parcel.chunks:
+            return
+        parcel.size = self._take_filled()
+        self._buffered += parcel.size
+        self._rolled.append(parcel)
+        self._chunks.clear()
+        self._parcel = self._new_parcel()
+
+    def _make_room(self, size: int) -> None:
+        """Wait, fail or drop until `size` more bytes may be buffered."""
+        deadline: float | None = None
+        while self._buffered and self._buffered + size > self._options.buffer_bytes:
+            if self._options.acks == "none":
+                self._drop_oldest()
+                continue
+            if self._options.on_full == "raise":
+                raise BufferFull(f"{self._buffered} bytes are waiting to be acknowledged; try again or use on_full='block'")
+            now = self._clock.monotonic()
+            deadline = deadline or now + self._options.delivery_timeout
+            if now >= deadline:
+                raise DeadlineExceeded(f"the buffer stayed full for {self._options.delivery_timeout} s")
+            self._lock.release()
+            try:
+                self._ship()
+                self._port.wait(self._oldest_done(), 0.05)
+            finally:
+                self._lock.acquire()
+            self._check_open()
+
+    def _oldest_done(self) -> threading.Event:
+        return self._waiting[0].done if self._waiting else _NEVER
+
+    def _drop_oldest(self) -> None:
+        if not self._rolled:
+            # All of it was handed over to the connection: it drains at its own pace, the newest cannot wait.
+            self._buffered = 0
+            return
+        parcel = self._rolled.popleft()
+        self._buffered -= parcel.size
+        self.dropped += sum(chunk.count for chunk in parcel.chunks)
+        self._finish(parcel, BufferFull("dropped from a full buffer (acks='none')"))
+
+    # Shipping.
+
+    def _schedule_ship(self, delay: float) -> None:
+        if not self._ship_scheduled:
+            self._ship_scheduled = True
+            self._port.schedule(self._ship_gathered, delay)
+
+    def _ship_gathered(self) -> None:
+        """In the hub's thread: ship what has gathered if nothing is in flight; else the answer in flight will."""
+        with self._lock:
+            self._ship_scheduled = False
+            if self._in_flight == 0:
+                self._roll()
+        self._ship()
+
+    def _ship(self) -> None:
+        """Encode, number and hand over rolled parcels, as many as may be in flight."""
+        while True:
+            if not self._ship_lock.acquire(blocking=False):
+                # Whoever ships looks at the queue again before it stops.
+                return
+            try:
+                parcel = self._next_parcel()
+                if parcel is not None:
+                    self._ship_parcel(parcel)
+            finally:
+                self._ship_lock.release()
+            if parcel is None and not self._can_ship():
+                return
+
+    def _can_ship(self) -> bool:
+        with self._lock:
+            return bool(self._rolled) and self._in_flight < PRODUCER_IN_FLIGHT_MAX and not self._blocked_by_reset()
+
+    def _next_parcel(self) -> Parcel | None:
+        with self._lock:
+            if not self._rolled or self._in_flight >= PRODUCER_IN_FLIGHT_MAX or self._blocked_by_reset():
+                return None
+            if self._reset_wanted:
+                self._reset_wanted = False
+                self._epoch += 1
+                self._sequences.clear()
+            parcel = self._rolled.popleft()
+            self._in_flight += 1
+            self._waiting.append(parcel)
+            return parcel
+
+    def _blocked_by_reset(self) -> bool:
+        return self._reset_wanted and self._in_flight > 0
+
+    def _ship_parcel(self, parcel: Parcel) -> None:
+        batches: list[Batch] = []
+        owners: list[Chunk] = []
+        self._sticky += 1
+        for chunk in parcel.chunks:
+            try:
+                encoded = chunk.encode(self._sticky, self._options.compression)
+            except MainstemError as error:
+                chunk.error = error
+                continue
+            batches += encoded
+            owners += [chunk] * len(encoded)
+        batches = [self._numbered(batch) for batch in batches]
+        if self._options.acks == "none":
+            self._ship_unacknowledged(parcel, batches)
+            return
+        timeout = max(0.0, parcel.deadline - self._clock.monotonic())
+        answers = _Answers(self, parcel, owners, batches)
+        for begin in range(0, len(batches), APPEND_BATCHES_MAX):
+            self._port.append(batches[begin : begin + APPEND_BATCHES_MAX], timeout, answers.part(begin))
+        if not batches:
+            self._on_answered(parcel)
+
+    def _numbered(self, batch: Batch) -> Batch:
+        header = batch.header
+        key = (header.stream, header.shard)
+        sequence = self._sequences.get(key, 0)
+        self._sequences[key] = sequence + 1
+        numbered = msgspec.structs.replace(
+            header, producer=self._id, producer_epoch=self._epoch, sequence=sequence
+        )
+        return Batch(numbered, batch.payload)
+
+    def _ship_unacknowledged(self, parcel: Parcel, batches: list[Batch]) -> None:
+        if not self._port.append_unacknowledged(batches):
+            with self._lock:
+                self.dropped += sum(batch.header.count for batch in batches)
+                self._reset_wanted = True
+        self._on_answered(parcel)
+
+    def _on_answered(self, parcel: Parcel) -> None:
+        """A parcel came to its end: give its room back, ship what gathered meanwhile, tell those who wait."""
+        with self._lock:
+            self._waiting.remove(parcel)
+            self._in_flight -= 1
+            self._buffered = max(0, self._buffered - parcel.size)
+            if any(chunk.error is not None for chunk in parcel.chunks):
+                self._reset_wanted = True
+                self._forget_streams(parcel)
+            if self._in_flight == 0:
+                self._roll()
+            self._room.notify_all()
+        self._finish(parcel, None)
+        self._ship()
+
+    def _forget_streams(self, parcel: Parcel) -> None:
+        """A stream that was deleted may exist again under its name: look it up anew."""
+        for chunk in parcel.chunks:
+            if isinstance(chunk.error, StreamDeleted | UnknownStream):
+                self._streams.pop(chunk.stream.name, None)
+
+    def _finish(self, parcel: Parcel, error: MainstemError | None) -> None:
+        if error is not None:
+            for chunk in parcel.chunks:
+                chunk.error = error
+        parcel.done.set()
+        run_callbacks(parcel)
+
+    # Waiting and ending.
+
+    def _wait(self, parcel: Parcel, timeout: float | None) -> bool:
+        """Wait for one parcel, shipping it first if it is still being filled."""
+        self._port.check_usable()
+        with self._lock:
+            if parcel is self._parcel:
+                self._roll()
+        self._ship()
+        return self._port.wait(parcel.done, timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Ship everything and wait until its fate is known; raises the first error among it."""
+        with self._lock:
+            self._roll()
+            waiting = [*self._waiting, *self._rolled]
+        self._ship()
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        errors: list[MainstemError] = []
+        for parcel in waiting:
+            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            if not self._port.wait(parcel.done, left):
+                raise DeadlineExceeded(f"flush: not everything was acknowledged within {timeout} s")
+            errors += [chunk.error for chunk in parcel.chunks if chunk.error is not None]
+        if errors and self._options.acks == "durable":
+            raise errors[0]
+
+    def close(self) -> None:
+        """Flush, then take no more records. Raises the first error of what was still under way."""
+        if self._closed:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                self._closed = True
+                self._chunks.clear()
+                self._room.notify_all()
+
+    def __enter__(self) -> "Producer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        # The block failed: what it sent is still sent, but its own exception is the one to see.
+        try:
+            self.close()
+        except MainstemError:
+            return
+
+    def _stream(self, name: str) -> StreamInfo:
+        info = self._streams.get(name)
+        if info is None:
+            self._port.check_usable()
+            if not isinstance(name, str):
+                raise InvalidRecord(f"a stream's name is text, not {type(name).__name__}")
+            info = self._port.call(GetStreamCall(name, auto_create=True)).streams[0]
+            self._streams[name] = info
+        return info
+
+    def _check_open(self) -> None:
+        self._port.check_usable()
+        if self._closed:
+            raise Closed("this producer is closed; open another with hub.producer()")
+
+    def forget_after_fork(self) -> None:
+        """In a child made by fork: make every `send` take the general way, which says what is wrong."""
+        self._lock = threading.Lock()
+        self._chunks.clear()
+
+
+class _Answers:
+    """Gathers the answers to the requests of one parcel."""
+
+    def __init__(self, producer: Producer, parcel: Parcel, owners: list[Chunk], batches: list[Batch]) -> None:
+        self._producer = producer
+        self._parcel = parcel
+        self._owners = owners
+        self._shards = [batch.header.shard for batch in batches]
+        self._left = len(batches)
+        self._lock = threading.Lock()
+
+    def part(self, begin: int) -> Callable[[Sequence[AppendResult]], None]:
+        return lambda results: self._take(begin, results)
+
+    def _take(self, begin: int, results: Sequence[AppendResult]) -> None:
+        with self._lock:
+            for index, result in enumerate(results, begin):
+                chunk = self._owners[index]
+                if isinstance(result, MainstemError):
+                    chunk.error = chunk.error or result
+                else:
+                    chunk.bases[self._shards[index]] = result
+            self._left -= len(results)
+            if self._left:
+                return
+        self._producer._on_answered(self._parcel)

@@ -1,0 +1,1 @@
+"""The public test kit: a simulated clock and the checker of histories."""

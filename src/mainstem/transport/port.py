@@ -1,0 +1,151 @@
+"""What producers, consumers and administration need of a log, wherever it is.
+
+The embedded hub keeps this interface with the log in its own process, the remote hub over a connection; the client
+libraries know nothing else.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.errors import MainstemError
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """A stream as users see it. `starts` and `ends` have one offset per shard: records `start` to `end - 1` are there."""
+
+    id: int
+    uuid: str
+    name: str
+    shards: int
+    hash: str
+    generation: int
+    retention_us: int
+    created_us: int
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    bytes: int
+    epoch: int
+
+    @property
+    def records(self) -> int:
+        """How many records can be read now."""
+        return sum(self.ends) - sum(self.starts)
+
+
+# Administration: a request and its answer, the same over the wire and in process.
+
+
+class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
+    name: str
+    shards: int = 1
+    hash: str = "crc32"
+    retention_us: int | None = None
+    exist_ok: bool = False
+
+
+class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
+    """Answered with the stream; `auto_create` makes a missing one where the server's settings allow it."""
+
+    name: str
+    auto_create: bool = False
+
+
+class ListStreamsCall(msgspec.Struct, frozen=True, tag="list"):
+    pass
+
+
+class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
+    name: str
+    retention_us: int | None = None
+
+
+class DeleteStreamCall(msgspec.Struct, frozen=True, tag="delete"):
+    name: str
+
+
+class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
+    """Answered with one offset per shard: the first record of that time or later, else the end."""
+
+    name: str
+    time_us: int
+
+
+class StatisticsCall(msgspec.Struct, frozen=True, tag="statistics"):
+    """Answered with the server's counters."""
+
+
+Call = (
+    CreateStreamCall
+    | GetStreamCall
+    | ListStreamsCall
+    | AlterStreamCall
+    | DeleteStreamCall
+    | OffsetsAtTimeCall
+    | StatisticsCall
+)
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a call returns; only the fields of its kind are set."""
+
+    streams: tuple[StreamInfo, ...] = ()
+    offsets: tuple[int, ...] = ()
+    counters: dict[str, int] = {}
+
+
+AppendResult = int | MainstemError
+AppendDone = Callable[[Sequence[AppendResult]], None]
+
+
+class Subscription(Protocol):
+    """Batches of one stream on their way to one reader, in order within each shard. One thread at a time."""
+
+    def next(self, timeout: float | None) -> FetchedBatch | None:
+        """The next batch; None when `timeout` seconds passed without one. Raises DataLoss once per lost range, then
+        goes on after it; EndReached when all shards stand at their `ends`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EndReached(Exception):
+    """Every shard of a bounded subscription has been delivered."""
+
+
+class Port(Protocol):
+    """A log, near or far. Any thread."""
+
+    def call(self, call: Call) -> Answer:
+        """Administration; raises what went wrong."""
+        ...
+
+    def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        """Append all, retrying until `timeout` seconds are over. `done` gets a base offset or an error per batch, in
+        order, from any thread; it must not block."""
+        ...
+
+    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
+        """Hand over without an answer; False if it could not even be handed over."""
+        ...
+
+    def subscribe(
+        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+    ) -> Subscription:
+        """Deliver from `offsets` on, one per shard, up to `ends` if given, about `prefetch_bytes` ahead of the reader."""
+        ...
+
+    def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
+        """Run a short action soon in the hub's own thread."""
+        ...
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        """Wait until the hub sets `event`, helping it along where that is faster."""
+        ...
+
+    def check_usable(self) -> None:
+        """Raise if this hub was closed, or belongs to the parent of a forked process."""
+        ...

@@ -1,0 +1,290 @@
+"""The native protocol, without I/O: messages to bytes and back. docs/protocol.md is its specification.
+
+A message: length u32 (bytes after this field), kind u8, reserved u8, reserved u16, id u32, header_len u32, then a
+msgpack header of header_len bytes, then payloads. All integers little-endian. `id` ties an answer to its request, or
+names a subscription. Payloads of batches follow each other in the order of the batch headers; their lengths are in
+these headers.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from mainstem.core.batch import U32, U63, BatchHeader, Buffer
+from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, from_wire
+from mainstem.core.limits import (
+    APPEND_BATCHES_MAX,
+    MESSAGE_BYTES_MAX,
+    MESSAGE_BYTES_MAX_BEFORE_HELLO,
+    MESSAGE_HEADER_BYTES_MAX,
+)
+from mainstem.transport.port import Answer, Call
+
+VERSION: Final = 1
+VERSION_MIN: Final = 1
+
+PREFIX = struct.Struct("<IBBHII")
+PREFIX_BYTES: Final = PREFIX.size
+_LENGTH_BYTES: Final = 4
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    ERROR = 3
+    PING = 4
+    PONG = 5
+    CALL = 6
+    ANSWER = 7
+    APPEND = 8
+    APPENDED = 9
+    SUBSCRIBE = 10
+    BATCHES = 11
+    CREDIT = 12
+    UNSUBSCRIBE = 13
+    END = 14
+    GOODBYE = 15
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The first message of a client: the versions it speaks, who it is."""
+
+    version_min: int
+    version_max: int
+    client: str
+    token: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True):
+    """The server's answer: the version both use from now on, the log, how often to say something."""
+
+    version: int
+    server: str
+    log: str
+    epoch: int
+    heartbeat: float
+    idle_timeout: float
+    message_bytes_max: int
+
+
+class WireError(msgspec.Struct, frozen=True, array_like=True):
+    """An error: of the request with the message's id, or, with id 0, of the connection."""
+
+    code: int
+    message: str
+    facts: dict[str, Any] = {}
+
+
+class Nothing(msgspec.Struct, frozen=True, array_like=True):
+    """The header of messages that say everything by their kind."""
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True):
+    """Batches to append. `acknowledge` false: no answer. `timeout_ms`: how long the sender will wait."""
+
+    batches: list[BatchHeader]
+    acknowledge: bool = True
+    timeout_ms: int = 0
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True):
+    """One result per batch: its base offset, or -1 and an error."""
+
+    bases: list[int]
+    errors: dict[int, WireError] = {}
+
+
+class Subscribe(msgspec.Struct, frozen=True, array_like=True):
+    """Push this stream from these offsets, one per shard, as far as credit reaches. `id` names the subscription."""
+
+    stream: U63
+    offsets: list[U63]
+    ends: list[U63] | None
+    credit: U32
+
+
+class Batches(msgspec.Struct, frozen=True, array_like=True):
+    """Pushed batches: (base, header) pairs."""
+
+    batches: list[tuple[U63, BatchHeader]]
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True):
+    """The reader took this many bytes: that many more may be pushed."""
+
+    bytes: U32
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True):
+    """The server is about to close the connection."""
+
+    reason: str
+
+
+_HEADERS: Final[dict[Kind, type]] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.ERROR: WireError,
+    Kind.PING: Nothing,
+    Kind.PONG: Nothing,
+    Kind.CALL: Call,  # type: ignore[dict-item]
+    Kind.ANSWER: Answer,
+    Kind.APPEND: Append,
+    Kind.APPENDED: Appended,
+    Kind.SUBSCRIBE: Subscribe,
+    Kind.BATCHES: Batches,
+    Kind.CREDIT: Credit,
+    Kind.UNSUBSCRIBE: Nothing,
+    Kind.END: Nothing,
+    Kind.GOODBYE: Goodbye,
+}
+assert set(_HEADERS) == set(Kind)
+_DECODERS = [msgspec.msgpack.Decoder(_HEADERS[Kind(kind)]) if kind in set(Kind) else None for kind in range(256)]
+encode_header = msgspec.msgpack.Encoder().encode
+# Header sizes of what never carries batches: a hostile length is refused before it is buffered.
+_BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES))
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A message as it came: its header decoded, its payloads copied out of the receive buffer."""
+
+    kind: int
+    id: int
+    header: Any
+    payloads: list[bytes]
+
+
+def pack(kind: Kind, id: int, header: Any = None, payloads: Sequence[Buffer] = ()) -> list[Buffer]:  # noqa: A002
+    """The buffers of one message; payloads are not copied."""
+    encoded = encode_header(Nothing() if header is None else header)
+    return pack_encoded(kind, id, encoded, payloads)
+
+
+def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]) -> list[Buffer]:  # noqa: A002
+    """Like `pack`, with a header that was encoded before: the same push goes to many subscribers."""
+    size = PREFIX_BYTES - _LENGTH_BYTES + len(encoded) + sum(len(payload) for payload in payloads)
+    return [PREFIX.pack(size, kind, 0, 0, id, len(encoded)) + encoded, *payloads]
+
+
+def wire_error(error: MainstemError) -> WireError:
+    facts = error.facts() if isinstance(error, DataLoss) else {}
+    return WireError(error.code, str(error), facts)
+
+
+def error_from(wire: WireError) -> MainstemError:
+    try:
+        return from_wire(wire.code, wire.message, wire.facts)
+    except TypeError:
+        return ProtocolError(f"the peer sent an error that cannot be read: {wire.message}")
+
+
+class MessageReader:
+    """Cuts a byte stream into messages. Sans I/O; one connection. After a ProtocolError it is not used again.
+
+    Bytes are received straight into the buffer this hands out (`buffer`, `received`), so that a large message is
+    never assembled from pieces. Between messages the buffer is the `scratch` of the caller, shared by all its
+    connections: an idle connection holds no memory. At most one message is buffered, and never more than the limit
+    in force: small until the peer has said hello.
+    """
+
+    def __init__(self, scratch: bytearray) -> None:
+        assert len(scratch) >= MESSAGE_BYTES_MAX_BEFORE_HELLO
+        self.bytes_max = MESSAGE_BYTES_MAX_BEFORE_HELLO
+        self._scratch = scratch
+        self._partial: bytearray | None = None
+        self._filled = 0
+
+    def allow_large(self) -> None:
+        """The peer is known: messages may have their full size from now on."""
+        self.bytes_max = MESSAGE_BYTES_MAX
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go."""
+        if self._partial is None:
+            return memoryview(self._scratch)
+        return memoryview(self._partial)[self._filled :]
+
+    def received(self, count: int) -> list[Message]:
+        """Take `count` bytes put into `buffer()`; the messages that are complete now."""
+        if self._partial is None:
+            return self._parse(memoryview(self._scratch)[:count])
+        self._filled += count
+        if self._filled < len(self._partial):
+            return []
+        whole, self._partial, self._filled = self._partial, None, 0
+        return self._parse(memoryview(whole))
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes that are already somewhere: for tests and tools."""
+        messages: list[Message] = []
+        view = memoryview(data)
+        while view:
+            room = self.buffer()
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            messages += self.received(count)
+            view = view[count:]
+        return messages
+
+    def _parse(self, data: memoryview) -> list[Message]:
+        messages: list[Message] = []
+        at, end = 0, len(data)
+        while end - at >= PREFIX_BYTES:
+            length, kind, zero, zeros, id_, header_len = PREFIX.unpack_from(data, at)
+            self._check_prefix(length, kind, zero | zeros, header_len)
+            total = length + _LENGTH_BYTES
+            if end - at < total:
+                self._keep(data[at:], total)
+                return messages
+            messages.append(_message(kind, id_, data[at + PREFIX_BYTES : at + total], header_len))
+            at += total
+        if at < end:
+            self._keep(data[at:], PREFIX_BYTES)
+        return messages
+
+    def _keep(self, rest: memoryview, total: int) -> None:
+        """Wait for the rest of a message in a buffer of exactly its size."""
+        partial = bytearray(total)
+        partial[: len(rest)] = rest
+        self._partial, self._filled = partial, len(rest)
+
+    def _check_prefix(self, length: int, kind: int, zeros: int, header_len: int) -> None:
+        if _DECODERS[kind] is None or zeros:
+            raise ProtocolError(f"message of unknown kind {kind}; is the other side speaking the Mainstem protocol?")
+        if length + _LENGTH_BYTES > self.bytes_max:
+            raise ProtocolError(f"message of {length} bytes; at most {self.bytes_max} are allowed here")
+        if header_len > MESSAGE_HEADER_BYTES_MAX or header_len > length - (PREFIX_BYTES - _LENGTH_BYTES):
+            raise ProtocolError(f"message header of {header_len} bytes in a message of {length}")
+
+
+def _message(kind: int, id_: int, body: memoryview, header_len: int) -> Message:
+    decoder = _DECODERS[kind]
+    assert decoder is not None
+    try:
+        header = decoder.decode(body[:header_len])
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise ProtocolError(f"{Kind(kind).name.lower()} message with a header that cannot be read: {error}") from None
+    if kind not in _BATCH_KINDS:
+        if len(body) != header_len:
+            raise ProtocolError(f"{Kind(kind).name.lower()} message with {len(body) - header_len} bytes too many")
+        return Message(kind, id_, header, [])
+    return Message(kind, id_, header, _payloads(kind, header, body[header_len:]))
+
+
+def _payloads(kind: int, header: Any, body: memoryview) -> list[bytes]:
+    batches = header.batches if kind == Kind.APPEND else [pair[1] for pair in header.batches]
+    if len(batches) > APPEND_BATCHES_MAX:
+        raise ProtocolError(f"{len(batches)} batches in one message; at most {APPEND_BATCHES_MAX} are allowed")
+    payloads: list[bytes] = []
+    at = 0
+    for batch in batches:
+        if batch.stored_len < 0 or batch.stored_len > len(body) - at:
+            raise ProtocolError("a batch claims more bytes than its message has")
+        payloads.append(bytes(body[at : at + batch.stored_len]))
+        at += batch.stored_len
+    if at != len(body):
+        raise ProtocolError(f"{len(body) - at} bytes of the message belong to no batch")
+    return payloads

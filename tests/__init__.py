@@ -1,0 +1,1 @@
+"""The tests, as a package, so that `python -m tests.torture` works."""

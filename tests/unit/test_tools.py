@@ -1,0 +1,90 @@
+"""The scripts in tools/ refuse what they should."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+LIST = """id,system,name,spec,as,note
+A1,Alpha,First,x,built,
+A2,Alpha,Second,x,adapted,It differs.
+A3,Alpha,Third,x,,
+B1,Beta,Fourth,x,built,
+"""
+
+
+@pytest.fixture
+def mechanisms(monkeypatch, tmp_path):
+    """`tools/mechanisms.py` over a list of four; call it with (id, outcome) pairs for its exit status."""
+    monkeypatch.syspath_prepend(TOOLS)
+    monkeypatch.delitem(sys.modules, "mechanisms", raising=False)
+    import mechanisms
+
+    monkeypatch.setattr(mechanisms, "LIST", tmp_path / "mechanisms.csv")
+    (tmp_path / "mechanisms.csv").write_text(LIST)
+
+    def run(*outcomes: tuple[str, str]) -> int:
+        tests = [{"test": f"test_{name}", "ids": [name], "outcome": outcome} for name, outcome in outcomes]
+        (tmp_path / "report.json").write_text(json.dumps({"tests": tests}))
+        return mechanisms.main([str(tmp_path / "report.json")])
+
+    return run
+
+
+def test_mechanisms_counts_ways_apart_and_names_the_missing(mechanisms, capsys):
+    assert mechanisms(("A1", "passed"), ("A2", "passed"), ("B1", "skipped")) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["Alpha", "3", "1", "1", "0", "0"] in lines
+    assert ["Beta", "1", "0", "0", "0", "1"] in lines
+    assert ["B1", "Fourth", "(built)"] in lines
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "message"),
+    [
+        ([("A1", "passed"), ("A1", "failed")], "a test of A1 failed"),
+        ([("Z9", "passed")], "does not list"),
+        ([("A3", "passed")], "still blank"),
+    ],
+)
+def test_mechanisms_refuses(mechanisms, capsys, outcomes, message):
+    assert mechanisms(*outcomes) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("expression", "allowed"),
+    [
+        ("MIT", True),
+        ("MIT AND Zlib", True),
+        ("MIT AND GPL-3.0-only", False),
+        ("GPL-2.0-only OR MIT", True),
+        ("", False),
+    ],
+)
+def test_licences_reads_expressions(monkeypatch, expression, allowed):
+    monkeypatch.syspath_prepend(TOOLS)
+    import licences
+
+    assert licences.is_allowed(expression) is allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("pip install --extra-index-url somewhere x", 1),
+        ("index-url = somewhere", 1),
+        ("--no-emit-index-url --generate-hashes", 0),
+        ("see https://packages.example/simple/numpy", 1),
+        ("https://keepachangelog.com/en/1.1.0/", 0),
+    ],
+)
+def test_addresses_finds_an_index(monkeypatch, tmp_path, text, found):
+    monkeypatch.syspath_prepend(TOOLS)
+    import addresses
+
+    (tmp_path / "file").write_text(text)
+    assert len(list(addresses.matches(tmp_path / "file"))) == found
