@@ -4,6 +4,10 @@ import secrets
 import uuid
 
 
+# For jitter: nothing that must be repeatable draws from it.
+RANDOMNESS = secrets.SystemRandom()
+
+
 def new_producer_id() -> int:
     """A producer's id: 63 random bits, never 0, which means a batch without a producer."""
     return secrets.randbits(63) | 1

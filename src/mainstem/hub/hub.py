@@ -8,6 +8,7 @@ from typing import Any
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidSetting
+from mainstem.core.identity import new_stream_uuid
 from mainstem.produce.producer import Producer, ProducerOptions
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -40,7 +41,7 @@ class Streams:
     ) -> StreamInfo:
         """A new stream. `hash` places keys: "crc32" as librdkafka does, or "murmur2" as Java's client does."""
         retention_us = None if retention is None else microseconds(retention)
-        call = CreateStreamCall(name, shards, hash, retention_us, exist_ok)
+        call = CreateStreamCall(name, shards, hash, retention_us, exist_ok, new_stream_uuid())
         return self._port.call(call).streams[0]
 
     def get(self, name: str) -> StreamInfo:
@@ -124,3 +125,10 @@ def open_folder(path: str | Path, *, read_only: bool | None = None, auto_create:
         if read_only is False:
             raise
         return Hub(FolderPort(folder), f"{folder} (read only: another process writes it)")
+
+
+def connect_to(url: str, *, timeout: float) -> Hub:
+    """See mainstem.connect."""
+    from mainstem.hub.remote import RemotePort
+
+    return Hub(RemotePort(url, timeout), url)

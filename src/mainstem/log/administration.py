@@ -1,5 +1,7 @@
 """Streams from the outside: create, look up, list, alter, delete, and where a time is. One answer for every door."""
 
+import contextlib
+import re
 from typing import Final
 
 import pyarrow as pa
@@ -39,6 +41,8 @@ RETENTION_US_DEFAULT: Final = 7 * 24 * 3600 * 1_000_000
 # Longer than any disk lives; keeps the arithmetic far from overflow.
 RETENTION_US_MAX: Final = 1000 * 365 * 24 * 3600 * 1_000_000
 
+_UUID: Final = re.compile(r"[0-9a-f]{32}")
+
 
 class Lookup:
     """What can be asked of a log that is only read. Any thread."""
@@ -50,7 +54,7 @@ class Lookup:
     def handle(self, call: Call) -> Answer:
         match call:
             case GetStreamCall():
-                return Answer(streams=(self.info(self._require(call.name)),))
+                return self.find(call.name)
             case ListStreamsCall():
                 rows = [row for row in self._ledger.list_streams() if not row.deleted_us]
                 return Answer(streams=tuple(self.info(row) for row in sorted(rows, key=lambda row: row.name)))
@@ -60,6 +64,10 @@ class Lookup:
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
             case _:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
+
+    def find(self, name: str) -> Answer:
+        """The stream of this name, or UnknownStream."""
+        return Answer(streams=(self.info(self._require(name)),))
 
     def info(self, row: StreamRow) -> StreamInfo:
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
@@ -128,13 +136,13 @@ class Administration(Lookup):
                 return self._create(call)
             case GetStreamCall() if call.auto_create and self._auto_create_shards:
                 shards = self._auto_create_shards
-                return self._create(CreateStreamCall(call.name, shards=shards, exist_ok=True))
+                return self._create(CreateStreamCall(call.name, shards=shards, exist_ok=True, uuid=new_stream_uuid()))
             case AlterStreamCall():
                 row = self._require(call.name)
                 if call.retention_us is not None:
                     _check_retention(call.retention_us)
                 self._log.execute(AlterStream(row.id, call.retention_us))
-                return Answer(streams=(self.info(self._require(call.name)),))
+                return self.find(call.name)
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
@@ -150,21 +158,19 @@ class Administration(Lookup):
             raise InvalidRequest(f"a stream has 1 to {SHARDS_PER_STREAM_MAX} shards, not {call.shards}")
         if call.hash not in HASHES:
             raise InvalidSetting(f"hash {call.hash!r} is not known; use one of {', '.join(HASHES)}")
+        if not _UUID.fullmatch(call.uuid):
+            raise InvalidRequest("a new stream needs a UUID of 32 hexadecimal digits")
         retention_us = self._retention_us if call.retention_us is None else call.retention_us
         _check_retention(retention_us)
-        existing = self._ledger.stream_named(name)
-        if existing is None:
-            command = CreateStream(
-                new_stream_uuid(), name, call.shards, call.hash, retention_us, self._log.clock.now_us()
-            )
-            try:
+        if self._ledger.stream_named(name) is None:
+            command = CreateStream(call.uuid, name, call.shards, call.hash, retention_us, self._log.clock.now_us())
+            # Another caller may be first; then the check below decides.
+            with contextlib.suppress(StreamExists):
                 self._log.execute(command)
-            except StreamExists:
-                if not call.exist_ok:
-                    raise
-        elif not call.exist_ok:
+        row = self._require(name)
+        if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
-        return Answer(streams=(self.info(self._require(name)),))
+        return Answer(streams=(self.info(row),))
 
 
 def _check_retention(retention_us: int) -> None:

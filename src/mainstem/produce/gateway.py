@@ -22,10 +22,12 @@ class Gateway:
         self.unknown_streams = 0
         self.refused = 0
 
-    def admit(self, header: BatchHeader, data: bytes) -> Batch | MainstemError:
-        """The batch, safe to store, or why not."""
+    def admit(self, header: BatchHeader, data: bytes, *, acknowledge: bool) -> Batch | MainstemError:
+        """The batch, safe to store, or why not. What will be acknowledged may be repeated and so needs a number."""
         try:
             self._check_place(header)
+            if (header.producer == 0) == acknowledge:
+                raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
             _check_payload(header, data)
         except MainstemError as error:
             self.refused += 1
@@ -41,8 +43,6 @@ class Gateway:
             raise StreamDeleted(f"stream {row.name!r} was deleted")
         if header.shard >= row.shards:
             raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; there is no shard {header.shard}")
-        if header.producer == 0:
-            raise InvalidRequest("a batch over the network needs a producer id and a sequence number")
         if header.schema_id or header.transaction or header.statistics:
             raise InvalidRequest("schema_id, transaction and statistics are the server's to give")
 

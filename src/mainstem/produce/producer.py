@@ -364,10 +364,11 @@ class Producer:
                 continue
             batches += encoded
             owners += [chunk] * len(encoded)
-        batches = [self._numbered(batch) for batch in batches]
         if self._options.acks == "none":
+            # Never repeated, so never in need of a number; a number lost on the way would void those after it.
             self._ship_unacknowledged(parcel, batches)
             return
+        batches = [self._numbered(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
         answers = _Answers(self, parcel, owners, batches)
         for begin in range(0, len(batches), APPEND_BATCHES_MAX):
@@ -389,7 +390,6 @@ class Producer:
         if not self._port.append_unacknowledged(batches):
             with self._lock:
                 self.dropped += sum(batch.header.count for batch in batches)
-                self._reset_wanted = True
         self._on_answered(parcel)
 
     def _on_answered(self, parcel: Parcel) -> None:

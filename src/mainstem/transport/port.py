@@ -40,11 +40,14 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
 
 class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
+    """`uuid` is chosen by the caller, so that a repeated call is recognised as its own."""
+
     name: str
     shards: int = 1
     hash: str = "crc32"
     retention_us: int | None = None
     exist_ok: bool = False
+    uuid: str = ""
 
 
 class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):

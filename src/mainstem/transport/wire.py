@@ -83,11 +83,11 @@ class Nothing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True):
-    """Batches to append. `acknowledge` false: no answer. `timeout_ms`: how long the sender will wait."""
+    """Batches to append. `acknowledge` false: no answer. `timeout_ms`: for how long the sender wants an answer."""
 
     batches: list[BatchHeader]
     acknowledge: bool = True
-    timeout_ms: int = 0
+    timeout_ms: U32 = 0
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,553 @@
+"""A log behind a connection. One connection and one thread per hub, however many producers and consumers it has.
+
+The link reconnects by itself. What was not answered when it broke is sent again, in the same order and with the same
+sequence numbers; the server recognises what it has already. Subscriptions go on from the batch after the last one that
+arrived.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import uvloop
+
+from mainstem.core.batch import Batch, Buffer, FetchedBatch
+from mainstem.core.clock import SYSTEM_CLOCK
+from mainstem.core.errors import (
+    ConnectionLost,
+    DataLoss,
+    DeadlineExceeded,
+    InvalidRequest,
+    InvalidSetting,
+    MainstemError,
+    ProtocolError,
+    ServerStopping,
+    UnknownStream,
+)
+from mainstem.core.identity import RANDOMNESS
+from mainstem.hub.liveness import Liveness
+from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.port import (
+    Answer,
+    AppendDone,
+    AppendResult,
+    Call,
+    DeleteStreamCall,
+    EndReached,
+    StreamInfo,
+)
+from mainstem.transport.retry import Backoff, GiveUp, RetryPolicy
+from mainstem.transport.wire import (
+    VERSION,
+    VERSION_MIN,
+    Append,
+    Appended,
+    Batches,
+    Credit,
+    Hello,
+    Kind,
+    Message,
+    Subscribe,
+    Welcome,
+    error_from,
+    pack,
+)
+
+logger = logging.getLogger("mainstem.hub")
+
+_PORT_DEFAULT: Final = 7070
+_CALL_SECONDS: Final = 30.0
+_TICK_SECONDS: Final = 0.25
+_CONNECT_SECONDS: Final = 5.0
+_CREDIT_OVERHEAD: Final = 128
+# Reconnecting never gives up by itself: what waits has deadlines of its own.
+_RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
+
+
+class _Request:
+    """Something that wants an answer. It stays until answered, failed, or past its deadline."""
+
+    __slots__ = ("buffers", "deadline", "is_append", "on_answer", "sent", "what")
+
+    def __init__(
+        self,
+        buffers: list[Buffer],
+        deadline: float,
+        on_answer: Callable[[Any], None],
+        what: str,
+        *,
+        is_append: bool = False,
+    ) -> None:
+        self.buffers = buffers
+        self.deadline = deadline
+        self.on_answer = on_answer
+        self.what = what
+        self.is_append = is_append
+        self.sent = 0
+
+
+class RemotePort:
+    """The hub's side of a server. Any thread may call; the fields below the line belong to the I/O thread."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._host, self._port = _address(url)
+        self._where = f"{self._host}:{self._port}"
+        self._liveness = Liveness("hub", self._forget_thread)
+        self._loop = uvloop.new_event_loop()
+        self._welcomed = threading.Event()
+        self._first_error: MainstemError | None = None
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="mainstem-io", daemon=True
+        )
+        self._ids = _Ids()
+        # The I/O thread's own from here on.
+        self._connection: FramedConnection | None = None
+        self._is_ready = False
+        self._requests: dict[int, _Request] = {}
+        self._subscriptions: dict[int, RemoteSubscription] = {}
+        self._log_uuid = ""
+        self._heartbeat = 5.0
+        self._idle_timeout = 15.0
+        self._lost: asyncio.Event | None = None
+        self._thread.start()
+        self._await_welcome(timeout)
+
+    def _await_welcome(self, timeout: float) -> None:
+        if self._welcomed.wait(timeout) and self._first_error is None:
+            return
+        error = self._first_error
+        self.close()
+        if error is not None and not error.retriable:
+            raise error
+        reason = f" ({error})" if error is not None else ""
+        raise ConnectionLost(
+            f"no Mainstem server answered at {self._where} within {timeout:g} s{reason}; start one with: mainstem serve"
+        )
+
+    # Port.
+
+    def call(self, call: Call) -> Answer:
+        self.check_usable()
+        done = threading.Event()
+        results: list[Any] = []
+
+        def take(result: Any) -> None:
+            results.append(result)
+            done.set()
+
+        buffers = partial(pack, Kind.CALL, header=call)
+        self._soon(self._begin, buffers, time.monotonic() + _CALL_SECONDS, take, type(call).__name__, False)
+        done.wait()
+        result = results[0]
+        if isinstance(result, tuple):
+            error, sent = result
+            if isinstance(call, DeleteStreamCall) and isinstance(error, UnknownStream) and sent > 1:
+                # The first attempt did it; only its answer was lost.
+                return Answer()
+            raise error
+        assert isinstance(result, Answer)
+        return result
+
+    def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        header = Append([batch.header for batch in batches], True, max(1, min(int(timeout * 1000), 1 << 31)))
+        payloads = [batch.payload for batch in batches]
+        buffers = partial(pack, Kind.APPEND, header=header, payloads=payloads)
+        take = partial(_finish_append, done, len(batches))
+        self._soon(self._begin, buffers, time.monotonic() + timeout, take, "append", True)
+
+    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
+        connection = self._connection
+        if not self._is_ready or connection is None or connection.is_blocked:
+            return False
+        header = Append([batch.header for batch in batches], False)
+        buffers = pack(Kind.APPEND, 0, header, [batch.payload for batch in batches])
+        self._soon(self._send, buffers)
+        return True
+
+    def subscribe(
+        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+    ) -> "RemoteSubscription":
+        self.check_usable()
+        subscription = RemoteSubscription(self, self._ids.next(), stream, offsets, ends, prefetch_bytes)
+        self._soon(self._add_subscription, subscription)
+        return subscription
+
+    def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
+        if delay:
+            self._soon(self._loop.call_later, delay, action)
+        else:
+            self._soon(action)
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        return event.wait(timeout)
+
+    def check_usable(self) -> None:
+        self._liveness.check()
+
+    def check_writable(self) -> None:
+        return None
+
+    def close(self) -> None:
+        if not self._liveness.end():
+            return
+        thread, self._thread = self._thread, None
+        self._soon(self._stop)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5.0)
+
+    def _forget_thread(self) -> None:
+        """In a child made by fork: the thread was not copied, and its sockets are the parent's."""
+        self._thread = None
+
+    def _soon(self, action: Callable[..., object], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: everything was failed already
+            self._loop.call_soon_threadsafe(action, *args)
+
+    # The I/O thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._keep_connected())
+        finally:
+            self._fail_all(self._liveness.closed_error())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _keep_connected(self) -> None:
+        self._stopping = asyncio.Event()
+        scratch = bytearray(SCRATCH_BYTES)
+        ticker = asyncio.ensure_future(self._tick())
+        attempt = 0
+        while not self._stopping.is_set():
+            self._lost = asyncio.Event()
+            connected = await self._connect(scratch)
+            if connected:
+                await _first_of(self._lost.wait(), self._stopping.wait())
+                attempt = 0 if self._was_welcomed else attempt
+            attempt += 1
+            if not self._stopping.is_set():
+                delay = Backoff(_RECONNECT, RANDOMNESS).next_delay(min(attempt, 20))
+                assert not isinstance(delay, GiveUp)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
+        ticker.cancel()
+        if self._connection is not None:
+            self._connection.close()
+            await asyncio.sleep(0)
+
+    _was_welcomed = False
+
+    async def _connect(self, scratch: bytearray) -> bool:
+        self._was_welcomed = False
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await self._loop.create_connection(lambda: self._new_connection(scratch), self._host, self._port)
+        except (OSError, TimeoutError) as error:
+            self._first_error = self._first_error if self._log_uuid else ConnectionLost(_reason(error))
+            return False
+        return True
+
+    def _new_connection(self, scratch: bytearray) -> FramedConnection:
+        return FramedConnection(
+            scratch,
+            on_open=self._on_open,
+            on_message=self._on_message,
+            on_blocked=lambda is_blocked: None,
+            on_lost=self._on_lost,
+        )
+
+    def _on_open(self, connection: FramedConnection) -> None:
+        self._connection = connection
+        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, "mainstem-python")))
+
+    def _on_lost(self, error: BaseException | None) -> None:
+        self._is_ready = False
+        self._connection = None
+        if self._lost is not None:
+            self._lost.set()
+
+    def _on_message(self, message: Message) -> None:
+        match message.kind:
+            case Kind.APPENDED | Kind.ANSWER:
+                self._answer(message.id, message.header)
+            case Kind.BATCHES:
+                subscription = self._subscriptions.get(message.id)
+                if subscription is not None:
+                    subscription.receive(message.header, message.payloads)
+            case Kind.END:
+                subscription = self._subscriptions.get(message.id)
+                if subscription is not None:
+                    subscription.finish(EndReached())
+            case Kind.ERROR:
+                self._on_error(message.id, error_from(message.header))
+            case Kind.WELCOME:
+                self._on_welcome(message.header)
+            case Kind.GOODBYE:
+                logger.info("%s: %s; reconnecting when it closes", self._where, message.header.reason)
+            case _:
+                raise ProtocolError(f"a server does not send {Kind(message.kind).name.lower()} messages")
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if self._log_uuid and welcome.log != self._log_uuid:
+            error = InvalidRequest(
+                f"{self._where} serves another log than before ({welcome.log}, not {self._log_uuid}); connect anew"
+            )
+            self._fail_all(error)
+            raise error
+        assert self._connection is not None
+        self._connection.allow_large()
+        self._log_uuid = welcome.log
+        self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
+        self._first_error = None
+        self._was_welcomed = self._is_ready = True
+        for request in self._requests.values():
+            request.sent += 1
+            self._connection.send(request.buffers)
+        for subscription in self._subscriptions.values():
+            self._connection.send(subscription.subscribe_message())
+        self._welcomed.set()
+
+    def _on_error(self, id_: int, error: MainstemError) -> None:
+        subscription = self._subscriptions.get(id_)
+        if subscription is not None:
+            if isinstance(error, DataLoss):
+                subscription.lose(error)
+            else:
+                subscription.finish(error)
+        elif id_ in self._requests:
+            request = self._requests.pop(id_)
+            request.on_answer((error, request.sent))
+        elif id_ == 0:
+            logger.warning("%s: %s", self._where, error)
+            if not self._log_uuid:
+                self._first_error = error
+                self._welcomed.set()
+
+    def _begin(
+        self,
+        build: Callable[..., list[Buffer]],
+        deadline: float,
+        on_answer: Callable[[Any], None],
+        what: str,
+        is_append: bool,
+    ) -> None:
+        if self._stopping.is_set():
+            on_answer((self._liveness.closed_error(), 0))
+            return
+        id_ = self._ids.next()
+        request = self._requests[id_] = _Request(build(id_), deadline, on_answer, what, is_append=is_append)  # type: ignore[call-arg]
+        if self._is_ready and self._connection is not None:
+            request.sent = 1
+            self._connection.send(request.buffers)
+
+    def _answer(self, id_: int, answer: Any) -> None:
+        request = self._requests.get(id_)
+        if request is None:
+            return
+        if isinstance(answer, Appended) and _is_stopping(answer):
+            # Not written; the connection is about to close, and the next one gets it again.
+            return
+        del self._requests[id_]
+        request.on_answer(answer)
+
+    def _send(self, buffers: Sequence[Buffer]) -> None:
+        if self._is_ready and self._connection is not None:
+            self._connection.send(buffers)
+
+    def _add_subscription(self, subscription: "RemoteSubscription") -> None:
+        self._subscriptions[subscription.id] = subscription
+        self._send(subscription.subscribe_message())
+
+    def remove_subscription(self, id_: int) -> None:
+        """From any thread: the reader wants no more."""
+        self._soon(self._remove_subscription, id_)
+
+    def _remove_subscription(self, id_: int) -> None:
+        if self._subscriptions.pop(id_, None) is not None:
+            self._send(pack(Kind.UNSUBSCRIBE, id_))
+
+    def give_credit(self, id_: int, count: int) -> None:
+        """From any thread: the reader took this much."""
+        self._soon(self._send, pack(Kind.CREDIT, id_, Credit(count)))
+
+    async def _tick(self) -> None:
+        """Heartbeats out, silence noticed, deadlines kept."""
+        pinged = 0.0
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            connection = self._connection
+            if connection is not None:
+                if now - connection.heard_at > self._idle_timeout:
+                    logger.warning("%s said nothing for %.0f s; reconnecting", self._where, self._idle_timeout)
+                    connection.abort()
+                elif self._is_ready and now - pinged > self._heartbeat:
+                    pinged = now
+                    connection.ping()
+            self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        late = [id_ for id_, request in self._requests.items() if request.deadline <= now]
+        for id_ in late:
+            request = self._requests.pop(id_)
+            state = "the outcome is not known" if request.sent else "it was never sent"
+            error = DeadlineExceeded(f"{self._where} did not answer {request.what} in time; {state}")
+            request.on_answer((error, request.sent))
+
+    def _stop(self) -> None:
+        self._stopping.set()
+
+    def _fail_all(self, error: MainstemError) -> None:
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.on_answer((error, request.sent))
+        for subscription in self._subscriptions.values():
+            subscription.finish(error)
+        self._subscriptions.clear()
+
+
+class RemoteSubscription:
+    """Batches pushed by a server. `next` and `close` are for one thread, the rest for the I/O thread."""
+
+    def __init__(
+        self,
+        port: RemotePort,
+        id_: int,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+    ) -> None:
+        self.id = id_
+        self._port = port
+        self._stream = stream
+        # Per shard, the offset after the last batch that arrived: where a new connection goes on.
+        self._offsets = list(offsets)
+        self._ends = None if ends is None else list(ends)
+        self._credit = prefetch_bytes
+        self._queue: deque[FetchedBatch | MainstemError | EndReached] = deque()
+        self._arrived = threading.Condition(threading.Lock())
+        # Bytes in the queue, which the server counts against the credit, and bytes taken but not yet given back.
+        self._queued_bytes = 0
+        self._taken_bytes = 0
+
+    # The I/O thread.
+
+    def subscribe_message(self) -> list[Buffer]:
+        """Where to go on, with the credit that the queue leaves."""
+        with self._arrived:
+            credit = max(1, self._credit - self._queued_bytes)
+            self._taken_bytes = 0
+        return pack(Kind.SUBSCRIBE, self.id, Subscribe(self._stream.id, self._offsets, self._ends, credit))
+
+    def receive(self, header: Batches, payloads: list[bytes]) -> None:
+        with self._arrived:
+            for (base, batch_header), payload in zip(header.batches, payloads, strict=True):
+                batch = FetchedBatch(base, batch_header, payload)
+                shard = batch_header.shard
+                if shard >= len(self._offsets) or not base <= self._offsets[shard] < batch.end:
+                    raise ProtocolError(f"batch {base} of shard {shard} came out of order")
+                self._offsets[shard] = batch.end
+                self._queue.append(batch)
+                self._queued_bytes += len(payload) + _CREDIT_OVERHEAD
+            self._arrived.notify()
+
+    def lose(self, loss: DataLoss) -> None:
+        with self._arrived:
+            if loss.shard < len(self._offsets):
+                self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
+            self._queue.append(loss)
+            self._arrived.notify()
+
+    def finish(self, reason: MainstemError | EndReached) -> None:
+        with self._arrived:
+            self._queue.append(reason)
+            self._arrived.notify()
+
+    # The reader's thread.
+
+    def next(self, timeout: float | None) -> FetchedBatch | None:
+        with self._arrived:
+            if not self._queue and not self._arrived.wait_for(lambda: self._queue, timeout):
+                return None
+            item = self._queue[0]
+            if isinstance(item, DataLoss) or isinstance(item, FetchedBatch):
+                self._queue.popleft()
+            if not isinstance(item, FetchedBatch):
+                # The end stays at the head of the queue: whoever asks again gets it again.
+                raise item
+            size = len(item.payload) + _CREDIT_OVERHEAD
+            self._queued_bytes -= size
+            self._taken_bytes += size
+            give = self._taken_bytes if self._taken_bytes >= self._credit // 4 else 0
+            self._taken_bytes -= give
+        if give:
+            self._port.give_credit(self.id, give)
+        return item
+
+    def close(self) -> None:
+        self._port.remove_subscription(self.id)
+
+
+class _Ids:
+    """Numbers for requests and subscriptions of a connection: 1 to 2^32 - 1, then again from 1. Any thread."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        with self._lock:
+            taken = self._next
+            self._next = taken + 1 if taken < 0xFFFF_FFFF else 1
+            return taken
+
+
+def _finish_append(done: AppendDone, count: int, answer: Any) -> None:
+    """The answer of the server, or (error, times sent), as one result per batch."""
+    if isinstance(answer, tuple):
+        done([answer[0]] * count)
+        return
+    if not isinstance(answer, Appended) or len(answer.bases) != count:
+        done([ProtocolError("the server answered an append with something else")] * count)
+        return
+    results: list[AppendResult] = list(answer.bases)
+    for index, error in answer.errors.items():
+        results[index] = error_from(error)
+    done(results)
+
+
+def _is_stopping(answer: Appended) -> bool:
+    return any(error.code == ServerStopping.code for error in answer.errors.values())
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _reason(error: BaseException) -> str:
+    return "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidSetting(f"{url!r} is not an address: {error}; expected mainstem://host:port") from None
+    if parts.scheme != "mainstem" or not host or parts.path not in ("", "/") or parts.query or parts.username:
+        raise InvalidSetting(f"{url!r} is not an address; expected mainstem://host:port")
+    return host, port or _PORT_DEFAULT

@@ -1,0 +1,122 @@
+"""The server process from start to end: `run` is what `mainstem serve` calls."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import uvloop
+
+from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
+from mainstem.core.settings import Settings
+from mainstem.server.server import Server
+
+logger = logging.getLogger("mainstem.server")
+
+# The exit code of a process whose disk or ledger failed, as sysexits calls an I/O error.
+EXIT_IO_ERROR: Final = 74
+# Commit threads and the loop share the interpreter; a shorter turn keeps an acknowledgement from waiting 5 ms for one.
+_SWITCH_INTERVAL: Final = 0.0005
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Raises MainstemError if it cannot start."""
+    configure_logging(settings)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    if settings.listen is None:
+        raise InvalidSetting("listen is off: there is nothing to serve; give --listen an address")
+    server = Server(settings, name=f"mainstem {_version()}")
+    server.on_failure = _end_process
+    try:
+        ready = {"data": await server.start()}
+    except OSError as error:
+        await server.stop()
+        raise FolderUnusable(f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen") from error
+    http = None
+    http_task = None
+    if settings.http is not None:
+        from mainstem.server.health import HttpListener
+
+        try:
+            http = HttpListener(settings.http, lambda: server.is_ready)
+        except OSError as error:
+            await server.stop()
+            raise InvalidSetting(
+                f"cannot listen on {settings.http} for HTTP: {error.strerror}; choose another --http, or off"
+            ) from error
+        ready["http"] = http.address
+        http_task = asyncio.ensure_future(http.serve())
+    stopped = _on_signals()
+    logger.info("serving %s on %s", settings.data, ready)
+    print(f"ready {json.dumps(ready)}", flush=True)
+    name = await stopped
+    logger.info("%s: stopping, clients are answered first", name)
+    await server.stop()
+    if http is not None and http_task is not None:
+        http.stop()
+        await http_task
+    logger.info("stopped")
+    return 0
+
+
+def _on_signals() -> "asyncio.Future[str]":
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+
+    def stop(name: str) -> None:
+        if not stopped.done():
+            stopped.set_result(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number.name)
+    return stopped
+
+
+def _end_process(error: MainstemError) -> None:
+    """Nothing may be acknowledged any more: end at once, whatever else is under way. The next start replays."""
+    logger.critical("%s", error)
+    logging.shutdown()
+    os._exit(EXIT_IO_ERROR)
+
+
+def configure_logging(settings: Settings) -> None:
+    """One line per event an operator needs, on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if settings.log_format == "json" else _TextLines())
+    root = logging.getLogger("mainstem")
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level.upper())
+    root.propagate = False
+
+
+class _TextLines(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _version() -> str:
+    try:
+        return version("mainstem")
+    except PackageNotFoundError:
+        return "unknown"

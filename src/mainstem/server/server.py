@@ -1,0 +1,256 @@
+"""The server: one log, one event loop, two commit threads, many sessions."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.errors import Busy, InternalError, MainstemError, ProtocolError
+from mainstem.core.settings import Settings
+from mainstem.log.administration import Administration
+from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.log import Log, LogOptions
+from mainstem.produce.gateway import Gateway
+from mainstem.server.session import PendingAppend, Session
+from mainstem.server.subscription import PushEncoder, PushSubscription
+from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.port import Answer, Call, GetStreamCall, StatisticsCall
+
+logger = logging.getLogger("mainstem.server")
+
+# One thread writes a flush while the other applies the one before it.
+_COMMIT_THREADS: Final = 2
+_READ_THREADS: Final = 2
+_TICK_SECONDS: Final = 1.0
+# A connection must say hello within this time.
+_HELLO_SECONDS: Final = 5.0
+
+
+class Server:
+    """Serves one log over the native protocol. Its loop's thread only, but for `complete` and the flush listener.
+
+    The commit threads put what they finished into `_completed` and wake the loop once per flush; the loop answers and
+    pushes.
+    """
+
+    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings = settings
+        self.name = name
+        self.clock = clock
+        options = LogOptions(
+            block_bytes=settings.block_bytes,
+            hot_tail_bytes=settings.hot_tail_bytes,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            snapshot_bytes=settings.snapshot_bytes,
+        )
+        self.log = Log(settings.data, options, clock=clock)
+        self._administration = Administration(
+            self.log,
+            retention_us=round(settings.retention * 1_000_000),
+            auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
+        )
+        self.gateway = Gateway(self.log.ledger.load_stream)
+        self.push_encoder = PushEncoder()
+        self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
+        self._call_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-call")
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._sessions: set[Session] = set()
+        self._followers: dict[int, set[PushSubscription]] = {}
+        self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
+        self._notices: deque[FlushNotice] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: asyncio.AbstractServer | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._threads: list[threading.Thread] = []
+        self.is_stopping = False
+        self.is_ready = False
+        self.on_failure: Callable[[MainstemError], None] = lambda error: None
+        self._counts = {"connections_total": 0, "appends": 0, "batches_pushed_hot": 0, "batches_pushed_disk": 0}
+
+    # Life.
+
+    async def start(self) -> str:
+        """Listen and commit; the address it listens on."""
+        address = self.settings.listen
+        assert address is not None
+        loop = self._loop = asyncio.get_running_loop()
+        self.log.batcher.add_listener(self._on_flush)
+        self.log.batcher.on_failure = self._on_log_failure
+        for number in range(_COMMIT_THREADS):
+            thread = threading.Thread(target=self.log.batcher.run, name=f"mainstem-commit-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._listener = await loop.create_server(self._new_connection, address.host, address.port, backlog=1024)
+        self._ticker = loop.create_task(self._tick())
+        self.is_ready = True
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Drain: refuse new work, answer what was taken, then close everything."""
+        self.is_stopping, self.is_ready = True, False
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        for session in self._sessions:
+            session.say_goodbye()
+        deadline = self.clock.monotonic() + self.settings.drain_timeout
+        while self._is_draining() and self.clock.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        for session in tuple(self._sessions):
+            if session.connection is not None:
+                session.connection.close()
+        await asyncio.sleep(0)
+        self._call_pool.shutdown(wait=True)
+        self.read_pool.shutdown(wait=True, cancel_futures=True)
+        await asyncio.get_running_loop().run_in_executor(None, self.log.close)
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    def _is_draining(self) -> bool:
+        return any(
+            not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
+            for session in self._sessions
+        )
+
+    def _on_log_failure(self, error: MainstemError) -> None:
+        """In a commit thread: the log acknowledged its last. Whoever waits learns it from the broken connection and
+        asks the next life of this server."""
+        self.on_failure(error)
+
+    # Connections.
+
+    def _new_connection(self) -> FramedConnection:
+        session = Session(self)
+        return FramedConnection(
+            self._scratch,
+            on_open=session.on_open,
+            on_message=session.on_message,
+            on_blocked=session.on_blocked,
+            on_lost=session.on_lost,
+            clock=self.clock,
+        )
+
+    def on_session_open(self, session: Session) -> None:
+        connection = session.connection
+        assert connection is not None
+        if len(self._sessions) >= self.settings.connections_max:
+            connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
+            return
+        self._sessions.add(session)
+        self._counts["connections_total"] += 1
+
+    def on_session_lost(self, session: Session) -> None:
+        self._sessions.discard(session)
+        connection = session.connection
+        if connection is not None and connection.error is not None:
+            logger.warning("a client was disconnected: %s", connection.error)
+        session.connection = None
+
+    async def _tick(self) -> None:
+        """Once a second: drop who is silent, forget idle producers, retry what waits."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = self.clock.monotonic()
+            for session in tuple(self._sessions):
+                connection = session.connection
+                if connection is None:
+                    continue
+                session.submit_waiting()
+                silent = now - connection.heard_at
+                if not session.is_welcomed and silent > _HELLO_SECONDS:
+                    connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
+                elif silent > self.settings.idle_timeout and not connection.is_paused:
+                    logger.info("client %s was silent for %.0f s and is disconnected", session.client, silent)
+                    connection.abort()
+            await asyncio.get_running_loop().run_in_executor(self._call_pool, self.log.forget_idle_producers)
+
+    # Calls.
+
+    def lookup(self, call: GetStreamCall) -> Answer | None:
+        """The answer from memory, without waiting for anything; None if the stream must be created first."""
+        try:
+            return self._administration.find(call.name)
+        except MainstemError:
+            if call.auto_create and self.settings.auto_create:
+                return None
+            raise
+
+    def run_call(self, call: Call, answer: Callable[[Answer | MainstemError], None]) -> None:
+        """Carry out a call that waits for a flush or for the disk, away from the loop."""
+        assert self._loop is not None
+        future = self._loop.run_in_executor(self._call_pool, self._administration.handle, call)
+
+        def finish(done: "asyncio.Future[Answer]") -> None:
+            error = done.exception()
+            if error is None:
+                answer(self._with_counts(done.result()) if isinstance(call, StatisticsCall) else done.result())
+            elif isinstance(error, MainstemError):
+                answer(error)
+            else:
+                logger.error("a %s call failed", type(call).__name__, exc_info=error)
+                answer(InternalError(f"the server failed to carry this out: {type(error).__name__}: {error}"))
+
+        future.add_done_callback(finish)
+
+    def _with_counts(self, answer: Answer) -> Answer:
+        live = [subscription for session in self._sessions for subscription in session.subscriptions.values()]
+        counts: dict[str, Any] = dict(self._counts)
+        counts["connections"] = len(self._sessions)
+        counts["subscriptions"] = len(live)
+        counts["batches_pushed_hot"] += sum(subscription.batches_hot for subscription in live)
+        counts["batches_pushed_disk"] += sum(subscription.batches_disk for subscription in live)
+        counts["unknown_streams"] = self.gateway.unknown_streams
+        counts["batches_refused"] = self.gateway.refused
+        return Answer(counters={**answer.counters, **counts})
+
+    # Flushes.
+
+    def complete(self, session: Session, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
+        """In a commit thread: these batches are committed. Delivered with the flush."""
+        self._completed.append((session, pending, result))
+
+    def _on_flush(self, notice: FlushNotice) -> None:
+        """In a commit thread: wake the loop once for everything this flush finished."""
+        self._notices.append(notice)
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            # The loop is closed: the process is ending, nobody is left to tell.
+            return
+
+    def _deliver(self) -> None:
+        while self._completed:
+            session, pending, result = self._completed.popleft()
+            self._counts["appends"] += 1
+            session.finish_append(pending, result)
+        touched: set[PushSubscription] = set()
+        while self._notices:
+            notice = self._notices.popleft()
+            for stream in notice.deleted:
+                for subscription in tuple(self._followers.get(stream, ())):
+                    subscription.end_deleted()
+            for stream, shard in notice.ends:
+                for subscription in self._followers.get(stream, ()):
+                    subscription.touch(shard)
+                    touched.add(subscription)
+        for subscription in touched:
+            subscription.push()
+
+    def follow(self, subscription: PushSubscription) -> None:
+        self._followers.setdefault(subscription.stream, set()).add(subscription)
+
+    def unfollow(self, subscription: PushSubscription) -> None:
+        followers = self._followers.get(subscription.stream)
+        if followers is not None:
+            followers.discard(subscription)
+            if not followers:
+                del self._followers[subscription.stream]
+        self._counts["batches_pushed_hot"] += subscription.batches_hot
+        self._counts["batches_pushed_disk"] += subscription.batches_disk

@@ -1,0 +1,294 @@
+"""One client's connection as the server sees it: requests in, answers out."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from mainstem.consume.feed import Feed
+from mainstem.core.batch import Batch
+from mainstem.core.errors import (
+    Busy,
+    DeadlineExceeded,
+    InvalidRequest,
+    MainstemError,
+    ProtocolError,
+    ServerStopping,
+)
+from mainstem.core.limits import CREDIT_BYTES_MAX, MESSAGE_BYTES_MAX, MIB, SUBSCRIPTIONS_PER_CONNECTION_MAX
+from mainstem.log.batcher import Outcomes
+from mainstem.log.flush import Appended, Rejected
+from mainstem.server.subscription import PushSubscription
+from mainstem.transport.connection import FramedConnection
+from mainstem.transport.port import GetStreamCall
+from mainstem.transport.wire import (
+    VERSION,
+    VERSION_MIN,
+    Append,
+    Credit,
+    Goodbye,
+    Hello,
+    Kind,
+    Message,
+    Subscribe,
+    Welcome,
+    pack,
+    wire_error,
+)
+from mainstem.transport.wire import Appended as WireAppended
+
+if TYPE_CHECKING:
+    from mainstem.server.server import Server
+
+logger = logging.getLogger("mainstem.server")
+
+# Unanswered bytes of one connection; beyond this it is not read until some are answered.
+_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+
+
+class PendingAppend:
+    """An append request: which batches were refused at the door, which wait for their flush."""
+
+    __slots__ = ("acknowledge", "admitted", "deadline", "errors", "id", "places", "size", "total")
+
+    def __init__(self, id_: int, acknowledge: bool, total: int, deadline: float) -> None:
+        self.id = id_
+        self.acknowledge = acknowledge
+        self.total = total
+        self.deadline = deadline
+        self.admitted: list[Batch] = []
+        self.places: list[int] = []
+        self.errors: dict[int, MainstemError] = {}
+        self.size = 0
+
+
+class Session:
+    """State of one connection. The loop's thread only; completions arrive through the server's `deliver`."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self.connection: FramedConnection | None = None
+        self.subscriptions: dict[int, PushSubscription] = {}
+        self.in_flight_bytes = 0
+        self.in_flight = 0
+        # Appends that wait because the log has too much pending already.
+        self._waiting: deque[PendingAppend] = deque()
+        self._welcomed = False
+        self.client = ""
+        self._handlers: dict[int, Callable[[Message], None]] = {
+            Kind.CALL: self._on_call,
+            Kind.APPEND: self._on_append,
+            Kind.SUBSCRIBE: self._on_subscribe,
+            Kind.CREDIT: self._on_credit,
+            Kind.UNSUBSCRIBE: self._on_unsubscribe,
+        }
+
+    @property
+    def is_welcomed(self) -> bool:
+        return self._welcomed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was asked has been answered."""
+        return self.in_flight == 0 and not self._waiting
+
+    # From the connection.
+
+    def on_open(self, connection: FramedConnection) -> None:
+        self.connection = connection
+        self._server.on_session_open(self)
+
+    def on_message(self, message: Message) -> None:
+        if not self._welcomed:
+            self._on_hello(message)
+            return
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise ProtocolError(f"a client does not send {Kind(message.kind).name.lower()} messages")
+        handler(message)
+
+    def on_blocked(self, is_blocked: bool) -> None:
+        if not is_blocked:
+            for subscription in tuple(self.subscriptions.values()):
+                subscription.push()
+
+    def on_lost(self, error: BaseException | None) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.end()
+            self._server.unfollow(subscription)
+        self.subscriptions.clear()
+        self._waiting.clear()
+        self._server.on_session_lost(self)
+
+    # Requests.
+
+    def _on_hello(self, message: Message) -> None:
+        hello = message.header
+        if not isinstance(hello, Hello):
+            raise ProtocolError("the first message must be hello")
+        version = min(hello.version_max, VERSION)
+        if version < max(hello.version_min, VERSION_MIN):
+            raise ProtocolError(
+                f"the client speaks protocol versions {hello.version_min} to {hello.version_max}, this server "
+                f"{VERSION_MIN} to {VERSION}; upgrade the older side"
+            )
+        self.client = hello.client[:200]
+        self._welcomed = True
+        assert self.connection is not None
+        self.connection.allow_large()
+        settings, log = self._server.settings, self._server.log
+        welcome = Welcome(
+            version,
+            self._server.name,
+            log.uuid,
+            log.epoch,
+            settings.heartbeat,
+            settings.idle_timeout,
+            MESSAGE_BYTES_MAX,
+        )
+        self._send(Kind.WELCOME, message.id, welcome)
+
+    def _on_call(self, message: Message) -> None:
+        call = message.header
+        if isinstance(call, GetStreamCall):
+            try:
+                answer = self._server.lookup(call)
+            except MainstemError as error:
+                self._send(Kind.ERROR, message.id, wire_error(error))
+                return
+            if answer is not None:
+                self._send(Kind.ANSWER, message.id, answer)
+                return
+        self.in_flight += 1
+        self._server.run_call(call, partial(self._answer_call, message.id))
+
+    def _answer_call(self, id_: int, answer: Any) -> None:
+        self.in_flight -= 1
+        if isinstance(answer, MainstemError):
+            self._send(Kind.ERROR, id_, wire_error(answer))
+        else:
+            self._send(Kind.ANSWER, id_, answer)
+
+    def _on_append(self, message: Message) -> None:
+        append: Append = message.header
+        now = self._server.clock.monotonic()
+        timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
+        pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout)
+        gateway = self._server.gateway
+        for index, (header, payload) in enumerate(zip(append.batches, message.payloads, strict=True)):
+            admitted = gateway.admit(header, payload, acknowledge=append.acknowledge)
+            if isinstance(admitted, MainstemError):
+                pending.errors[index] = admitted
+            else:
+                pending.admitted.append(admitted)
+                pending.places.append(index)
+                pending.size += header.stored_len
+        self._waiting.append(pending)
+        self.submit_waiting()
+
+    def submit_waiting(self) -> None:
+        """Hand waiting appends to the log, in order, as far as it takes them; read on only when none wait."""
+        while self._waiting:
+            pending = self._waiting[0]
+            if not self._try_submit(pending):
+                break
+            self._waiting.popleft()
+        connection = self.connection
+        if connection is not None:
+            if self._waiting or self.in_flight_bytes > _IN_FLIGHT_BYTES_MAX:
+                connection.pause("appends")
+            else:
+                connection.resume("appends")
+
+    def _try_submit(self, pending: PendingAppend) -> bool:
+        if self._server.is_stopping:
+            self._refuse(pending, ServerStopping("the server is stopping; the batch was not written"))
+        elif not pending.admitted:
+            self.answer_append(pending, [])
+        else:
+            try:
+                self._server.log.append(pending.admitted, partial(self._server.complete, self, pending))
+            except Busy:
+                if self._server.clock.monotonic() < pending.deadline:
+                    return False
+                self._refuse(pending, DeadlineExceeded("the server was too busy to take the batch in time"))
+            except MainstemError as error:
+                self._refuse(pending, error)
+            else:
+                self.in_flight += 1
+                self.in_flight_bytes += pending.size
+        return True
+
+    def _refuse(self, pending: PendingAppend, error: MainstemError) -> None:
+        for index in pending.places:
+            pending.errors[index] = error
+        pending.places, pending.admitted = [], []
+        self.answer_append(pending, [])
+
+    def finish_append(self, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
+        """The flush with this request's batches is committed."""
+        self.in_flight -= 1
+        self.in_flight_bytes -= pending.size
+        if isinstance(result, MainstemError):
+            self._refuse(pending, result)
+        else:
+            self.answer_append(pending, result)
+        self.submit_waiting()
+
+    def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:
+        if not pending.acknowledge:
+            return
+        bases = [-1] * pending.total
+        errors = {index: wire_error(error) for index, error in pending.errors.items()}
+        for index, outcome in zip(pending.places, outcomes, strict=True):
+            if isinstance(outcome, Rejected):
+                errors[index] = wire_error(outcome.error)
+            else:
+                assert isinstance(outcome, Appended)
+                bases[index] = outcome.base
+        self._send(Kind.APPENDED, pending.id, WireAppended(bases, errors))
+
+    def _on_subscribe(self, message: Message) -> None:
+        subscribe: Subscribe = message.header
+        if message.id in self.subscriptions or not message.id:
+            raise ProtocolError(f"subscription {message.id} exists already, or has no id")
+        try:
+            if len(self.subscriptions) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
+                raise InvalidRequest(f"at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions on one connection")
+            server = self._server
+            row = server.log.reader.require_stream(subscribe.stream)
+            feed = Feed(server.log.reader, row, subscribe.offsets, subscribe.ends)
+        except MainstemError as error:
+            self._send(Kind.ERROR, message.id, wire_error(error))
+            return
+        assert self.connection is not None
+        credit = min(subscribe.credit, CREDIT_BYTES_MAX)
+        subscription = PushSubscription(
+            self.connection, message.id, feed, credit, server.log.hot, server.push_encoder, server.read_pool
+        )
+        self.subscriptions[message.id] = subscription
+        server.follow(subscription)
+        subscription.push()
+
+    def _on_credit(self, message: Message) -> None:
+        subscription = self.subscriptions.get(message.id)
+        if subscription is not None:
+            credit: Credit = message.header
+            subscription.add_credit(credit.bytes)
+            subscription.push()
+
+    def _on_unsubscribe(self, message: Message) -> None:
+        subscription = self.subscriptions.pop(message.id, None)
+        if subscription is not None:
+            subscription.end()
+            self._server.unfollow(subscription)
+
+    # To the connection.
+
+    def say_goodbye(self) -> None:
+        self._send(Kind.GOODBYE, 0, Goodbye("the server is stopping"))
+
+    def _send(self, kind: Kind, id_: int, header: Any) -> None:
+        if self.connection is not None:
+            self.connection.send(pack(kind, id_, header))

@@ -1,0 +1,140 @@
+"""One reader's push: from the hot tail in the loop, from disk in a worker thread, as far as its credit reaches."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Final
+
+from mainstem.consume.feed import Feed
+from mainstem.core.batch import FetchedBatch
+from mainstem.core.errors import DataLoss, MainstemError, StreamDeleted
+from mainstem.core.limits import CREDIT_BYTES_MAX, READ_BYTES_MAX
+from mainstem.log.hot_tail import HotTail
+from mainstem.transport.wire import Batches, Kind, encode_header, pack, pack_encoded, wire_error
+
+if TYPE_CHECKING:
+    from mainstem.transport.connection import FramedConnection
+
+# What a pushed batch costs in credit beside its payload, so that tiny ones are limited too.
+_BATCH_OVERHEAD: Final = 128
+_ENCODED_MAX: Final = 256
+
+
+class PushEncoder:
+    """Headers of pushed batches, encoded once for all subscribers of a stream. One thread."""
+
+    def __init__(self) -> None:
+        self._encoded: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
+
+    def one(self, batch: FetchedBatch) -> bytes:
+        key = (batch.header.stream, batch.header.shard, batch.base)
+        found = self._encoded.get(key)
+        if found is None:
+            found = self._encoded[key] = encode_header(Batches([(batch.base, batch.header)]))
+            if len(self._encoded) > _ENCODED_MAX:
+                self._encoded.popitem(last=False)
+        return found
+
+
+class PushSubscription:
+    """Pushes one feed to one connection. The loop's thread only.
+
+    At most one read from disk is under way; while it is, the feed belongs to the worker and news of grown shards wait
+    in `_touched`. Nothing is queued: a batch is looked for only when it can be sent.
+    """
+
+    def __init__(
+        self,
+        connection: "FramedConnection",
+        id_: int,
+        feed: Feed,
+        credit: int,
+        hot: HotTail,
+        encoder: PushEncoder,
+        pool: Executor,
+    ) -> None:
+        self.id = id_
+        self.stream = feed.stream.id
+        self._connection = connection
+        self._feed = feed
+        self._credit = credit
+        self._hot = hot
+        self._encoder = encoder
+        self._pool = pool
+        self._touched: set[int] = set()
+        self._reading = False
+        self._ended = False
+        self.batches_hot = 0
+        self.batches_disk = 0
+
+    def touch(self, shard: int) -> None:
+        """The shard grew."""
+        if self._reading:
+            self._touched.add(shard)
+        else:
+            self._feed.touch((shard,))
+
+    def add_credit(self, count: int) -> None:
+        self._credit = min(self._credit + count, CREDIT_BYTES_MAX)
+
+    def push(self) -> None:
+        """Send what can be sent now."""
+        if self._reading or self._ended:
+            return
+        while self._credit > 0 and not self._connection.is_blocked:
+            batch = self._feed.hot(self._hot)
+            if batch is not None:
+                self.batches_hot += 1
+                self._credit -= len(batch.payload) + _BATCH_OVERHEAD
+                self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.one(batch), (batch.payload,)))
+            elif self._feed.is_ready:
+                self._read_from_disk()
+                return
+            else:
+                break
+        if self._feed.is_done:
+            self._ended = True
+            self._connection.send(pack(Kind.END, self.id))
+
+    def _read_from_disk(self) -> None:
+        self._reading = True
+        loop = asyncio.get_running_loop()
+        size = max(1, min(self._credit, READ_BYTES_MAX))
+        loop.run_in_executor(self._pool, self._feed.read, size).add_done_callback(self._on_read)
+
+    def _on_read(self, future: "asyncio.Future[list[FetchedBatch]]") -> None:
+        self._reading = False
+        self._feed.touch(self._touched)
+        self._touched.clear()
+        if self._ended:
+            return
+        error = future.exception()
+        if isinstance(error, DataLoss):
+            self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
+        elif isinstance(error, MainstemError):
+            self.end(error)
+            return
+        elif error is not None:
+            raise error
+        else:
+            self._send(future.result())
+        self.push()
+
+    def _send(self, batches: Sequence[FetchedBatch]) -> None:
+        if not batches:
+            return
+        self.batches_disk += len(batches)
+        payloads = [batch.payload for batch in batches]
+        self._credit -= sum(len(payload) + _BATCH_OVERHEAD for payload in payloads)
+        header = Batches([(batch.base, batch.header) for batch in batches])
+        self._connection.send(pack(Kind.BATCHES, self.id, header, payloads))
+
+    def end_deleted(self) -> None:
+        self.end(StreamDeleted(f"stream {self._feed.stream.name!r} was deleted"))
+
+    def end(self, error: MainstemError | None = None) -> None:
+        """Push no more; with an error, the reader is told."""
+        self._ended = True
+        if error is not None:
+            self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
