@@ -1,7 +1,7 @@
 """Mainstem: one log from where data is written to everywhere it is needed.
 
-    hub = mainstem.open("./data")                        # in this process
-    hub = mainstem.connect("mainstem://localhost:7070")  # a server; the same object
+hub = mainstem.open("./data")                        # in this process
+hub = mainstem.connect("mainstem://localhost:7070")  # a server; the same object
 """
 
 import sys
@@ -16,8 +16,8 @@ if sys.platform == "win32":
 
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
-    Busy,
     BufferFull,
+    Busy,
     Closed,
     ConnectionLost,
     DataLoss,
@@ -32,6 +32,7 @@ from mainstem.core.errors import (
     InvalidRecord,
     InvalidRequest,
     InvalidSetting,
+    LedgerDamaged,
     MainstemError,
     OutOfSequence,
     ProducerFenced,
@@ -53,6 +54,44 @@ if TYPE_CHECKING:
     from mainstem.hub.hub import Hub
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BufferFull",
+    "Busy",
+    "Closed",
+    "ConnectionLost",
+    "Cursor",
+    "DataLoss",
+    "DeadlineExceeded",
+    "FolderLocked",
+    "FolderUnusable",
+    "ForkedHub",
+    "InternalError",
+    "InvalidCursor",
+    "InvalidName",
+    "InvalidPayload",
+    "InvalidRecord",
+    "InvalidRequest",
+    "InvalidSetting",
+    "LedgerDamaged",
+    "MainstemError",
+    "OutOfSequence",
+    "ProducerFenced",
+    "ProtocolError",
+    "ReadOnly",
+    "RecordTooLarge",
+    "Refused",
+    "Retriable",
+    "ServerStopping",
+    "StaleGeneration",
+    "StreamDeleted",
+    "StreamExists",
+    "Unavailable",
+    "UnknownProducer",
+    "UnknownStream",
+    "connect",
+    "open",
+]
 
 
 def open(path: "str | Path", *, read_only: bool | None = None, auto_create: bool = False) -> "Hub":  # noqa: A001

@@ -176,7 +176,9 @@ class Consumer:
         """Go on from `offset` in one shard; the others stay where they are."""
         self._check_open()
         if not 0 <= shard < self._info.shards or offset < 0:
-            raise InvalidSetting(f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on")
+            raise InvalidSetting(
+                f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on"
+            )
         offsets = list(self.cursor.offsets)
         offsets[shard] = offset
         self._go_to(offsets)
@@ -208,7 +210,9 @@ class Consumer:
                 f"the cursor belongs to another stream than {info.name!r} (one that was deleted has another UUID)"
             )
         if cursor.epoch != info.epoch:
-            raise InvalidCursor(f"the cursor is of epoch {cursor.epoch}, the ledger of {info.epoch}: it was restored since")
+            raise InvalidCursor(
+                f"the cursor is of epoch {cursor.epoch}, the ledger of {info.epoch}: it was restored since"
+            )
         if len(cursor.offsets) > info.shards:
             raise InvalidCursor(f"the cursor has {len(cursor.offsets)} shards, {info.name!r} has {info.shards}")
         ahead = [shard for shard, offset in enumerate(cursor.offsets) if offset > info.ends[shard]]

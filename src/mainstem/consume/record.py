@@ -69,9 +69,7 @@ class RecordBatch:
             "_key": batch.column("key"),
             "_headers": batch.column("headers"),
         }
-        return pa.RecordBatch.from_arrays(
-            [*batch.columns, *extra.values()], names=[*batch.schema.names, *extra]
-        )
+        return pa.RecordBatch.from_arrays([*batch.columns, *extra.values()], names=[*batch.schema.names, *extra])
 
     def last(self, count: int) -> "RecordBatch":
         """The last `count` records as a batch of their own."""

@@ -8,7 +8,7 @@ class Clock(Protocol):
     """What the log, the server and the clients know about time. Any thread may call it."""
 
     def now_us(self) -> int:
-        """Wall clock in microseconds since 1970, for timestamps of records. It may jump; nothing depends on its order."""
+        """Wall clock in microseconds since 1970, for timestamps. It may jump; nothing depends on its order."""
         ...
 
     def monotonic(self) -> float:

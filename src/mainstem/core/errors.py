@@ -6,13 +6,13 @@
     │   ├── UnknownStream, StreamExists, StreamDeleted
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
-    │   ├── OutOfSequence, UnknownProducer, ProducerFenced, StaleGeneration (retriable)
-    │   ├── ReadOnly, FolderLocked, FolderUnusable
-    │   └── Busy (retriable), BufferFull (retriable)
-    ├── Unavailable             the other side cannot be reached or is stopping; retriable
-    │   └── ConnectionLost, ServerStopping, DeadlineExceeded
+    │   ├── OutOfSequence, UnknownProducer, ProducerFenced
+    │   └── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
+    ├── Retriable               the same call may succeed later
+    │   ├── StaleGeneration, Busy, BufferFull
+    │   └── Unavailable         the other side cannot be reached or is stopping
+    │       └── ConnectionLost, ServerStopping, DeadlineExceeded
     ├── DataLoss                a range of records is gone or damaged; says which, reading may go on after it
-    │   └── (Damaged: bytes on disk that fail their check, with file and position)
     ├── Closed                  this hub, producer or consumer was closed by its owner
     ├── ForkedHub               a hub used in a child process made by fork
     └── InternalError           our bug, or a server newer than this client
@@ -139,6 +139,12 @@ class FolderUnusable(Refused):
     code = 207
 
 
+class LedgerDamaged(FolderUnusable):
+    """The ledger's files are not what was written. Starting again rebuilds them from the blocks."""
+
+    code = 208
+
+
 class Retriable(MainstemError):
     """The same call may succeed later."""
 
@@ -149,7 +155,7 @@ class Retriable(MainstemError):
 class StaleGeneration(Retriable):
     """The stream's shards changed; the producer fetches the new number and sends again."""
 
-    code = 204
+    code = 303
 
 
 class Busy(Retriable):

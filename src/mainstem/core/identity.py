@@ -3,7 +3,6 @@
 import secrets
 import uuid
 
-
 # For jitter: nothing that must be repeatable draws from it.
 RANDOMNESS = secrets.SystemRandom()
 

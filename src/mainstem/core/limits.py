@@ -50,12 +50,14 @@ PRODUCER_IDLE_US_MAX: Final = 7 * 24 * 3600 * 1_000_000
 MESSAGE_BYTES_MAX: Final = 24 * MIB
 MESSAGE_BYTES_MAX_BEFORE_HELLO: Final = 4 * KIB
 MESSAGE_HEADER_BYTES_MAX: Final = 1 * MIB
+# Incomplete messages of all clients of a server together.
+RECEIVE_BYTES_MAX: Final = 256 * MIB
 APPEND_BATCHES_MAX: Final = 4_096
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
 CREDIT_BYTES_MAX: Final = 256 * MIB
 
 # Reading: how much one read of a block brings in, and how many ledger rows are looked at in one query.
-READ_BYTES_MAX: Final = 4 * MIB
+READ_BYTES_MAX: Final = 1 * MIB
 READ_ENTRIES_MAX: Final = 256
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB

@@ -9,7 +9,7 @@ _STREAM_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 
 
 def check_stream_name(name: object, *, reserved: bool = False) -> str:
-    """Return the name if users may create a stream of it, else raise InvalidName. `reserved` allows our own `_names`."""
+    """The name, if users may create a stream of it, else InvalidName. `reserved` allows our own `_names`."""
     if not isinstance(name, str):
         raise InvalidName(f"a stream's name must be text, not {type(name).__name__}")
     if len(name) > STREAM_NAME_CHARS_MAX:

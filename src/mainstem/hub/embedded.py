@@ -13,7 +13,7 @@ from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ReadOnly, StreamDeleted
-from mainstem.core.limits import READ_BYTES_MAX
+from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
@@ -32,6 +32,7 @@ logger = logging.getLogger("mainstem.hub")
 # A reader of a folder that another process writes asks SQLite this often whether something changed, slower when idle.
 _POLL_SECONDS_MIN = 0.0005
 _POLL_SECONDS_MAX = 0.02
+_RETENTION_SECONDS = 30.0
 
 
 class LogPort:
@@ -56,6 +57,11 @@ class LogPort:
         self._lock = threading.Lock()
         self.log.batcher.add_listener(self._on_flush)
         self._pump = Pump(self.log.batcher.drive)
+        self._enforce_retention()
+
+    def _enforce_retention(self) -> None:
+        self.log.enforce_retention()
+        self._pump.schedule(self._enforce_retention, _RETENTION_SECONDS)
 
     def call(self, call: Call) -> Answer:
         self.check_usable()
@@ -76,6 +82,9 @@ class LogPort:
                 done([error] * len(batches))
             self._pump.wake()
             return
+
+    def can_take(self) -> bool:
+        return self.log.batcher.pending_bytes < PENDING_BYTES_MAX // 2
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         try:
@@ -117,7 +126,7 @@ class LogPort:
         self._pump.schedule(action, delay)
 
     def wait(self, event: threading.Event, timeout: float | None) -> bool:
-        """Commit in this thread until `event` is set: no hand-over to another thread, no interpreter switch to wait for."""
+        """Commit in this thread until `event` is set, so that no other thread has to be waited for."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with SHORT_TURNS:
             while not event.is_set():
@@ -270,6 +279,9 @@ class FolderPort:
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")
+
+    def can_take(self) -> bool:
+        return False
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         raise ReadOnly("this hub only reads")

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import uvloop
 
 from mainstem.core.batch import Batch, Buffer, FetchedBatch
-from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import (
     ConnectionLost,
     DataLoss,
@@ -103,9 +102,7 @@ class RemotePort:
         self._loop = uvloop.new_event_loop()
         self._welcomed = threading.Event()
         self._first_error: MainstemError | None = None
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._run, name="mainstem-io", daemon=True
-        )
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
         self._ids = _Ids()
         # The I/O thread's own from here on.
         self._connection: FramedConnection | None = None
@@ -162,9 +159,12 @@ class RemotePort:
         take = partial(_finish_append, done, len(batches))
         self._soon(self._begin, buffers, time.monotonic() + timeout, take, "append", True)
 
-    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
+    def can_take(self) -> bool:
         connection = self._connection
-        if not self._is_ready or connection is None or connection.is_blocked:
+        return self._is_ready and connection is not None and not connection.is_blocked
+
+    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
+        if not self.can_take():
             return False
         header = Append([batch.header for batch in batches], False)
         buffers = pack(Kind.APPEND, 0, header, [batch.payload for batch in batches])
@@ -343,7 +343,7 @@ class RemotePort:
             on_answer((self._liveness.closed_error(), 0))
             return
         id_ = self._ids.next()
-        request = self._requests[id_] = _Request(build(id_), deadline, on_answer, what, is_append=is_append)  # type: ignore[call-arg]
+        request = self._requests[id_] = _Request(build(id_), deadline, on_answer, what, is_append=is_append)
         if self._is_ready and self._connection is not None:
             request.sent = 1
             self._connection.send(request.buffers)
@@ -479,7 +479,7 @@ class RemoteSubscription:
             if not self._queue and not self._arrived.wait_for(lambda: self._queue, timeout):
                 return None
             item = self._queue[0]
-            if isinstance(item, DataLoss) or isinstance(item, FetchedBatch):
+            if isinstance(item, DataLoss | FetchedBatch):
                 self._queue.popleft()
             if not isinstance(item, FetchedBatch):
                 # The end stays at the head of the queue: whoever asks again gets it again.

@@ -127,14 +127,14 @@ class Batcher:
             items = _in_order(submissions)
             flush = self._write(items)
             self._apply_lock.acquire()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may be acknowledged after it
             self._fail(error, submissions)
             self._write_lock.release()
             return
         self._write_lock.release()
         try:
             notice = self._apply(flush, submissions, items)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # as above
             self._fail(error, submissions)
             return
         finally:
@@ -174,9 +174,7 @@ class Batcher:
         self._written = number
         return flush
 
-    def _apply(
-        self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]
-    ) -> FlushNotice:
+    def _apply(self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]) -> FlushNotice:
         changes, outcomes = self._applier.apply(flush)
         self._file.note_entries(changes.entries)
         # The writer's own commands stand before the submitted items.

@@ -63,20 +63,23 @@ class LocalFile:
         self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def write_durably(self, buffers: Sequence[Buffer], position: int) -> None:
-        pending = list(buffers)
-        while pending:
-            group, pending = pending[:_IOV_MAX], pending[_IOV_MAX:]
-            position += self._write_group(group, position, last=not pending)
+        if len(buffers) <= _IOV_MAX:
+            self._write_group(buffers, position, durably=True)
+            return
+        # A durable write covers its own bytes only: after several calls one sync covers them all.
+        for begin in range(0, len(buffers), _IOV_MAX):
+            position += self._write_group(buffers[begin : begin + _IOV_MAX], position, durably=False)
+        self.sync()
 
-    def _write_group(self, group: list[Buffer], position: int, *, last: bool) -> int:
+    def _write_group(self, group: Sequence[Buffer], position: int, *, durably: bool) -> int:
         total = sum(len(buffer) for buffer in group)
-        written = _pwritev(self._fd, group, position, durably=last)
+        written = _pwritev(self._fd, group, position, durably=durably)
         if written < total:
             # A short write happens on a nearly full disk. The rest is tried once more: it either fits or says why not.
             rest = memoryview(b"".join(group))
             while written < total:
-                written += _pwritev(self._fd, [rest[written:]], position + written, durably=last)
-            if last:
+                written += _pwritev(self._fd, [rest[written:]], position + written, durably=False)
+            if durably:
                 self.sync()
         return total
 

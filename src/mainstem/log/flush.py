@@ -69,7 +69,7 @@ class ForgetProducers(msgspec.Struct, frozen=True, tag="forget_producers"):
 Command = CreateStream | AlterStream | DeleteStream | TrimShard | OpenBlock | SealBlock | ForgetProducers
 
 encode_command = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Command)
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
 def decode_command(payload: bytes | memoryview) -> Command:

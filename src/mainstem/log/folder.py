@@ -1,10 +1,10 @@
 """The data folder: what is where, whose it is, and that only one process writes it.
 
-    mainstem.json              format version and the log's UUID
-    lock                       held by the writing process; says which one
-    ledger.db, -wal, -shm      the ledger
-    snapshots/ledger-<n>.db    copies of it
-    blocks/<n>.block           the blocks
+mainstem.json              format version and the log's UUID
+lock                       held by the writing process; says which one
+ledger.db, -wal, -shm      the ledger
+snapshots/ledger-<n>.db    copies of it
+blocks/<n>.block           the blocks
 """
 
 import fcntl

@@ -90,7 +90,7 @@ class FrameHeader(NamedTuple):
     header_len: int
     stream: int
     shard: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     stored_len: int
     raw_len: int
     payload_crc: int
@@ -329,7 +329,7 @@ class BlockHeader:
     def parse(cls, data: bytes) -> "BlockHeader":
         if len(data) < BLOCK_HEADER_BYTES or data[:8] != BLOCK_MAGIC:
             raise FrameDamaged(0, "not a block")
-        magic, crc, version, block, uuid, writer, ledger, first, created = BLOCK_HEADER.unpack_from(data)
+        _, crc, version, block, uuid, writer, ledger, first, created = BLOCK_HEADER.unpack_from(data)
         if crc != crc32c(data[12:BLOCK_HEADER_BYTES]):
             raise FrameDamaged(0, "block header checksum does not match")
         if version != FRAME_VERSION:

@@ -9,10 +9,10 @@ from pathlib import Path
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import InternalError, MainstemError, UnknownStream
-from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB, PRODUCER_IDLE_US_MAX
+from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.disk import Disk, LocalDisk
-from mainstem.log.flush import Command, Done, ForgetProducers, Rejected
+from mainstem.log.flush import Command, Done, Rejected
 from mainstem.log.folder import Folder, FolderLock
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
@@ -21,6 +21,7 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
 from mainstem.log.recovery import Recovery
+from mainstem.log.retention import expired
 from mainstem.log.writer import FlushFile, WriterIdentity
 
 logger = logging.getLogger("mainstem.log")
@@ -91,7 +92,6 @@ class Log:
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
         self._closed = False
-        self._producers_checked_us = 0
 
     # Writing.
 
@@ -109,12 +109,10 @@ class Log:
         assert isinstance(outcome, Done)
         return outcome
 
-    def forget_idle_producers(self) -> None:
-        """Forget producers that were idle for 7 days; cheap to call often, it looks once an hour."""
-        now = self.clock.now_us()
-        if now - self._producers_checked_us > 3_600_000_000:
-            self._producers_checked_us = now
-            self.execute(ForgetProducers(now - PRODUCER_IDLE_US_MAX))
+    def enforce_retention(self) -> None:
+        """Move the start of shards behind what is older than their stream's retention. Call it now and then."""
+        for trim in expired(self.ledger, self.clock.now_us()):
+            self.execute(trim)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the log."""
@@ -140,7 +138,7 @@ class Log:
         self._lock.release()
 
     def abandon_after_fork(self) -> None:
-        """In a child made by fork: keep the parent's lock the parent's. SQLite's connections are left alone for good."""
+        """In a child made by fork: leave the lock to the parent, and its SQLite connections alone for good."""
         self._lock.release()
         _inherited.append(self)
 

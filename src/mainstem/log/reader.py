@@ -1,4 +1,4 @@
-"""Reads stored batches by offset: from the hot tail, else from the block the ledger names. Nothing unchecked leaves it."""
+"""Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -100,9 +100,7 @@ class LogReader:
         except (BlockMissing, OSError) as error:
             raise self._damaged(stream, first, wanted, last.end - 1, first.position, str(error)) from error
 
-    def _header(
-        self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int
-    ) -> FrameHeader:
+    def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
         try:
             header = parse_header(data, at, position, entry.block)
             if header.kind != FrameKind.DATA or (header.stream, header.shard) != (entry.stream, entry.shard):
@@ -117,14 +115,10 @@ class LogReader:
             payload = payload_of(data, at, header)
         except FrameDamaged as error:
             entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
-            raise self._damaged(
-                stream, entry, base, base + header.count - 1, error.position, error.reason
-            ) from error
+            raise self._damaged(stream, entry, base, base + header.count - 1, error.position, error.reason) from error
         return FetchedBatch(base, header.batch_header(b""), payload)
 
-    def _damaged(
-        self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, reason: str
-    ) -> DataLoss:
+    def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, reason: str) -> DataLoss:
         return DataLoss(
             stream=stream.name,
             shard=entry.shard,

@@ -26,13 +26,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mainstem.core.errors import FolderUnusable
+from mainstem.core.errors import FolderUnusable, LedgerDamaged
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.frame import BlockHeader, FrameDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import AppliedPlace
-from mainstem.log.ledger.sqlite import LedgerDamaged, SqliteLedger, number_without_wal
+from mainstem.log.ledger.sqlite import SqliteLedger, number_without_wal
 from mainstem.log.scan import BlockScanner, ReadFlush
 from mainstem.log.snapshots import Snapshots
 
@@ -65,7 +65,9 @@ class _Journal:
 class Recovery:
     """Opens or rebuilds the ledger of one data folder. One thread, before anything else runs."""
 
-    def __init__(self, ledger: Path, snapshots: Snapshots, blocks: BlockStore, log_uuid: str, ledger_epoch: int) -> None:
+    def __init__(
+        self, ledger: Path, snapshots: Snapshots, blocks: BlockStore, log_uuid: str, ledger_epoch: int
+    ) -> None:
         self._path = ledger
         self._snapshots = snapshots
         self._blocks = blocks
@@ -105,9 +107,8 @@ class Recovery:
         if not self._path.exists():
             if self._numbers:
                 return None, _Journal(), "the file is missing"
-            ledger = SqliteLedger.create(self._path, log_uuid=self._log_uuid, epoch=self._epoch)
-            return ledger, _Journal(), ""
-        ledger = None
+            return SqliteLedger.create(self._path, log_uuid=self._log_uuid, epoch=self._epoch), _Journal(), ""
+        ledger: SqliteLedger | None = None
         try:
             wal_frames = self._check_wal()
             in_file = number_without_wal(self._path)
@@ -281,7 +282,7 @@ class Recovery:
         cause = f" ({damage})" if damage else ""
         return FolderUnusable(
             f"flushes {first} to {last} are missing or damaged in {self._blocks.where(number)}{cause}, and later ones "
-            "are there: acknowledged records would get other offsets. Bring the file back from a copy; nothing was changed"
+            "are there: acknowledged records would get other offsets. Bring the file back; nothing was changed"
         )
 
     def _require_torn(self, number: int, damage: FrameDamaged, expected: int) -> None:
@@ -292,7 +293,7 @@ class Recovery:
         logger.info("flush %d was not finished before the stop and is dropped (%s)", expected, damage)
 
     def _drop_torn_payload(self, journal: _Journal) -> None:
-        """The last flush of all may have its commit frame on disk and lack a payload: then it was never acknowledged."""
+        """The last flush may have its commit frame on disk and lack a payload: then it was never acknowledged."""
         if journal.flushes and journal.flushes[-1].damaged is not None:
             last = journal.flushes.pop()
             logger.info("flush %d was not durable before the stop and is dropped", last.flush.number)

@@ -9,8 +9,9 @@ import re
 import shutil
 from pathlib import Path
 
+from mainstem.core.errors import LedgerDamaged
 from mainstem.log.disk import Disk
-from mainstem.log.ledger.sqlite import LedgerDamaged, SqliteLedger, number_without_wal
+from mainstem.log.ledger.sqlite import SqliteLedger, number_without_wal
 
 logger = logging.getLogger("mainstem.log")
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import Clock
-from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX
+from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX, PRODUCER_IDLE_US_MAX
 from mainstem.log.blocks.base import BlockStore, BlockWriter
-from mainstem.log.flush import Command, Flush, OpenBlock, SealBlock, WrittenBatch, encode_command
+from mainstem.log.flush import Command, Flush, ForgetProducers, OpenBlock, SealBlock, WrittenBatch, encode_command
 from mainstem.log.frame import BlockHeader, FlushWriter, Place
 from mainstem.log.ledger.base import Entry
 
@@ -21,6 +21,8 @@ _FOOTER_FIELDS = 6
 _FOOTER_ENTRIES_MAX = PAYLOAD_STORED_BYTES_MAX // (8 * _FOOTER_FIELDS) - 1
 # What a flush adds to a block beside payloads and commands.
 _FRAME_MARGIN = 512
+# How often producers that were idle too long are looked for.
+_FORGET_EVERY_US = 3_600_000_000
 assert COMMAND_BYTES_MAX < PAYLOAD_STORED_BYTES_MAX
 
 
@@ -47,6 +49,8 @@ class FlushFile:
         self._writer: BlockWriter | None = None
         self._footer = array("q")
         self._to_seal: list[SealBlock] = []
+        self._opened_block = 0
+        self._producers_checked_us = clock.now_us()
         self.bytes_written = 0
 
     def seal_later(self, block: int, size: int) -> None:
@@ -126,9 +130,10 @@ class FlushFile:
             opened += self._to_seal
             self._to_seal = []
             self._opened_block = block
+        if now_us - self._producers_checked_us > _FORGET_EVERY_US:
+            self._producers_checked_us = now_us
+            opened.append(ForgetProducers(now_us - PRODUCER_IDLE_US_MAX))
         return opened
-
-    _opened_block = 0
 
     def note_entries(self, entries: Sequence[Entry]) -> None:
         """Remember what the footer must list."""

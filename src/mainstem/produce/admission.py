@@ -53,7 +53,8 @@ def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> None:
     """An atomic table is one batch of one shard."""
     if len(batches) > 1:
         raise RecordTooLarge(
-            f"an atomic batch holds at most {BATCH_RECORDS_MAX} records and {PAYLOAD_RAW_BYTES_MAX} bytes; split the table"
+            f"an atomic batch holds at most {BATCH_RECORDS_MAX} records and {PAYLOAD_RAW_BYTES_MAX} bytes; "
+            "split the table"
         )
     if batches and stream.shards > 1 and "key" in batches[0].schema.names:
         keys = batches[0].column("key").to_pylist()
@@ -66,8 +67,8 @@ def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> None:
 
 
 def _bytes_of(stream: str, name: str, value: Any, hint: str) -> bytes | None:
-    if value is None or type(value) is bytes:
-        return value
+    if value is None:
+        return None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidRecord(f"stream {stream!r}: {name} must be bytes or None, not {type(value).__name__}; {hint}")
@@ -78,17 +79,19 @@ def _key_of(stream: str, key: Any) -> bytes | None:
         key = key.encode()
     elif isinstance(key, int) and not isinstance(key, bool):
         key = b"%d" % key
-    key = _bytes_of(stream, "key", key, "give bytes, text or a whole number")
-    if key is not None and len(key) > KEY_BYTES_MAX:
-        raise RecordTooLarge(f"stream {stream!r}: a key of {len(key)} bytes; at most {KEY_BYTES_MAX} are allowed")
-    return key
+    found = _bytes_of(stream, "key", key, "give bytes, text or a whole number")
+    if found is not None and len(found) > KEY_BYTES_MAX:
+        raise RecordTooLarge(f"stream {stream!r}: a key of {len(found)} bytes; at most {KEY_BYTES_MAX} are allowed")
+    return found
 
 
 def _headers_of(stream: str, headers: Any) -> list[tuple[str, bytes]] | None:
     if not headers:
         return None
     if not isinstance(headers, Mapping):
-        raise InvalidRecord(f"stream {stream!r}: headers must be a mapping of text to bytes, not {type(headers).__name__}")
+        raise InvalidRecord(
+            f"stream {stream!r}: headers must be a mapping of text to bytes, not {type(headers).__name__}"
+        )
     if len(headers) > HEADERS_PER_RECORD_MAX:
         raise RecordTooLarge(f"stream {stream!r}: {len(headers)} headers; at most {HEADERS_PER_RECORD_MAX} are allowed")
     pairs = [_header_of(stream, name, value) for name, value in headers.items()]
@@ -117,7 +120,9 @@ def _time_of(stream: str, timestamp: Any) -> int | None:
         return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
     if isinstance(timestamp, int) and not isinstance(timestamp, bool) and abs(timestamp) <= _TIME_US_MAX:
         return timestamp
-    raise InvalidRecord(f"stream {stream!r}: timestamp must be a datetime or microseconds since 1970, not {timestamp!r}")
+    raise InvalidRecord(
+        f"stream {stream!r}: timestamp must be a datetime or microseconds since 1970, not {timestamp!r}"
+    )
 
 
 def _check_column(name: str, items: list[Any]) -> None:

@@ -196,7 +196,7 @@ class Ack(msgspec.Struct, gc=False):
         return self.chunk.parcel.done.is_set()
 
     def result(self, timeout: float | None = None) -> Placed:
-        """(shard, offset) of the record, durable; raises what went wrong, DeadlineExceeded if it is not known in time."""
+        """(shard, offset) of the record, durable; raises what went wrong, DeadlineExceeded if that is not known yet."""
         _wait(self.chunk.parcel, timeout)
         return self.chunk.placed(self.index)
 

@@ -9,7 +9,9 @@ keep them however often the connection repeats them. When a batch fails for good
 producer lets everything in flight come to its end, then goes on under a new epoch.
 """
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -49,6 +51,8 @@ _NEVER = threading.Event()
 
 # What a record costs in the buffer beside its bytes: list slots, and the size of an empty value is not nothing.
 _RECORD_OVERHEAD = 16
+# How soon records that need no acknowledgement are offered again to a connection that could not take them.
+_RETRY_SECONDS = 0.05
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +119,9 @@ class Producer:
         self.dropped = 0
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}
+        # Parcels in flight, oldest first.
         self._waiting: list[Parcel] = []
+        _producers.add(self)
         self.send = self._make_send()
 
     # Sending.
@@ -276,7 +282,9 @@ class Producer:
                 self._drop_oldest()
                 continue
             if self._options.on_full == "raise":
-                raise BufferFull(f"{self._buffered} bytes are waiting to be acknowledged; try again or use on_full='block'")
+                raise BufferFull(
+                    f"{self._buffered} bytes are waiting to be acknowledged; try again or use on_full='block'"
+                )
             now = self._clock.monotonic()
             deadline = deadline or now + self._options.delivery_timeout
             if now >= deadline:
@@ -293,10 +301,7 @@ class Producer:
         return self._waiting[0].done if self._waiting else _NEVER
 
     def _drop_oldest(self) -> None:
-        if not self._rolled:
-            # All of it was handed over to the connection: it drains at its own pace, the newest cannot wait.
-            self._buffered = 0
-            return
+        """With acks="none" parcels are never in flight, so what is buffered is in the queue."""
         parcel = self._rolled.popleft()
         self._buffered -= parcel.size
         self.dropped += sum(chunk.count for chunk in parcel.chunks)
@@ -334,11 +339,19 @@ class Producer:
 
     def _can_ship(self) -> bool:
         with self._lock:
-            return bool(self._rolled) and self._in_flight < PRODUCER_IN_FLIGHT_MAX and not self._blocked_by_reset()
+            return (
+                bool(self._rolled)
+                and self._in_flight < PRODUCER_IN_FLIGHT_MAX
+                and not self._blocked_by_reset()
+                and (self._options.acks == "durable" or self._port.can_take())
+            )
 
     def _next_parcel(self) -> Parcel | None:
         with self._lock:
             if not self._rolled or self._in_flight >= PRODUCER_IN_FLIGHT_MAX or self._blocked_by_reset():
+                return None
+            if self._options.acks == "none" and not self._port.can_take():
+                self._schedule_ship(_RETRY_SECONDS)
                 return None
             if self._reset_wanted:
                 self._reset_wanted = False
@@ -381,9 +394,7 @@ class Producer:
         key = (header.stream, header.shard)
         sequence = self._sequences.get(key, 0)
         self._sequences[key] = sequence + 1
-        numbered = msgspec.structs.replace(
-            header, producer=self._id, producer_epoch=self._epoch, sequence=sequence
-        )
+        numbered = msgspec.structs.replace(header, producer=self._id, producer_epoch=self._epoch, sequence=sequence)
         return Batch(numbered, batch.payload)
 
     def _ship_unacknowledged(self, parcel: Parcel, batches: list[Batch]) -> None:
@@ -489,8 +500,21 @@ class Producer:
 
     def forget_after_fork(self) -> None:
         """In a child made by fork: make every `send` take the general way, which says what is wrong."""
-        self._lock = threading.Lock()
+        for lock in (self._lock, self._ship_lock):
+            if lock.locked():
+                lock.release()
         self._chunks.clear()
+
+
+_producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()
+
+
+def _forget_all_after_fork() -> None:
+    for producer in list(_producers):
+        producer.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all_after_fork)
 
 
 class _Answers:

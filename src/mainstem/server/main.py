@@ -39,7 +39,9 @@ async def _serve(settings: Settings) -> int:
         ready = {"data": await server.start()}
     except OSError as error:
         await server.stop()
-        raise FolderUnusable(f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen") from error
+        raise FolderUnusable(
+            f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen"
+        ) from error
     http = None
     http_task = None
     if settings.http is not None:
@@ -56,7 +58,8 @@ async def _serve(settings: Settings) -> int:
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()
     logger.info("serving %s on %s", settings.data, ready)
-    print(f"ready {json.dumps(ready)}", flush=True)
+    sys.stdout.write(f"ready {json.dumps(ready)}\n")
+    sys.stdout.flush()
     name = await stopped
     logger.info("%s: stopping, clients are answered first", name)
     await server.stop()

@@ -19,6 +19,7 @@ from mainstem.server.session import PendingAppend, Session
 from mainstem.server.subscription import PushEncoder, PushSubscription
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.port import Answer, Call, GetStreamCall, StatisticsCall
+from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
 
@@ -26,6 +27,7 @@ logger = logging.getLogger("mainstem.server")
 _COMMIT_THREADS: Final = 2
 _READ_THREADS: Final = 2
 _TICK_SECONDS: Final = 1.0
+_RETENTION_SECONDS: Final = 30.0
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
 
@@ -58,6 +60,7 @@ class Server:
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self._call_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-call")
         self._scratch = bytearray(SCRATCH_BYTES)
+        self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
         self._followers: dict[int, set[PushSubscription]] = {}
         self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
@@ -100,7 +103,7 @@ class Server:
         for session in self._sessions:
             session.say_goodbye()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
-        while self._is_draining() and self.clock.monotonic() < deadline:
+        while self._is_draining() and self.clock.monotonic() < deadline:  # noqa: ASYNC110  # many sessions, once
             await asyncio.sleep(0.005)
         for session in tuple(self._sessions):
             if session.connection is not None:
@@ -134,6 +137,7 @@ class Server:
             on_blocked=session.on_blocked,
             on_lost=session.on_lost,
             clock=self.clock,
+            budget=self._receive_budget,
         )
 
     def on_session_open(self, session: Session) -> None:
@@ -153,7 +157,8 @@ class Server:
         session.connection = None
 
     async def _tick(self) -> None:
-        """Once a second: drop who is silent, forget idle producers, retry what waits."""
+        """Once a second: drop who is silent, retry what waits; now and then, let old records go."""
+        retention_due = 0.0
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self.clock.monotonic()
@@ -168,7 +173,9 @@ class Server:
                 elif silent > self.settings.idle_timeout and not connection.is_paused:
                     logger.info("client %s was silent for %.0f s and is disconnected", session.client, silent)
                     connection.abort()
-            await asyncio.get_running_loop().run_in_executor(self._call_pool, self.log.forget_idle_producers)
+            if now >= retention_due:
+                retention_due = now + _RETENTION_SECONDS
+                await asyncio.get_running_loop().run_in_executor(self._call_pool, self.log.enforce_retention)
 
     # Calls.
 

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 from mainstem.core.batch import Buffer
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import MainstemError, ProtocolError
-from mainstem.transport.wire import Kind, Message, MessageReader, pack, wire_error
+from mainstem.transport.wire import Kind, Message, MessageReader, ReceiveBudget, pack, wire_error
 
 # Received bytes of all connections of a loop go through one buffer of this size.
 SCRATCH_BYTES: Final = 256 << 10
@@ -33,8 +33,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         on_blocked: Callable[[bool], None],
         on_lost: Callable[[BaseException | None], None],
         clock: Clock = SYSTEM_CLOCK,
+        budget: ReceiveBudget | None = None,
     ) -> None:
-        self._reader = MessageReader(scratch)
+        self._reader = MessageReader(scratch, budget)
         self._on_open = on_open
         self._on_message = on_message
         self._on_blocked = on_blocked
@@ -51,7 +52,7 @@ class FramedConnection(asyncio.BufferedProtocol):
     def send(self, buffers: Sequence[Buffer]) -> None:
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            transport.writelines(cast(Any, buffers))
+            transport.writelines(cast("Any", buffers))
 
     def allow_large(self) -> None:
         self._reader.allow_large()
@@ -101,7 +102,7 @@ class FramedConnection(asyncio.BufferedProtocol):
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._on_open(self)
 
@@ -137,4 +138,5 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
+        self._reader.release()
         self._on_lost(exc)

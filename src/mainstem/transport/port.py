@@ -15,7 +15,7 @@ from mainstem.core.errors import MainstemError
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """A stream as users see it. `starts` and `ends` have one offset per shard: records `start` to `end - 1` are there."""
+    """A stream as users see it. `starts` and `ends` have one offset per shard: `start` to `end - 1` are there."""
 
     id: int
     uuid: str
@@ -131,6 +131,10 @@ class Port(Protocol):
         order, from any thread; it must not block."""
         ...
 
+    def can_take(self) -> bool:
+        """Whether `append_unacknowledged` would find someone to hand over to now."""
+        ...
+
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         """Hand over without an answer; False if it could not even be handed over."""
         ...
@@ -138,7 +142,7 @@ class Port(Protocol):
     def subscribe(
         self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
     ) -> Subscription:
-        """Deliver from `offsets` on, one per shard, up to `ends` if given, about `prefetch_bytes` ahead of the reader."""
+        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead."""
         ...
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:

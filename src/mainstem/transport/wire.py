@@ -14,12 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from mainstem.core.batch import U32, U63, BatchHeader, Buffer
-from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, from_wire
+from mainstem.core.errors import Busy, DataLoss, MainstemError, ProtocolError, from_wire
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_BEFORE_HELLO,
     MESSAGE_HEADER_BYTES_MAX,
+    RECEIVE_BYTES_MAX,
 )
 from mainstem.transport.port import Answer, Call
 
@@ -142,7 +143,9 @@ _HEADERS: Final[dict[Kind, type]] = {
     Kind.GOODBYE: Goodbye,
 }
 assert set(_HEADERS) == set(Kind)
-_DECODERS = [msgspec.msgpack.Decoder(_HEADERS[Kind(kind)]) if kind in set(Kind) else None for kind in range(256)]
+_DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
+    msgspec.msgpack.Decoder(_HEADERS[Kind(kind)]) if kind in set(Kind) else None for kind in range(256)
+]
 encode_header = msgspec.msgpack.Encoder().encode
 # Header sizes of what never carries batches: a hostile length is refused before it is buffered.
 _BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES))
@@ -181,6 +184,21 @@ def error_from(wire: WireError) -> MainstemError:
         return ProtocolError(f"the peer sent an error that cannot be read: {wire.message}")
 
 
+class ReceiveBudget:
+    """Memory for incomplete messages of all connections together. One thread."""
+
+    def __init__(self) -> None:
+        self._left = RECEIVE_BYTES_MAX
+
+    def take(self, count: int) -> None:
+        if count > self._left:
+            raise Busy(f"incomplete messages of all clients fill {RECEIVE_BYTES_MAX} bytes; try again in a moment")
+        self._left -= count
+
+    def give(self, count: int) -> None:
+        self._left += count
+
+
 class MessageReader:
     """Cuts a byte stream into messages. Sans I/O; one connection. After a ProtocolError it is not used again.
 
@@ -190,8 +208,9 @@ class MessageReader:
     in force: small until the peer has said hello.
     """
 
-    def __init__(self, scratch: bytearray) -> None:
+    def __init__(self, scratch: bytearray, budget: "ReceiveBudget | None" = None) -> None:
         assert len(scratch) >= MESSAGE_BYTES_MAX_BEFORE_HELLO
+        self._budget = budget or ReceiveBudget()
         self.bytes_max = MESSAGE_BYTES_MAX_BEFORE_HELLO
         self._scratch = scratch
         self._partial: bytearray | None = None
@@ -214,8 +233,15 @@ class MessageReader:
         self._filled += count
         if self._filled < len(self._partial):
             return []
-        whole, self._partial, self._filled = self._partial, None, 0
+        whole = self._partial
+        self.release()
         return self._parse(memoryview(whole))
+
+    def release(self) -> None:
+        """Give the memory of an incomplete message back; the connection is gone, or the message complete."""
+        if self._partial is not None:
+            self._budget.give(len(self._partial))
+        self._partial, self._filled = None, 0
 
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes that are already somewhere: for tests and tools."""
@@ -247,6 +273,7 @@ class MessageReader:
 
     def _keep(self, rest: memoryview, total: int) -> None:
         """Wait for the rest of a message in a buffer of exactly its size."""
+        self._budget.take(total)
         partial = bytearray(total)
         partial[: len(rest)] = rest
         self._partial, self._filled = partial, len(rest)

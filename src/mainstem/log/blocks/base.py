@@ -18,7 +18,7 @@ class BlockWriter(Protocol):
     position: int
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Add bytes at `position` and return when they are durable. After an OSError the block is never written again."""
+        """Add bytes at `position`; durable when this returns. After an OSError nothing is written here again."""
         ...
 
     def close(self) -> None: ...

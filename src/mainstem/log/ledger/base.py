@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     shard: int
     base: int
     span: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     block: int
     position: int
     length: int

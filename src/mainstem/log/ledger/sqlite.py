@@ -9,6 +9,7 @@ verified, because SQLite's page checksums do not cover the WAL and a checkpoint 
 """
 
 import ctypes
+import functools
 import struct
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import quote
 import apsw
 import apsw.sqlite_extra
 
-from mainstem.core.errors import FolderUnusable
+from mainstem.core.errors import FolderUnusable, LedgerDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import (
     AppliedPlace,
@@ -62,8 +63,8 @@ CREATE TABLE txns(
     id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL,
     deadline_us INTEGER NOT NULL, touched BLOB NOT NULL);
 CREATE TABLE cursors(
-    grp TEXT, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, generation INTEGER NOT NULL, at_us INTEGER NOT NULL,
-    PRIMARY KEY(grp, stream, shard)) WITHOUT ROWID;
+    grp TEXT, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, generation INTEGER NOT NULL,
+    at_us INTEGER NOT NULL, PRIMARY KEY(grp, stream, shard)) WITHOUT ROWID;
 """
 
 _ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
@@ -73,35 +74,25 @@ _PAIR = struct.Struct("<QQ")
 _READ_BUSY_MS = 5_000
 _CACHE_KIB = 8 * 1_024
 
-_load_once = threading.Lock()
-_vfs_loaded = False
 
-
+@functools.cache
 def _load_checksum_vfs() -> None:
-    """Make SQLite's checksum extension the default file system layer of this process. Safe to call often."""
-    global _vfs_loaded
-    with _load_once:
-        if not _vfs_loaded:
-            connection = apsw.Connection(":memory:")
-            apsw.sqlite_extra.load(connection, "cksumvfs")
-            connection.close()
-            _vfs_loaded = True
+    """Make SQLite's checksum extension the default file system layer of this process, once."""
+    connection = apsw.Connection(":memory:")
+    apsw.sqlite_extra.load(connection, "cksumvfs")
+    connection.close()
 
 
 def number_without_wal(path: Path) -> int:
     """The number of the last flush in the database file alone, as the last checkpoint left it."""
     _load_checksum_vfs()
-    with _translated(path):
+    with _Translated(path):
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
         try:
             return int(next(iter(db.execute("SELECT number FROM applied")), (0,))[0])
         finally:
             db.close()
-
-
-class LedgerDamaged(Exception):
-    """The ledger's files are not what was written. Internal: recovery rebuilds, a running process stops."""
 
 
 class SqliteLedgerReader:
@@ -112,7 +103,7 @@ class SqliteLedgerReader:
         self.path = path
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
         self._lock = threading.Lock()
-        with _translated(path):
+        with _Translated(path):
             self._db = apsw.Connection(str(path), flags=flags, vfs=vfs)
             self._db.set_busy_timeout(_READ_BUSY_MS)
             self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA query_only = ON;" if read_only else "")
@@ -197,13 +188,13 @@ class SqliteLedgerReader:
             self._db.close()
 
     def _rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._lock, _translated(self.path):
+        with self._lock, _Translated(self.path):
             return list(self._db.execute(sql, bindings))
 
     def _value(self, sql: str) -> Any:
         rows = self._rows(sql)
         if not rows:
-            raise LedgerDamaged(f"{self.path.name} holds no {sql.split()[-1]}")
+            raise LedgerDamaged(f"{self.path.name} has no answer to {sql!r}")
         return rows[0][0]
 
 
@@ -215,7 +206,7 @@ class SqliteLedger(SqliteLedgerReader):
         self._wal = path.with_name(path.name + "-wal")
         # Frames in the WAL after our last commit; None before the first.
         self._wal_frames: int | None = None
-        with _translated(path):
+        with _Translated(path):
             self._prepare()
 
     @classmethod
@@ -256,7 +247,7 @@ class SqliteLedger(SqliteLedgerReader):
         return apsw.SQLITE_OK
 
     def store(self, changes: Changes) -> None:
-        with self._lock, _translated(self.path):
+        with self._lock, _Translated(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._store(changes)
@@ -292,7 +283,7 @@ class SqliteLedger(SqliteLedgerReader):
 
     def checkpoint(self) -> bool:
         """Copy the WAL into the database file, after verifying it; True if all of it is there now, durably."""
-        with self._lock, _translated(self.path):
+        with self._lock, _Translated(self.path):
             self._verify_wal()
             try:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -314,7 +305,7 @@ class SqliteLedger(SqliteLedgerReader):
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
-    return Entry(*row[:-1], row[-1] or b"")
+    return Entry._make((*row[:-1], row[-1] or b""))
 
 
 def _producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
@@ -323,7 +314,7 @@ def _producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
     return (pid, stream, shard, row.epoch, recent, row.seen_us)
 
 
-class _translated:
+class _Translated:
     """Turns SQLite's errors about bytes on disk into LedgerDamaged, and a foreign format into FolderUnusable."""
 
     def __init__(self, path: Path) -> None:
@@ -334,4 +325,6 @@ class _translated:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError | apsw.SQLError | apsw.CantOpenError):
-            raise LedgerDamaged(f"{self._path.name}: {error}") from error
+            raise LedgerDamaged(
+                f"{self._path.name}: {error}; start the process again and the ledger is rebuilt from the blocks"
+            ) from error

@@ -1,0 +1,70 @@
+"""All commands in one application, and what becomes of an error that none of them handles."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from mainstem.cli import bench, config, demo, serve, stream, tail, version, write
+from mainstem.cli.exits import ExitCode, code_of, explain
+from mainstem.cli.flags import spell_out
+
+DEBUG_VARIABLE = "MAINSTEM_DEBUG"
+
+app = typer.Typer(
+    name="mainstem",
+    help="A durable, ordered log: serve it, write to it, read it.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such stream, 4 cannot connect, 5 refused, 130 Ctrl-C.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("serve")(serve.serve)
+app.command("demo")(demo.demo)
+app.add_typer(stream.app, name="stream")
+app.command("write")(write.write)
+app.command("tail")(tail.tail)
+app.command("config")(config.config)
+app.command("bench")(bench.bench)
+app.command("version")(version.version)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code. Errors become one line on standard error."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(spell_out(arguments) or ["--help"], prog_name="mainstem", standalone_mode=False)
+        return int(result or ExitCode.OK)
+    except typer.TyperException as error:
+        return _refuse_usage(error)
+    except typer.Abort:
+        _say("stopped; nothing was done")
+        return ExitCode.FAILURE
+    except BrokenPipeError:
+        # The reader of a listing has seen enough.
+        _close_stdout()
+        return ExitCode.OK
+    except Exception as error:  # noqa: BLE001  # the last one who can explain it
+        if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+            traceback.print_exc()
+        _say(explain(error))
+        return code_of(error)
+
+
+def _refuse_usage(error: typer.TyperException) -> ExitCode:
+    context = getattr(error, "ctx", None)
+    path = "mainstem" if context is None else context.command_path
+    text = " ".join(error.format_message().split()).rstrip(".")
+    print(f"{path}: {text}; see {path} --help", file=sys.stderr)
+    return ExitCode.USAGE
+
+
+def _say(text: str) -> None:
+    print(f"mainstem: {text}", file=sys.stderr)
+
+
+def _close_stdout() -> None:
+    """Let go of a pipe nobody reads, so that the interpreter's last flush does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

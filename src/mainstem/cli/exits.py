@@ -1,0 +1,91 @@
+"""How a command ends: the exit codes, and the one line on standard error that explains a failure."""
+
+from enum import IntEnum
+from typing import Final
+
+from mainstem.core.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    FolderLocked,
+    FolderUnusable,
+    InvalidCursor,
+    InvalidName,
+    InvalidSetting,
+    MainstemError,
+    ReadOnly,
+    Refused,
+    ServerStopping,
+    StreamDeleted,
+    StreamExists,
+    Unavailable,
+    UnknownStream,
+)
+
+
+class ExitCode(IntEnum):
+    """What a script may rely on."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CANNOT_CONNECT = 4
+    REFUSED = 5
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+# The first class that fits decides.
+_CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
+    (UnknownStream, ExitCode.NOT_FOUND),
+    (StreamDeleted, ExitCode.NOT_FOUND),
+    (StreamExists, ExitCode.REFUSED),
+    (Refused, ExitCode.REFUSED),
+    (Unavailable, ExitCode.CANNOT_CONNECT),
+    (InvalidName, ExitCode.USAGE),
+    (InvalidSetting, ExitCode.USAGE),
+    (InvalidCursor, ExitCode.USAGE),
+)
+
+# What to do next, where the error's own words do not say it or say it in Python.
+_HINTS: Final[tuple[tuple[type[MainstemError], str], ...]] = (
+    (StreamExists, "--exist-ok takes it as it is"),
+    (StreamDeleted, "mainstem stream list shows what there is"),
+    (InvalidCursor, "give another --start, or remove the cursor file to begin anew"),
+    (ReadOnly, "use --url to write through the server that has the folder"),
+    (FolderLocked, "use --url to go through the server that has it"),
+    (FolderUnusable, "name the folder of a log with --data"),
+    (ServerStopping, "try again when it is back"),
+    (DeadlineExceeded, "try again; if it happens often, look at the server's load and disk"),
+    (ConnectionLost, "is a server there? Start one with mainstem serve, or name another with --url"),
+)
+
+
+class UsageProblem(Exception):
+    """Options that do not fit together: exit code 2."""
+
+
+class Failure(Exception):
+    """A command that did its work and found the result bad: exit code 1, with this text."""
+
+
+def code_of(error: BaseException) -> ExitCode:
+    """The exit code that tells a script what kind of error this is."""
+    if isinstance(error, UsageProblem):
+        return ExitCode.USAGE
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILURE)
+
+
+def explain(error: BaseException) -> str:
+    """One line: what happened, where, and what to do next."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, MainstemError | UsageProblem | Failure | OSError):
+        text = f"{type(error).__name__}: {text}; this is a bug, please report it (MAINSTEM_DEBUG=1 shows more)"
+    where = "; ".join(getattr(error, "__notes__", ()))
+    hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), "")
+    parts = [text.rstrip(". ") + (f" [{where}]" if where else "")]
+    if hint and hint not in text:
+        parts.append(hint)
+    return "; ".join(" ".join(part.split()) for part in parts)

@@ -1,0 +1,59 @@
+"""Which log a client command works on: a server's, or the one in a folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import mainstem
+from mainstem.cli.exits import UsageProblem
+from mainstem.core.errors import FolderUnusable, MainstemError
+from mainstem.core.settings import Loaded
+
+if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
+
+CONNECT_SECONDS = 5.0
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="FOLDER", help="Work on the log in this folder, in this process, instead of asking a server."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def reading(loaded: Loaded, data: str | None) -> "Iterator[Hub]":
+    """A hub to read from. A folder may be written by another process meanwhile."""
+    with _hub(loaded, data, read_only=True) as hub:
+        yield hub
+
+
+@contextmanager
+def writing(loaded: Loaded, data: str | None, *, create: bool = False) -> "Iterator[Hub]":
+    """A hub to write through. `create` makes a folder that is missing."""
+    if data is not None and not create and not Path(data).is_dir():
+        raise FolderUnusable(f"there is no folder {data}; mainstem stream create --data {data} NAME begins a log there")
+    with _hub(loaded, data, read_only=False) as hub:
+        yield hub
+
+
+@contextmanager
+def _hub(loaded: Loaded, data: str | None, *, read_only: bool) -> "Iterator[Hub]":
+    if data is not None and loaded.origins["url"].startswith("flag"):
+        raise UsageProblem("--url and --data name two logs; give one of them")
+    url = loaded.settings.url
+    try:
+        if data is None:
+            hub = mainstem.connect(url, timeout=CONNECT_SECONDS)
+        else:
+            hub = mainstem.open(data, read_only=read_only)
+        with hub:
+            yield hub
+    except MainstemError as error:
+        error.add_note(url if data is None else f"folder {data}")
+        raise

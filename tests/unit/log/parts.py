@@ -1,0 +1,85 @@
+"""Real parts of the log, made with few words: batches, and everything between a folder and a batcher."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mainstem.core import payload
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
+from mainstem.core.checksum import crc32c
+from mainstem.log.blocks.local import LocalBlocks
+from mainstem.log.disk import LocalDisk
+from mainstem.log.flush import CreateStream
+from mainstem.log.frame import FlushWriter, Place
+from mainstem.log.log import Log
+
+NOW_US = 1_767_225_600_000_000
+LOG_UUID = "0123456789abcdef" * 2
+
+
+def make_batch(
+    values: Sequence[bytes | None] = (b"x",),
+    *,
+    stream: int = 1,
+    shard: int = 0,
+    producer: int = 0,
+    epoch: int = 0,
+    sequence: int = 0,
+    generation: int = 0,
+    times: tuple[int, int] = (NOW_US, NOW_US),
+    compression: str | None = None,
+) -> Batch:
+    """A batch as a producer would encode it."""
+    encoded = payload.encode(payload.build(list(values)), compression)
+    header = BatchHeader(
+        stream=stream,
+        shard=shard,
+        count=encoded.count,
+        encoding=encoded.encoding,
+        layout=encoded.layout,
+        schema_id=0,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        producer=producer,
+        producer_epoch=epoch,
+        sequence=sequence,
+        generation=generation,
+        time_low=times[0],
+        time_high=times[1],
+    )
+    return Batch(header, encoded.payload)
+
+
+def values_of(batch: Batch | FetchedBatch) -> list[bytes | None]:
+    """The records of a batch, decoded and checked."""
+    header = batch.header
+    found = payload.check(header.encoding, header.layout, header.count, header.raw_len, bytes(batch.payload))
+    return found.column("value").to_pylist()
+
+
+def make_stream(log: Log, name: str = "orders", shards: int = 1) -> int:
+    """A new stream; its id."""
+    row = log.ledger.stream_named(name)
+    assert row is None
+    uuid = f"{hash(name) & (1 << 127):032x}"[:24] + f"{len(log.ledger.list_streams()):08x}"
+    return log.execute(CreateStream(uuid, name, shards, "crc32", 7 * 86_400_000_000, NOW_US)).stream
+
+
+def make_blocks(path: Path) -> LocalBlocks:
+    """A block store in a new folder."""
+    folder = path / "blocks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return LocalBlocks(folder, LocalDisk())
+
+
+def make_place(block: int = 1, flush: int = 1, applied: int = 0) -> Place:
+    return Place(block, 1, 1, flush, applied)
+
+
+def flush_bytes(batches: Sequence[Batch], *, block: int = 1, flush: int = 1, position: int = 64) -> bytes:
+    """One whole flush with its commit frame, as it lies in a block."""
+    writer = FlushWriter(make_place(block, flush), position)
+    for batch in batches:
+        writer.add_data(batch.header, batch.payload)
+    writer.add_commit(NOW_US, 0, 0)
+    return b"".join(bytes(buffer) for buffer in writer.buffers)

@@ -1,0 +1,92 @@
+"""The hot tail: what it holds, what it lets go, and what it never answers."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainstem.core.batch import FetchedBatch
+from mainstem.log.hot_tail import HotTail
+from tests.unit.log.parts import make_batch
+
+OVERHEAD = 512
+
+
+def fetched(base: int, count: int, *, stream: int = 1, shard: int = 0) -> FetchedBatch:
+    batch = make_batch([b"v"] * count, stream=stream, shard=shard)
+    return FetchedBatch(base, batch.header, batch.payload)
+
+
+def cost(batch: FetchedBatch) -> int:
+    return batch.header.stored_len + OVERHEAD
+
+
+def test_a_batch_is_found_by_any_of_its_offsets():
+    tail = HotTail(1 << 20)
+    first, second = fetched(10, 5), fetched(15, 1)
+    tail.append([first, second])
+    assert [tail.find(1, 0, offset) for offset in range(9, 17)] == [None, *[first] * 5, second, None]
+
+
+def test_shards_and_streams_are_apart():
+    tail = HotTail(1 << 20)
+    batches = [fetched(0, 1), fetched(0, 1, shard=1), fetched(0, 1, stream=2)]
+    tail.append(batches)
+    assert [tail.find(1, 0, 0), tail.find(1, 1, 0), tail.find(2, 0, 0)] == batches
+    assert tail.find(2, 1, 0) is tail.find(3, 0, 0) is None
+
+
+def test_the_oldest_of_all_shards_goes_first():
+    batches = [fetched(0, 1), fetched(0, 1, shard=1), fetched(1, 1), fetched(1, 1, shard=1)]
+    tail = HotTail(3 * cost(batches[0]))
+    for batch in batches:
+        tail.append([batch])
+    assert tail.find(1, 0, 0) is None
+    assert tail.find(1, 1, 0) is not None
+    assert tail.find(1, 0, 1) is not None
+    assert tail.bytes == 3 * cost(batches[0])
+
+
+def test_a_batch_over_the_whole_budget_is_not_kept_and_does_no_harm():
+    tail = HotTail(2_000)
+    big = fetched(0, 4_000)
+    tail.append([big])
+    assert tail.bytes == 0
+    assert tail.find(1, 0, 0) is None
+    tail.append([fetched(4_000, 1)])
+    assert tail.find(1, 0, 4_000) is not None
+
+
+def test_with_no_budget_nothing_is_kept():
+    tail = HotTail(0)
+    tail.append([fetched(0, 1), fetched(1, 1)])
+    assert tail.bytes == 0
+    assert tail.find(1, 0, 1) is None
+
+
+def test_a_gap_is_a_bug_and_stops():
+    tail = HotTail(1 << 20)
+    tail.append([fetched(0, 2)])
+    with pytest.raises(AssertionError, match="no gaps"):
+        tail.append([fetched(3, 1)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=60), st.integers(0, 12_000))
+def test_it_is_the_suffix_of_what_was_appended_that_fits(appends, budget):
+    """Against a plain list: the newest batches that fit the budget, all of them and only they."""
+    tail = HotTail(budget)
+    ends = [0, 0, 0]
+    kept: deque[FetchedBatch] = deque()
+    for shard, count in appends:
+        batch = fetched(ends[shard], count, shard=shard)
+        ends[shard] += count
+        tail.append([batch])
+        kept.append(batch)
+        while sum(map(cost, kept)) > budget:
+            kept.popleft()
+    assert tail.bytes == sum(map(cost, kept)) <= budget
+    for shard in range(3):
+        for offset in range(ends[shard] + 1):
+            expected = [batch for batch in kept if batch.header.shard == shard and batch.base <= offset < batch.end]
+            assert tail.find(1, shard, offset) is (expected[0] if expected else None)
