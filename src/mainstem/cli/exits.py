@@ -49,7 +49,6 @@ _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
 
 # What to do next, where the error's own words do not say it or say it in Python.
 _HINTS: Final[tuple[tuple[type[MainstemError], str], ...]] = (
-    (StreamExists, "--exist-ok takes it as it is"),
     (StreamDeleted, "mainstem stream list shows what there is"),
     (InvalidCursor, "give another --start, or remove the cursor file to begin anew"),
     (ReadOnly, "use --url to write through the server that has the folder"),
@@ -57,7 +56,7 @@ _HINTS: Final[tuple[tuple[type[MainstemError], str], ...]] = (
     (FolderUnusable, "name the folder of a log with --data"),
     (ServerStopping, "try again when it is back"),
     (DeadlineExceeded, "try again; if it happens often, look at the server's load and disk"),
-    (ConnectionLost, "is a server there? Start one with mainstem serve, or name another with --url"),
+    (ConnectionLost, "or name another with --url, or a folder with --data"),
 )
 
 
@@ -80,7 +79,7 @@ def code_of(error: BaseException) -> ExitCode:
 
 def explain(error: BaseException) -> str:
     """One line: what happened, where, and what to do next."""
-    text = str(error) or type(error).__name__
+    text = (str(error) or type(error).__name__).replace("exist_ok=True", "--exist-ok")
     if not isinstance(error, MainstemError | UsageProblem | Failure | OSError):
         text = f"{type(error).__name__}: {text}; this is a bug, please report it (MAINSTEM_DEBUG=1 shows more)"
     where = "; ".join(getattr(error, "__notes__", ()))

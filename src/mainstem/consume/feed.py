@@ -48,19 +48,19 @@ class Feed:
                 self._is_ready[shard] = True
                 self._ready.append(shard)
 
-    def hot(self, tail: HotTail) -> FetchedBatch | None:
-        """The next batch if memory holds it; None if there is none or the disk must be asked (`is_ready` tells)."""
+    def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
+        """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
         while self._ready:
             shard = self._ready[0]
             offset = self._offsets[shard]
-            batch = tail.find(self.stream.id, shard, offset)
-            if batch is not None:
-                self._advance(shard, batch.end)
-                return batch
+            batches = tail.find(self.stream.id, shard, offset, bytes_max)
+            if batches:
+                self._advance(shard, batches[-1].end)
+                return batches
             if offset < self._reader.shard(self.stream.id, shard).stable:
-                return None
+                return []
             self._rest(shard)
-        return None
+        return []
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches of one shard, from memory or disk; [] when there is nothing now. DataLoss moves on behind

@@ -4,16 +4,44 @@ After Scribe's ephemeral tier: most readers want what was written milliseconds a
 in bytes; what falls out of it is read from its block.
 """
 
+import bisect
 import threading
 from collections import deque
 from typing import Final
 
-from mainstem.core.batch import FetchedBatch
+from mainstem.core.batch import BatchHeader, FetchedBatch
 
 # What a batch costs beside its payload.
 _OVERHEAD_BYTES: Final = 512
+# Dropped batches are cut off a shard's list when there are this many, so that dropping one is cheap.
+_CUT_COUNT: Final = 64
 
 ShardKey = tuple[int, int]
+_GONE: Final = FetchedBatch(0, BatchHeader(*(0,) * 15), b"")
+
+
+class _ShardTail:
+    """The batches of one shard, oldest first, from `head` on."""
+
+    __slots__ = ("batches", "head")
+
+    def __init__(self) -> None:
+        self.batches: list[FetchedBatch] = []
+        self.head = 0
+
+    def drop_oldest(self) -> FetchedBatch:
+        oldest = self.batches[self.head]
+        # The slot must not keep the payload alive until the list is cut.
+        self.batches[self.head] = _GONE
+        self.head += 1
+        if self.head >= _CUT_COUNT and self.head * 2 >= len(self.batches):
+            del self.batches[: self.head]
+            self.head = 0
+        return oldest
+
+    @property
+    def is_empty(self) -> bool:
+        return self.head >= len(self.batches)
 
 
 class HotTail:
@@ -25,7 +53,8 @@ class HotTail:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._shards: dict[ShardKey, deque[FetchedBatch]] = {}
+        self._shards: dict[ShardKey, _ShardTail] = {}
+        # The shard of every batch, oldest first.
         self._order: deque[ShardKey] = deque()
         self._lock = threading.Lock()
 
@@ -34,11 +63,11 @@ class HotTail:
         with self._lock:
             for batch in batches:
                 key = (batch.header.stream, batch.header.shard)
-                shard = self._shards.get(key)
-                if shard is None:
-                    shard = self._shards[key] = deque()
-                assert not shard or shard[-1].end == batch.base, "the hot tail has no gaps"
-                shard.append(batch)
+                tail = self._shards.get(key)
+                if tail is None:
+                    tail = self._shards[key] = _ShardTail()
+                assert tail.is_empty or tail.batches[-1].end == batch.base, "the hot tail has no gaps"
+                tail.batches.append(batch)
                 self._order.append(key)
                 self._bytes += batch.header.stored_len + _OVERHEAD_BYTES
             while self._bytes > self._bytes_max:
@@ -46,23 +75,32 @@ class HotTail:
 
     def _drop_oldest(self) -> None:
         key = self._order.popleft()
-        shard = self._shards[key]
-        self._bytes -= shard.popleft().header.stored_len + _OVERHEAD_BYTES
-        if not shard:
+        tail = self._shards[key]
+        self._bytes -= tail.drop_oldest().header.stored_len + _OVERHEAD_BYTES
+        if tail.is_empty:
             del self._shards[key]
 
-    def find(self, stream: int, shard: int, offset: int) -> FetchedBatch | None:
-        """The batch that holds `offset`, if it is still here."""
+    def find(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
+        """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] if it is not here."""
         with self._lock:
-            batches = self._shards.get((stream, shard))
-            if not batches or offset < batches[0].base or offset >= batches[-1].end:
-                return None
-            # Followers want the newest: search from the end.
-            for batch in reversed(batches):
-                if batch.base <= offset:
-                    return batch
-        return None
+            tail = self._shards.get((stream, shard))
+            if tail is None:
+                return []
+            batches = tail.batches
+            if offset < batches[tail.head].base or offset >= batches[-1].end:
+                return []
+            first = bisect.bisect_right(batches, offset, lo=tail.head, key=_base) - 1
+            last = first
+            size = batches[first].header.stored_len
+            while last + 1 < len(batches) and size < bytes_max:
+                last += 1
+                size += batches[last].header.stored_len
+            return batches[first : last + 1]
 
     @property
     def bytes(self) -> int:
         return self._bytes
+
+
+def _base(batch: FetchedBatch) -> int:
+    return batch.base

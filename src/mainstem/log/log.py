@@ -11,6 +11,7 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import InternalError, MainstemError, UnknownStream
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
 from mainstem.log.batcher import Batcher, Outcomes, Submission
+from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.flush import Command, Done, Rejected
 from mainstem.log.folder import Folder, FolderLock
@@ -73,7 +74,7 @@ class Log:
         file = FlushFile(folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max)
         self._file = file
         for row in ledger.open_blocks():
-            file.seal_later(row.id, folder.blocks.size(row.id))
+            file.seal_later(row.id, _size_if_there(folder.blocks, row.id))
         self._applier = Applier(ledger)
         self.hot = HotTail(options.hot_tail_bytes)
         self._maintenance = Maintenance(
@@ -149,6 +150,15 @@ _inherited: list[Log] = []
 
 def unknown_stream(name: str) -> UnknownStream:
     return UnknownStream(f"there is no stream {name!r}; create it: mainstem stream create {name}")
+
+
+def _size_if_there(blocks: BlockStore, block: int) -> int:
+    """A block that somebody took away is still sealed; its readers will be told what is missing."""
+    try:
+        return blocks.size(block)
+    except BlockMissing:
+        logger.error("%s is missing; its records cannot be read until it is back", blocks.where(block))
+        return 0
 
 
 class _LiveLedger:

@@ -35,10 +35,14 @@ class Maintenance:
         self._snapshots = snapshots
         self._checkpoint_bytes = checkpoint_bytes
         self._snapshot_bytes = snapshot_bytes
-        # Highest flush in a checkpoint that was announced, and that is known to be complete.
+        # The highest flush in a checkpoint that was announced, that is complete, that was reported complete.
         self._begun = checkpoint_done
         self._done = checkpoint_done
         self._said_done = checkpoint_done
+        # The flush that announced a checkpoint which was not tried yet; 0 if none did.
+        self._announced = 0
+        # A checkpoint that a reader held up is tried again when the WAL has grown to this.
+        self._retry_bytes = 0
         self._snapshot_at = -snapshot_bytes if snapshot_now else 0
         self._snapshotting: threading.Thread | None = None
 
@@ -48,20 +52,27 @@ class Maintenance:
         return self._said_done < self._done
 
     def checkpoint_for(self, number: int) -> tuple[int, int]:
-        """(begun, done) for the commit frame of flush `number`."""
-        busy = self._snapshotting is not None and self._snapshotting.is_alive()
-        if not busy and (self._ledger.wal_bytes() >= self._checkpoint_bytes or self._snapshot_due()):
-            self._begun = number
+        """(begun, done) for the commit frame of flush `number`. Called by the thread that writes it."""
+        if self._announced == 0 and self._wants_checkpoint():
+            self._announced = self._begun = number
         self._said_done = self._done
-        return self._begun, self._done
+        return self._begun, self._said_done
+
+    def _wants_checkpoint(self) -> bool:
+        if self._snapshotting is not None and self._snapshotting.is_alive():
+            return False
+        return self._ledger.wal_bytes() >= max(self._checkpoint_bytes, self._retry_bytes) or self._snapshot_due()
 
     def after(self, number: int) -> None:
-        """Flush `number` is applied: carry out the checkpoint it announced."""
-        if self._begun != number:
+        """Flush `number` is applied, the next one is not: carry out the checkpoint it announced."""
+        if number != self._announced:
             return
+        self._announced = 0
         if not self._ledger.checkpoint():
-            logger.info("checkpoint at flush %d waits for a reader", number)
+            self._retry_bytes = 2 * self._ledger.wal_bytes()
+            logger.warning("a reader holds up the checkpoint of the ledger; it is tried again later")
             return
+        self._retry_bytes = 0
         self._done = number
         if self._snapshot_due():
             self._snapshot_at = self._file.bytes_written

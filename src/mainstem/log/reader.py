@@ -33,9 +33,9 @@ class LogReader:
 
         DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
-        hot = self._hot.find(stream.id, shard, offset) if self._hot is not None else None
-        if hot is not None:
-            return [hot]
+        hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
+        if hot:
+            return hot
         row = self._ledger.load_shard(stream.id, shard)
         if offset < row.start:
             raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)

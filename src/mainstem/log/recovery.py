@@ -23,12 +23,12 @@ What a crash leaves: at most one incomplete flush at the end of the newest block
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem.core.errors import FolderUnusable, LedgerDamaged
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.frame import BlockHeader, FrameDamaged
+from mainstem.log.frame import BLOCK_HEADER_BYTES, BlockHeader, FrameDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import AppliedPlace
@@ -47,19 +47,21 @@ class Recovered:
     block_max: int
     writer_epoch: int
     checkpoint_done: int
-    replayed: int = 0
-    # The last applied flush cannot be read back from its block; a new snapshot should be taken at once.
-    snapshot_wanted: bool = False
+    replayed: int
+    # The ledger was rebuilt, or its last flush cannot be read back: a new snapshot should be taken soon.
+    snapshot_wanted: bool
 
 
 @dataclass(slots=True)
 class _Journal:
-    """What the blocks hold above a place: flushes to replay, and what their frames say about the ledger."""
+    """What the blocks hold after a place: the last flush to replay, and what commit frames say about the ledger."""
 
-    flushes: list[ReadFlush] = field(default_factory=list)
+    end: int
+    start: int | None = None
     checkpoint_begun: int = 0
     checkpoint_done: int = 0
-    place_unreadable: str = ""
+    applied: int = 0
+    place_unreadable: bool = False
 
 
 class Recovery:
@@ -74,40 +76,40 @@ class Recovery:
         self._log_uuid = log_uuid
         self._epoch = ledger_epoch
         self._numbers = list(blocks.list())
-        self._headers: dict[int, BlockHeader] = {}
-        self._bad_headers: dict[int, FrameDamaged] = {}
+        self._headers: dict[int, BlockHeader | FrameDamaged] = {}
 
     def run(self) -> Recovered:
-        self._read_headers()
-        ledger, journal, why = self._open_ledger()
-        floor = 0
-        if ledger is None:
-            floor = self._known_applied()
-            logger.warning("ledger.db cannot be used and is rebuilt from the blocks: %s", why)
-            ledger, journal = self._rebuild()
+        found = self._open_ledger()
+        is_rebuilt = isinstance(found, LedgerDamaged)
+        if isinstance(found, LedgerDamaged):
+            logger.warning("ledger.db cannot be used and is rebuilt from the blocks: %s", found)
+            self._rebuild()
+            found = self._open_ledger()
+            if isinstance(found, LedgerDamaged):
+                raise found
+        ledger, journal = found
         try:
-            replayed = self._replay(ledger, journal, floor)
+            replayed = self._replay(ledger, journal)
         except BaseException:
             ledger.close()
             raise
-        writer_epoch = max((header.writer_epoch for header in self._headers.values()), default=0)
         return Recovered(
             ledger,
             block_max=max(self._numbers, default=0),
-            writer_epoch=writer_epoch,
+            writer_epoch=max(ledger.writer_epoch_max(), *self._writer_epochs(), 0),
             checkpoint_done=journal.checkpoint_done,
             replayed=replayed,
-            snapshot_wanted=bool(why or journal.place_unreadable),
+            snapshot_wanted=is_rebuilt or journal.place_unreadable,
         )
 
     # The ledger.
 
-    def _open_ledger(self) -> tuple[SqliteLedger | None, _Journal, str]:
-        """The ledger as it is on disk with the journal above it, or None and the reason why it cannot be used."""
+    def _open_ledger(self) -> tuple[SqliteLedger, _Journal] | LedgerDamaged:
+        """The ledger as it is on disk and the journal after it, or the reason why it cannot be used."""
         if not self._path.exists():
             if self._numbers:
-                return None, _Journal(), "the file is missing"
-            return SqliteLedger.create(self._path, log_uuid=self._log_uuid, epoch=self._epoch), _Journal(), ""
+                return LedgerDamaged("the file is missing")
+            return SqliteLedger.create(self._path, log_uuid=self._log_uuid, epoch=self._epoch), _Journal(0)
         ledger: SqliteLedger | None = None
         try:
             wal_frames = self._check_wal()
@@ -116,17 +118,15 @@ class Recovery:
             ledger.check_pages()
             self._check_identity(ledger)
             place = ledger.applied()
-            journal = self._read_journal(place)
+            journal = self._survey(place)
             _require_trusted(place.number, in_file, wal_frames, journal)
-        except LedgerDamaged as error:
+        except BaseException as error:
             if ledger is not None:
                 ledger.close()
-            return None, _Journal(), str(error)
-        except BaseException:
-            if ledger is not None:
-                ledger.close()
+            if isinstance(error, LedgerDamaged):
+                return error
             raise
-        return ledger, journal, ""
+        return ledger, journal
 
     def _check_wal(self) -> int:
         path = self._path.with_name(self._path.name + "-wal")
@@ -144,11 +144,40 @@ class Recovery:
                 "put the files of one data folder back together"
             )
 
-    def _known_applied(self) -> int:
-        """The highest flush number that an unusable ledger, or the WAL's end, still claims; 0 if it cannot be read."""
+    def _rebuild(self) -> None:
+        """Make the ledger anew beside the unusable one, from the newest sound snapshot or from nothing, and swap.
+
+        Nothing is in its place before it is complete: a crash meanwhile only means to begin again.
+        """
+        claimed = self._claimed()
+        target = self._path.with_name("ledger-rebuilt.db")
+        _remove(target)
+        number = self._snapshots.restore(target)
+        if number is None:
+            ledger = SqliteLedger.create(target, log_uuid=self._log_uuid, epoch=self._epoch)
+        else:
+            ledger = SqliteLedger(target)
+            logger.info("starting from the snapshot of flush %d", number)
+        try:
+            self._check_identity(ledger)
+            journal = self._survey(ledger.applied())
+            journal.applied = max(journal.applied, claimed)
+            self._replay(ledger, journal)
+            if not ledger.checkpoint():
+                raise LedgerDamaged("the rebuilt ledger is in use by another process")
+        finally:
+            ledger.close()
+        self._put_aside()
+        self._snapshots.disk.replace(target, self._path)
+        _remove(target)
+
+    def _claimed(self) -> int:
+        """The highest flush number that the unusable ledger still claims to have; 0 if it cannot be read."""
+        if not self._path.exists():
+            return 0
         try:
             reader = SqliteLedger(self._path)
-        except (LedgerDamaged, FolderUnusable):
+        except FolderUnusable:
             return 0
         try:
             return reader.applied().number
@@ -156,21 +185,6 @@ class Recovery:
             return 0
         finally:
             reader.close()
-
-    def _rebuild(self) -> tuple[SqliteLedger, _Journal]:
-        self._put_aside()
-        number = self._snapshots.restore(self._path)
-        if number is None:
-            ledger = SqliteLedger.create(self._path, log_uuid=self._log_uuid, epoch=self._epoch)
-        else:
-            ledger = SqliteLedger(self._path)
-            logger.info("starting from the snapshot of flush %d", number)
-        try:
-            self._check_identity(ledger)
-            return ledger, self._read_journal(ledger.applied())
-        except BaseException:
-            ledger.close()
-            raise
 
     def _put_aside(self) -> None:
         """Keep the unusable files: nothing is ever cleaned up on doubt."""
@@ -190,55 +204,55 @@ class Recovery:
 
     # The journal.
 
-    def _read_headers(self) -> None:
-        for number in self._numbers:
+    def _header(self, number: int) -> BlockHeader | FrameDamaged:
+        found = self._headers.get(number)
+        if found is None:
             try:
-                header = BlockScanner(self._blocks, number).header()
+                found = BlockScanner(self._blocks, number).header()
             except FrameDamaged as error:
-                self._bad_headers[number] = error
-                continue
-            if header.log_uuid.hex() != self._log_uuid:
-                raise FolderUnusable(
-                    f"{self._blocks.where(number)} belongs to log {header.log_uuid.hex()}, this folder to "
-                    f"{self._log_uuid}; move the foreign file away"
-                )
-            self._headers[number] = header
+                found = error
+            self._headers[number] = found
+        if isinstance(found, BlockHeader) and found.log_uuid.hex() != self._log_uuid:
+            raise FolderUnusable(
+                f"{self._blocks.where(number)} belongs to log {found.log_uuid.hex()}, this folder to "
+                f"{self._log_uuid}; move the foreign file away"
+            )
+        return found
 
-    def _read_journal(self, place: AppliedPlace) -> _Journal:
-        """Every flush after `place`, checked to be without a gap."""
-        journal = _Journal()
-        start = self._after(place, journal)
-        expected = place.number + 1
-        numbers = [number for number in self._numbers if number >= place.block]
-        for index, number in enumerate(numbers):
-            stop_before = self._first_flush_after(numbers[index + 1 :])
-            position = start if number == place.block else None
-            found, damage = self._scan(number, position, expected, stop_before)
-            journal.flushes += found
-            expected += len(found)
-            if stop_before is not None and expected < stop_before:
-                raise self._missing(expected, stop_before - 1, number, damage)
-            if damage is not None and stop_before is None:
-                self._require_torn(number, damage, expected)
-        self._drop_torn_payload(journal)
-        for read in journal.flushes:
+    def _writer_epochs(self) -> list[int]:
+        return [header.writer_epoch for header in self._headers.values() if isinstance(header, BlockHeader)]
+
+    def _survey(self, place: AppliedPlace) -> _Journal:
+        """Read through everything after `place` once: up to where it can be replayed, and what it says."""
+        journal = _Journal(place.number)
+        journal.start = self._after(place, journal)
+        last: ReadFlush | None = None
+        for read in self._flushes(place, journal.start):
+            last = read
+            journal.end = read.flush.number
+            journal.applied = max(journal.applied, read.applied)
             journal.checkpoint_begun = max(journal.checkpoint_begun, read.commit.checkpoint_begun)
             journal.checkpoint_done = max(journal.checkpoint_done, read.commit.checkpoint_done)
+        if last is not None and last.damaged is not None:
+            # Its commit frame reached the disk, a payload did not: it was never acknowledged.
+            logger.info("flush %d was not durable before the stop and is dropped", last.flush.number)
+            journal.end -= 1
         return journal
 
     def _after(self, place: AppliedPlace, journal: _Journal) -> int | None:
         """Where the flush after `place` begins in its block, after checking that the block still holds `place`."""
         if place.number == 0:
             return None
-        where = f"flush {place.number}, the last one in the ledger, is at byte {place.commit_position} of "
+        block = self._blocks.where(place.block)
+        where = f"flush {place.number}, the last one in the ledger, is at byte {place.commit_position} of {block}"
         try:
             scanner = BlockScanner(self._blocks, place.block)
             if self._blocks.size(place.block) <= place.commit_position:
                 raise BlockMissing
         except BlockMissing:
             raise FolderUnusable(
-                f"{where}{self._blocks.where(place.block)}, which is missing or shorter than that: records that were "
-                "acknowledged are gone; bring the file back, nothing was changed"
+                f"{where}, which is missing or shorter than that: records that were acknowledged are gone; bring the "
+                "file back, nothing was changed"
             ) from None
         try:
             header, commit, after = scanner.commit_at(place.commit_position)
@@ -246,37 +260,60 @@ class Recovery:
                 raise FrameDamaged(place.commit_position, f"this is the commit of flush {header.flush}")
         except FrameDamaged as error:
             # The ledger has this flush, so nothing is lost; but it cannot be replayed again from here.
-            journal.place_unreadable = f"{self._blocks.where(place.block)} {error}"
-            logger.warning("%s%s and damaged (%s)", where, self._blocks.where(place.block), error)
+            journal.place_unreadable = True
+            logger.warning("%s and damaged (%s)", where, error)
             beyond = scanner.flush_beyond(place.commit_position + 1, place.number)
             return self._blocks.size(place.block) if beyond is None else beyond.position
         journal.checkpoint_begun, journal.checkpoint_done = commit.checkpoint_begun, commit.checkpoint_done
+        journal.applied = header.applied
         return after
 
-    def _first_flush_after(self, numbers: list[int]) -> int | None:
-        return next((self._headers[number].first_flush for number in numbers if number in self._headers), None)
+    def _flushes(self, place: AppliedPlace, start: int | None) -> Iterator[ReadFlush]:
+        """Every flush after `place`, in order and without a gap, else FolderUnusable."""
+        expected = place.number + 1
+        numbers = [number for number in self._numbers if number >= place.block]
+        for index, number in enumerate(numbers):
+            stop_before = self._first_flush_after(numbers[index + 1 :])
+            position = start if number == place.block else None
+            damage: FrameDamaged | None = None
+            try:
+                for read in self._block_flushes(number, position, expected, stop_before):
+                    yield read
+                    expected += 1
+            except FrameDamaged as error:
+                damage = error
+            if stop_before is not None and expected < stop_before:
+                raise self._missing(expected, stop_before - 1, number, damage)
+            if damage is not None and stop_before is None:
+                self._require_torn(number, damage, expected)
 
-    def _scan(
+    def _first_flush_after(self, numbers: list[int]) -> int | None:
+        """The number with which the next readable block begins."""
+        for number in numbers:
+            header = self._header(number)
+            if isinstance(header, BlockHeader):
+                return header.first_flush
+        return None
+
+    def _block_flushes(
         self, number: int, position: int | None, expected: int, stop_before: int | None
-    ) -> tuple[list[ReadFlush], FrameDamaged | None]:
-        found: list[ReadFlush] = []
-        if number in self._bad_headers and position is None:
-            return found, self._bad_headers[number]
+    ) -> Iterator[ReadFlush]:
         scanner = BlockScanner(self._blocks, number)
-        flushes: Iterator[ReadFlush] = scanner.flushes() if position is None else scanner.flushes(position)
-        try:
-            for read in flushes:
-                if stop_before is not None and read.flush.number >= stop_before:
-                    break
-                if read.flush.number < expected:
-                    continue
-                if read.flush.number > expected:
-                    raise self._missing(expected, read.flush.number - 1, number, None)
-                found.append(read)
-                expected += 1
-        except FrameDamaged as error:
-            return found, error
-        return found, None
+        if position is None:
+            header = self._header(number)
+            if isinstance(header, FrameDamaged):
+                raise header
+            position = BLOCK_HEADER_BYTES
+        for read in scanner.flushes(position):
+            found = read.flush.number
+            if stop_before is not None and found >= stop_before:
+                return
+            if found < expected:
+                continue
+            if found > expected:
+                raise self._missing(expected, found - 1, number, None)
+            yield read
+            expected += 1
 
     def _missing(self, first: int, last: int, number: int, damage: FrameDamaged | None) -> FolderUnusable:
         cause = f" ({damage})" if damage else ""
@@ -292,30 +329,34 @@ class Recovery:
             raise self._missing(expected, beyond.flush - 1, number, damage)
         logger.info("flush %d was not finished before the stop and is dropped (%s)", expected, damage)
 
-    def _drop_torn_payload(self, journal: _Journal) -> None:
-        """The last flush may have its commit frame on disk and lack a payload: then it was never acknowledged."""
-        if journal.flushes and journal.flushes[-1].damaged is not None:
-            last = journal.flushes.pop()
-            logger.info("flush %d was not durable before the stop and is dropped", last.flush.number)
-
-    def _replay(self, ledger: SqliteLedger, journal: _Journal, floor: int) -> int:
-        applied = ledger.applied().number
-        end = journal.flushes[-1].flush.number if journal.flushes else applied
-        claimed = max([floor, *(read.applied for read in journal.flushes)])
-        if end < claimed:
+    def _replay(self, ledger: SqliteLedger, journal: _Journal) -> int:
+        """Apply every flush after the ledger's own up to the journal's end; how many."""
+        place = ledger.applied()
+        if journal.end < journal.applied:
             raise FolderUnusable(
-                f"flushes {end + 1} to {claimed} were applied to the ledger and are no longer in the blocks; "
-                "bring the missing block files back, nothing was changed"
+                f"flushes {journal.end + 1} to {journal.applied} were applied to the ledger and are no longer in the "
+                "blocks; bring the missing block files back, nothing was changed"
             )
+        if journal.end == place.number:
+            return 0
         # What only the page cache may hold is made durable before anything is built on it.
-        for block in sorted({read.flush.block for read in journal.flushes}):
-            self._blocks.sync(block)
+        for block in self._numbers:
+            if block >= place.block:
+                self._blocks.sync(block)
         applier = Applier(ledger)
-        for read in journal.flushes:
+        for read in self._flushes(place, journal.start):
+            if read.flush.number > journal.end:
+                break
             if read.damaged is not None:
                 logger.warning("flush %d has damaged records; readers will be told which", read.flush.number)
             applier.apply(read.flush)
-        return len(journal.flushes)
+        assert applier.applied == journal.end
+        return journal.end - place.number
+
+
+def _remove(ledger: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
 
 
 def _require_trusted(number: int, in_file: int, wal_frames: int, journal: _Journal) -> None:
@@ -323,5 +364,5 @@ def _require_trusted(number: int, in_file: int, wal_frames: int, journal: _Journ
         raise LedgerDamaged(f"it ends at flush {number}, but a checkpoint up to {journal.checkpoint_begun} was begun")
     if in_file < journal.checkpoint_done:
         raise LedgerDamaged(f"the file is of flush {in_file}, older than the checkpoint of {journal.checkpoint_done}")
-    if journal.checkpoint_begun > journal.checkpoint_done and not wal_frames:
+    if journal.checkpoint_begun > journal.checkpoint_done and in_file < journal.checkpoint_begun and not wal_frames:
         raise LedgerDamaged(f"a checkpoint up to {journal.checkpoint_begun} was begun and its WAL is gone")

@@ -24,11 +24,11 @@ class Snapshots:
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
-        self._disk = disk
+        self.disk = disk
 
     def numbers(self) -> list[int]:
         """Newest first."""
-        matches = (_NAME.fullmatch(name) for name in self._disk.list(self._folder))
+        matches = (_NAME.fullmatch(name) for name in self.disk.list(self._folder))
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def path(self, number: int) -> Path:
@@ -41,7 +41,7 @@ class Snapshots:
         if not target.exists():
             part = target.with_suffix(".part")
             shutil.copyfile(ledger, part)
-            self._disk.replace(part, target)
+            self.disk.replace(part, target)
         for old in self.numbers()[_KEPT:]:
             self.path(old).unlink(missing_ok=True)
         return number
@@ -63,6 +63,6 @@ class Snapshots:
             finally:
                 for suffix in ("-wal", "-shm"):
                     part.with_name(part.name + suffix).unlink(missing_ok=True)
-            self._disk.replace(part, target)
+            self.disk.replace(part, target)
             return number
         return None

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 # What a pushed batch costs in credit beside its payload, so that tiny ones are limited too.
 _BATCH_OVERHEAD: Final = 128
 _ENCODED_MAX: Final = 256
+# Pushed in one message from memory, so that small batches travel together and the loop stays responsive.
+_HOT_BYTES_MAX: Final = 256 << 10
 
 
 class PushEncoder:
     """Headers of pushed batches, encoded once for all subscribers of a stream. One thread."""
 
     def __init__(self) -> None:
-        self._encoded: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
+        self._encoded: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
 
-    def one(self, batch: FetchedBatch) -> bytes:
-        key = (batch.header.stream, batch.header.shard, batch.base)
+    def encode(self, batches: Sequence[FetchedBatch]) -> bytes:
+        first, last = batches[0], batches[-1]
+        key = (first.header.stream, first.header.shard, first.base, last.base)
         found = self._encoded.get(key)
         if found is None:
-            found = self._encoded[key] = encode_header(Batches([(batch.base, batch.header)]))
+            header = Batches([(batch.base, batch.header) for batch in batches])
+            found = self._encoded[key] = encode_header(header)
             if len(self._encoded) > _ENCODED_MAX:
                 self._encoded.popitem(last=False)
         return found
@@ -83,11 +87,10 @@ class PushSubscription:
         if self._reading or self._ended:
             return
         while self._credit > 0 and not self._connection.is_blocked:
-            batch = self._feed.hot(self._hot)
-            if batch is not None:
-                self.batches_hot += 1
-                self._credit -= len(batch.payload) + _BATCH_OVERHEAD
-                self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.one(batch), (batch.payload,)))
+            batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
+            if batches:
+                self.batches_hot += len(batches)
+                self._send(batches)
             elif self._feed.is_ready:
                 self._read_from_disk()
                 return
@@ -117,18 +120,15 @@ class PushSubscription:
             return
         elif error is not None:
             raise error
-        else:
+        elif future.result():
+            self.batches_disk += len(future.result())
             self._send(future.result())
         self.push()
 
     def _send(self, batches: Sequence[FetchedBatch]) -> None:
-        if not batches:
-            return
-        self.batches_disk += len(batches)
         payloads = [batch.payload for batch in batches]
         self._credit -= sum(len(payload) + _BATCH_OVERHEAD for payload in payloads)
-        header = Batches([(batch.base, batch.header) for batch in batches])
-        self._connection.send(pack(Kind.BATCHES, self.id, header, payloads))
+        self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))
 
     def end_deleted(self) -> None:
         self.end(StreamDeleted(f"stream {self._feed.stream.name!r} was deleted"))

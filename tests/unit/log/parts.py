@@ -6,6 +6,7 @@ from pathlib import Path
 from mainstem.core import payload
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
+from mainstem.core.identity import new_stream_uuid
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
 from mainstem.log.flush import CreateStream
@@ -59,10 +60,7 @@ def values_of(batch: Batch | FetchedBatch) -> list[bytes | None]:
 
 def make_stream(log: Log, name: str = "orders", shards: int = 1) -> int:
     """A new stream; its id."""
-    row = log.ledger.stream_named(name)
-    assert row is None
-    uuid = f"{hash(name) & (1 << 127):032x}"[:24] + f"{len(log.ledger.list_streams()):08x}"
-    return log.execute(CreateStream(uuid, name, shards, "crc32", 7 * 86_400_000_000, NOW_US)).stream
+    return log.execute(CreateStream(new_stream_uuid(), name, shards, "crc32", 7 * 86_400_000_000, NOW_US)).stream
 
 
 def make_blocks(path: Path) -> LocalBlocks:

@@ -68,7 +68,10 @@ class MemoryLedger:
     def entry_at_time(self, stream: int, shard: int, time_us: int) -> Entry | None:
         with self._lock:
             entries = self._entries[stream, shard]
-            first = bisect.bisect_left(entries, time_us, key=lambda entry: entry.time_high)
+            start = self.load_shard(stream, shard).start
+            # What lies wholly below the start was trimmed.
+            low = bisect.bisect_right(entries, start, key=lambda entry: entry.end)
+            first = bisect.bisect_left(entries, time_us, lo=low, key=lambda entry: entry.time_high)
             return entries[first] if first < len(entries) else None
 
     def store(self, changes: Changes) -> None:

@@ -72,6 +72,7 @@ _STREAM_COLUMNS = "id, uuid, name, shards, hash, generation, schema_id, retentio
 _BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us"
 _PAIR = struct.Struct("<QQ")
 _READ_BUSY_MS = 5_000
+_CHECKPOINT_BUSY_MS = 50
 _CACHE_KIB = 8 * 1_024
 
 
@@ -159,6 +160,9 @@ class SqliteLedgerReader:
     def open_blocks(self) -> list[BlockRow]:
         rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE state = 'open' ORDER BY id")
         return [BlockRow._make(row) for row in rows]
+
+    def writer_epoch_max(self) -> int:
+        return int(self._value("SELECT coalesce(max(writer_epoch), 0) FROM blocks"))
 
     def entries_from(self, stream: int, shard: int, offset: int, limit: int) -> list[Entry]:
         # The entry that holds `offset` is the last one at or below it; spans are dense, so it ends above it.
@@ -285,10 +289,14 @@ class SqliteLedger(SqliteLedgerReader):
         """Copy the WAL into the database file, after verifying it; True if all of it is there now, durably."""
         with self._lock, _Translated(self.path):
             self._verify_wal()
+            # Readers hold it up for moments only; one that was stopped in the middle must not hold up commits.
+            self._db.set_busy_timeout(_CHECKPOINT_BUSY_MS)
             try:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.BusyError:
                 return False
+            finally:
+                self._db.set_busy_timeout(_READ_BUSY_MS)
             self._wal_frames = None
             return True
 

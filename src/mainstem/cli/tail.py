@@ -1,0 +1,127 @@
+"""`mainstem tail`: a stream on standard output."""
+
+import signal
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mainstem.cli import hubs
+from mainstem.cli.exits import ExitCode, UsageProblem
+from mainstem.cli.flags import with_settings
+from mainstem.cli.hubs import Data
+from mainstem.core.clock import SYSTEM_CLOCK
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss
+from mainstem.core.settings import Loaded, parse_duration
+
+if TYPE_CHECKING:
+    from mainstem.consume.consumer import Start
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
+
+
+@with_settings("tail")
+def tail(
+    loaded: Loaded,
+    name: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to read.")],
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="earliest, latest, a time (2026-01-31T12:00:00Z), how long ago (15m), or a cursor.",
+        ),
+    ] = "latest",
+    follow: Annotated[bool, typer.Option(help="Wait for more at the end, or stop where the stream ends now.")] = True,
+    output: Annotated[
+        str, typer.Option(metavar="text|json|raw", help="text: a line for people; json: everything; raw: the values.")
+    ] = "text",
+    frame: Annotated[bool, typer.Option("--frame", help="A u32 length before each record instead of a newline after it.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="COUNT", min=0, help="Stop after so many records.")] = None,
+    cursor_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Go on from the cursor in this file if it exists, and save it there on the way out."),
+    ] = None,
+    data: Data = None,
+) -> int:
+    """Write the records of a stream to standard output, newest as they come.
+
+    With a cursor file nothing is skipped and nothing repeated from one call to the next, even when the program that
+    reads our output ends early: the cursor stands after the last record it took.
+    """
+    from mainstem.consume.cursor_file import CursorFile
+    from mainstem.consume.outlet import Outlet
+    from mainstem.consume.rendering import OUTPUTS, renderer
+    from mainstem.consume.tail import Tail
+
+    if output not in OUTPUTS:
+        raise UsageProblem(f"--output {output}: use one of {', '.join(OUTPUTS)}")
+    file = None if cursor_file is None else CursorFile(Path(cursor_file).expanduser())
+    begin = (None if file is None else file.load()) or _start(start)
+    stop = _Stop(deferred=file is not None)
+    with hubs.reading(loaded, data) as hub, hub.consumer(name, start=begin, follow=follow) as consumer:
+        outlet = Outlet(sys.stdout.fileno(), exact=file is not None, stopped=stop.is_wanted)
+        poured = Tail(
+            consumer,
+            outlet,
+            renderer(output, framed=frame),
+            follow=follow,
+            limit=limit,
+            cursor_file=file,
+            stopped=stop.is_wanted,
+            on_loss=_report,
+        )
+        try:
+            poured.run()
+        finally:
+            outlet.close()
+    return stop.code or (ExitCode.FAILURE if poured.losses else ExitCode.OK)
+
+
+def _report(loss: DataLoss) -> None:
+    print(f"mainstem: {str(loss).partition('; ')[0]}; going on after them", file=sys.stderr, flush=True)
+
+
+def _start(text: str) -> "Start":
+    if text in ("earliest", "latest"):
+        return text
+    if text.startswith("ms1:"):
+        return Cursor.parse(text)
+    try:
+        ago = timedelta(seconds=parse_duration(text))
+    except ValueError:
+        return _time(text)
+    return _EPOCH + timedelta(microseconds=SYSTEM_CLOCK.now_us()) - ago
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageProblem(
+            f"--start {text}: use earliest, latest, a time such as 2026-01-31T12:00:00Z, a duration such as 15m, or a cursor"
+        ) from None
+    if found.tzinfo is None:
+        raise UsageProblem(f"--start {text}: the time needs a zone; {text}Z is UTC")
+    return found
+
+
+class _Stop:
+    """Ctrl-C and SIGTERM. Deferred: noted, so that the cursor is exact; the second one interrupts whatever hangs."""
+
+    def __init__(self, *, deferred: bool) -> None:
+        self.code = 0
+        if deferred:
+            signal.signal(signal.SIGINT, self._note)
+            signal.signal(signal.SIGTERM, self._note)
+
+    def is_wanted(self) -> bool:
+        return self.code != 0
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.code:
+            raise KeyboardInterrupt
+        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED

@@ -1,0 +1,84 @@
+"""Records as bytes for a pipe: text for people, JSON for programs, the bare values; ended by a newline or framed.
+
+JSON keeps everything: bytes that are UTF-8 are text, others are `{"base64": "..."}`, a tombstone's value is null. What
+`json` writes, `mainstem write --format ndjson` reads back as the same records.
+
+A frame is the length as u32, little-endian, then that many bytes. A tombstone among bare values is the length
+0xFFFFFFFF without bytes; in lines it is an empty one.
+"""
+
+import base64
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from mainstem.consume.record import Record, RecordBatch
+
+Render = Callable[[RecordBatch], list[bytes]]
+
+OUTPUTS: Final = ("text", "json", "raw")
+FRAME_NONE: Final = 0xFFFF_FFFF
+_LENGTH = struct.Struct("<I")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_encode_json = msgspec.json.Encoder().encode
+
+
+def renderer(output: str, *, framed: bool) -> Render:
+    """How batches become pieces, one for each record."""
+    bodies = {"text": _texts, "json": _jsons, "raw": RecordBatch.values}[output]
+    if framed:
+        return lambda batch: [_frame(body) for body in bodies(batch)]
+    return lambda batch: [(body or b"") + b"\n" for body in bodies(batch)]
+
+
+def _frame(body: bytes | None) -> bytes:
+    return _LENGTH.pack(FRAME_NONE) if body is None else _LENGTH.pack(len(body)) + body
+
+
+def _texts(batch: RecordBatch) -> list[bytes | None]:
+    return [_text(record) for record in batch.records()]
+
+
+def _text(record: Record) -> bytes:
+    time = record.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    key = "-" if record.key is None else _shown(record.key)
+    value = "(deleted)" if record.value is None else _shown(record.value)
+    return f"{time}\t{record.shard}:{record.offset}\t{key}\t{value}".encode()
+
+
+def _shown(data: bytes) -> str:
+    """Bytes as one line that no terminal can be hurt with."""
+    text = data.decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _jsons(batch: RecordBatch) -> list[bytes | None]:
+    return [_json(record) for record in batch.records()]
+
+
+def _json(record: Record) -> bytes:
+    content = {
+        "shard": record.shard,
+        "offset": record.offset,
+        "timestamp": record.timestamp.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "key": _plain(record.key),
+        "value": _plain(record.value),
+        "headers": _plain_headers(record.headers),
+    }
+    return _encode_json(content)
+
+
+def _plain_headers(headers: Mapping[str, bytes] | None) -> dict[str, Any] | None:
+    return None if headers is None else {name: _plain(value) for name, value in headers.items()}
+
+
+def _plain(data: bytes | None) -> str | dict[str, str] | None:
+    if data is None:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode("ascii")}

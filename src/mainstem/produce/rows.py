@@ -1,0 +1,275 @@
+"""Records out of files and pipes: lines, frames, NDJSON, CSV and Parquet, as far as possible a piece at a time.
+
+A row of NDJSON, CSV or Parquet becomes the JSON of that row, and `key_field` names the field whose text is the key. A
+table whose columns are ours instead (`value`, and if wanted `key`, `headers`, `timestamp`; `shard` and `offset` are
+passed over) holds whole records, as `mainstem tail --output json` writes them. Which of the two it is, the first row
+decides, so that one row that happens to look different is an error and not a record of another shape.
+"""
+
+import base64
+import binascii
+import csv
+import io
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import IO, Any, Final, NamedTuple
+
+import msgspec
+
+from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge
+from mainstem.core.limits import RECORD_BYTES_MAX
+
+FORMATS: Final = ("lines", "ndjson", "csv", "parquet", "frames")
+_OURS: Final = frozenset(("key", "value", "headers", "timestamp"))
+_PASSED_OVER: Final = frozenset(("shard", "offset"))
+_FRAME_NONE: Final = 0xFFFF_FFFF
+_LENGTH = struct.Struct("<I")
+_encode_json = msgspec.json.Encoder().encode
+_decode_json = msgspec.json.Decoder().decode
+
+
+class Row(NamedTuple):
+    """A record to send."""
+
+    value: bytes | None
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes | str] | None = None
+    timestamp: datetime | int | None = None
+
+
+def guess_format(name: str, head: bytes, key_field: str | None) -> str:
+    """By the file's ending, else by how it begins; lines if nothing says otherwise. A key field needs rows."""
+    endings = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet"}
+    found = next((form for ending, form in endings.items() if name.lower().endswith(ending)), None)
+    if found is None and head.startswith(b"PAR1"):
+        found = "parquet"
+    return found or ("ndjson" if key_field is not None else "lines")
+
+
+# ----------------------------------------------------------------------------------------------------- bytes and lines
+
+
+def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a byte stream without their newline; the last one may lack it."""
+    rest = b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        if len(rest) > RECORD_BYTES_MAX:
+            raise RecordTooLarge(f"a line of more than {RECORD_BYTES_MAX} bytes; is it text with newlines?")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def lines(blocks: Iterable[bytes], separator: bytes | None = None) -> Iterator[Row]:
+    """Each line a value; with a separator, what stands before the first one is the key."""
+    if separator is None:
+        yield from map(Row, split_lines(blocks))
+        return
+    for number, line in enumerate(split_lines(blocks), 1):
+        key, found, value = line.partition(separator)
+        if not found:
+            raise InvalidRecord(
+                f"line {number} has no key: the separator {separator.decode(errors='replace')!r} is not in it"
+            )
+        yield Row(value, key)
+
+
+def frames(blocks: Iterable[bytes]) -> Iterator[Row]:
+    """Each frame a value: its length as u32, little-endian, then that many bytes; 0xFFFFFFFF is a tombstone."""
+    held = b""
+    number = 1
+    for block in blocks:
+        held += block
+        at = 0
+        while len(held) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(held, at)
+            begin = at + _LENGTH.size
+            if length == _FRAME_NONE:
+                yield Row(None)
+                at = begin
+            elif length > RECORD_BYTES_MAX:
+                raise RecordTooLarge(f"frame {number} claims {length} bytes; at most {RECORD_BYTES_MAX} are allowed")
+            elif len(held) - begin < length:
+                break
+            else:
+                yield Row(held[begin : begin + length])
+                at = begin + length
+            number += 1
+        held = held[at:]
+    if held:
+        raise InvalidRecord(f"frame {number} is cut short: {len(held)} bytes are left over")
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def ndjson(blocks: Iterable[bytes], key_field: str | None = None) -> Iterator[Row]:
+    """Each line a JSON object. Empty lines are passed over."""
+    to_row: Callable[[Mapping[str, Any], bytes], Row] | None = None
+    for number, line in enumerate(split_lines(blocks), 1):
+        if not line.strip():
+            continue
+        with _place(f"line {number}"):
+            row = _decode_row(line)
+            to_row = to_row or _row_maker(row.keys(), key_field)
+            yield to_row(row, line.strip())
+
+
+def csv_rows(file: IO[bytes], key_field: str | None = None) -> Iterator[Row]:
+    """The first line names the fields; every value stays text, as it stands in the file."""
+    # utf-8-sig: spreadsheets put a mark in front of the first name.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="strict", newline="")
+    reader = csv.DictReader(text, strict=True, restkey="\0extra")
+    try:
+        names = reader.fieldnames
+        if not names:
+            return
+        to_row = _row_maker(names, key_field)
+        for row in reader:
+            with _place(f"line {reader.line_num}"):
+                if "\0extra" in row:
+                    raise InvalidRecord(f"more fields than the {len(names)} names in the first line")
+                yield to_row(_without_empty(row) if to_row is _record else row, b"")
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidRecord(f"not CSV after line {reader.line_num}: {error}") from None
+    finally:
+        # The descriptor is the caller's to close.
+        text.detach()
+
+
+def parquet(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
+    """Rows of a Parquet file; or, if its columns are ours, tables for `send_batch`. The file must be seekable."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        reader = pq.ParquetFile(file)
+        names = reader.schema_arrow.names
+        if _is_records(names, key_field):
+            kept = [name for name in names if name in _OURS]
+            for batch in reader.iter_batches(columns=kept):
+                yield pa.table(batch)
+            return
+        to_row = _row_maker(names, key_field)
+        number = 0
+        for batch in reader.iter_batches(batch_size=8_192):
+            for row in batch.to_pylist():
+                number += 1
+                with _place(f"row {number}"):
+                    yield to_row(row, b"")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, MainstemError):
+            raise
+        raise InvalidRecord(f"not a Parquet file that can be read: {error}") from None
+
+
+class _place:  # noqa: N801  # reads as a statement
+    """Says where in the input an error arose."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, InvalidRecord):
+            raise InvalidRecord(f"{self._where}: {error}") from None
+
+
+def _decode_row(line: bytes) -> Mapping[str, Any]:
+    try:
+        row = _decode_json(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRecord(f"not JSON ({error}); --format lines takes it as it is") from None
+    if not isinstance(row, dict):
+        raise InvalidRecord("not a JSON object; --format lines takes it as it is")
+    return row
+
+
+def _row_maker(names: Iterable[str], key_field: str | None) -> Callable[[Mapping[str, Any], bytes], Row]:
+    """How the rows of this input become records, as the names in its first row tell."""
+    names = list(names)
+    if _is_records(names, key_field):
+        return _record
+    if key_field is None:
+        return lambda row, text: Row(text or _as_json(row))
+    if key_field not in names:
+        raise InvalidRecord(f"there is no field {key_field!r} to take the key from; there are {', '.join(names[:20])}")
+    return lambda row, text: Row(text or _as_json(row), _key_of(row, key_field))
+
+
+def _is_records(names: Iterable[str], key_field: str | None) -> bool:
+    found = set(names)
+    return key_field is None and "value" in found and found <= _OURS | _PASSED_OVER
+
+
+def _as_json(row: Mapping[str, Any]) -> bytes:
+    try:
+        return _encode_json(row)
+    except (TypeError, ValueError) as error:
+        raise InvalidRecord(f"cannot be written as JSON: {error}") from None
+
+
+def _key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:
+    if field not in row:
+        raise InvalidRecord(f"there is no field {field!r} to take the key from")
+    key = row[field]
+    if key is None or isinstance(key, str | bytes):
+        return key
+    if isinstance(key, dict | list):
+        raise InvalidRecord(f"the field {field!r} is a {type(key).__name__}; a key is a text or a number")
+    return _encode_json(key).strip(b'"')
+
+
+def _record(row: Mapping[str, Any], _: bytes = b"") -> Row:
+    strange = row.keys() - _OURS - _PASSED_OVER
+    if strange or "value" not in row:
+        problem = f"the field {min(strange)!r} is none of a record's" if strange else "there is no field 'value'"
+        raise InvalidRecord(f"{problem}, unlike in the first row")
+    return Row(_bytes_of(row["value"]), _bytes_of(row.get("key")), _headers_of(row.get("headers")), _time_of(row))
+
+
+def _without_empty(row: Mapping[str, Any]) -> dict[str, Any]:
+    """CSV has no null: an empty key, header or time is none. An empty value is a value."""
+    return {name: text for name, text in row.items() if text or name == "value"}
+
+
+def _bytes_of(given: Any) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, dict) and given.keys() == {"base64"}:
+        try:
+            return base64.b64decode(given["base64"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise InvalidRecord("a field of base64 that is not base64") from None
+    return _as_json(given)
+
+
+def _headers_of(given: Any) -> dict[str, bytes] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        given = _decode_row(given.encode())
+    if not isinstance(given, dict):
+        raise InvalidRecord("headers are an object of names and values")
+    return {name: _bytes_of(value) or b"" for name, value in given.items()}
+
+
+def _time_of(row: Mapping[str, Any]) -> datetime | int | None:
+    given = row.get("timestamp")
+    if given is None or isinstance(given, int):
+        return given
+    try:
+        found = datetime.fromisoformat(str(given))
+    except ValueError:
+        raise InvalidRecord(f"timestamp {str(given)[:40]!r} is no time; write 2026-01-31T12:00:00Z") from None
+    if found.tzinfo is None:
+        raise InvalidRecord(f"timestamp {given!r} has no time zone; write 2026-01-31T12:00:00Z")
+    return found

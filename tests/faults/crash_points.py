@@ -1,0 +1,140 @@
+"""A crash at every write, sync, rename and commit of a scripted session, with every subset of what was under way.
+
+Most trials are crash clones (see mainstem.testing.crash); some are real: a child process plays the session and gets
+SIGKILL at its n-th disk operation, before, in the middle of, or after it.
+"""
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mainstem.log.log import Log
+from mainstem.testing.crash import LEDGER_FAULTS, CrashPoint, RecordingDisk
+from mainstem.testing.disk import KillingDisk
+from tests.faults.reading import Verdict, judge
+from tests.faults.script import TINY, Script, State, play
+from tests.faults.trials import Trials
+
+STEPS = 90
+# One in this many trials is a kill of a real process, which takes a hundred times as long.
+KILL_EVERY = 200
+# One in this many clones is also written to and opened again.
+GO_ON_EVERY = 4
+
+
+def run(seed: int, trials: int, folder: Path) -> Trials:
+    """`trials` crashes, spread over all points of the session of this seed."""
+    result = Trials()
+    session = _record(seed)
+    rng = random.Random(f"crash points {seed}")
+    clones = _clones(session, rng)
+    for trial in range(trials):
+        place = folder / "clone"
+        if trial % KILL_EVERY == KILL_EVERY - 1:
+            name, verdict, state = _kill(seed, rng, place)
+        else:
+            point, kept, fault = next(clones)
+            point.build(place, kept, LEDGER_FAULTS[fault](point, rng), rng)
+            states = [session.state_after(point.mark), session.state_after(point.mark + 1)]
+            name, state = f"point {point.number} ({point.what}), ledger {fault}, kept {_bits(kept)}", states[0]
+            verdict = judge(place, states, go_on=trial % GO_ON_EVERY == 0)
+        _count(result, f"seed {seed}, trial {trial}: {name}", verdict, state)
+        shutil.rmtree(place)
+    return result
+
+
+def _count(result: Trials, name: str, verdict: Verdict, state: State) -> None:
+    result.trials += 1
+    result.acknowledged += state.acknowledged
+    result.took(verdict.seconds)
+    for text in verdict.wrong:
+        result.lost += "missing" in text
+        result.add_finding(f"{name}: {text}")
+
+
+def _bits(kept: tuple[bool, ...]) -> str:
+    return "".join("01"[bit] for bit in kept) or "-"
+
+
+# ----------------------------------------------------------------------------------------------------------- clones
+
+
+class Session:
+    """A recorded run: its script and its crash points."""
+
+    def __init__(self, script: Script, points: list[CrashPoint]) -> None:
+        self.points = points
+        self._script = script
+
+    @lru_cache(maxsize=512)  # noqa: B019: a session lives as long as the process
+    def state_after(self, steps: int) -> State:
+        return self._script.state_after(steps)
+
+
+@lru_cache(maxsize=2)
+def _record(seed: int) -> Session:
+    script = Script(seed, STEPS)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "data"
+        done = [0]
+
+        def on_step() -> None:
+            done[0] += 1
+
+        recorder = RecordingDisk(path, mark=lambda: done[0])
+        state = State()
+        with recorder.watching_ledger():
+            # Two lives of the writer, the second after a clean close.
+            for steps in (script.steps[: STEPS * 2 // 3], script.steps[STEPS * 2 // 3 :]):
+                log = Log(path, TINY, disk=recorder)
+                play(log, steps, state, on_step)
+                log.close()
+    return Session(script, recorder.points)
+
+
+def _clones(session: Session, rng: random.Random) -> Iterator[tuple[CrashPoint, tuple[bool, ...], str]]:
+    """All points in turn, each time with its next subset and another fault of the ledger's files, without an end."""
+    faults = list(LEDGER_FAULTS)
+    while True:
+        waiting = {point.number: point.subsets(rng) for point in session.points}
+        turn = 0
+        while waiting:
+            numbers = list(waiting)
+            rng.shuffle(numbers)
+            for number in numbers:
+                kept = next(waiting[number], None)
+                if kept is None:
+                    del waiting[number]
+                    continue
+                yield session.points[number], kept, faults[(number + turn) % len(faults)]
+            turn += 1
+
+
+# ------------------------------------------------------------------------------------------------------------ kills
+
+
+def _kill(seed: int, rng: random.Random, folder: Path) -> tuple[str, Verdict, State]:
+    """Let a child play the session and die at a random operation; judge what it left."""
+    at, leaves = rng.randint(1, 150), rng.choice(("nothing", "part", "all"))
+    command = [sys.executable, "-m", "tests.faults.crash_points", str(seed), str(folder), str(at), leaves]
+    child = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)
+    done = len(child.stdout.split())
+    script = Script(seed, STEPS)
+    states = [script.state_after(done), script.state_after(done + 1)]
+    return f"killed at operation {at} leaving {leaves}", judge(folder, states, go_on=True), states[0]
+
+
+def _child(seed: int, folder: Path, at: int, leaves: str) -> None:
+    script = Script(seed, STEPS)
+    log = Log(folder, TINY, disk=KillingDisk(at=at, leaves=leaves))  # type: ignore[arg-type]
+    play(log, script.steps, State(), lambda: print("done", flush=True))
+    log.close()
+
+
+if __name__ == "__main__":
+    _child(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
