@@ -39,19 +39,16 @@ class Server(Process):
         self.url = f"mainstem://{json.loads(rest)['data']}"
 
 
-def create_stream(url: str, *, name: str = STREAM, shards: int = 1, schema: dict[str, str] | None = None) -> None:
+def create_stream(url: str, *, name: str = STREAM, shards: int = 1) -> None:
     """Create a stream, from a process of its own, so that the harness itself never imports the product."""
-    run_child("benchmarks.product:create", url=url, name=name, shards=shards, schema=schema)
+    run_child("benchmarks.product:create", url=url, name=name, shards=shards)
 
 
-def create(talk: Talk, url: str, name: str, shards: int, schema: dict[str, str] | None) -> None:
-    import pyarrow as pa
-
+def create(talk: Talk, url: str, name: str, shards: int) -> None:
     import mainstem
 
-    fields = pa.schema([(column, getattr(pa, kind)()) for column, kind in schema.items()]) if schema else None
     with mainstem.connect(url) as hub:
-        hub.streams.create(name, shards=shards, schema=fields, retention="7d")
+        hub.streams.create(name, shards=shards)
 
 
 def fill(talk: Talk, url: str, count: int, size: int) -> None:

@@ -1,16 +1,15 @@
 """100 producers in 4 processes, 100 messages a second each: the wait for acknowledgements and the server's CPU.
 
-Each process has one hub and one thread that sends for its 25 producers by a staggered, open schedule. A second thread
-takes the acknowledgements in the order of the sends; a message's wait counts from when it was due.
+Each process has one hub and one thread that sends for its 25 producers by a staggered, open schedule. Acknowledgements
+are taken by callback; a message's wait counts from when it was due.
 """
 
 from __future__ import annotations
 
-import queue
 import struct
-import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,12 +61,17 @@ def run(settings: Settings) -> Metrics:
 def send(talk: Talk, url: str, first: int, count: int) -> dict[str, list[float]]:
     import mainstem
 
-    unacknowledged: queue.Queue[tuple[int, Any] | None] = queue.Queue()
     waited: list[float] = []
+    errors: list[Exception] = []
+
+    def acknowledged(due: int, ack: Any) -> None:
+        waited.append((time.monotonic_ns() - due) / 1e6)
+        error = ack.exception()
+        if error is not None:
+            errors.append(error)
+
     with mainstem.connect(url) as hub, ExitStack() as stack:
         producers = [stack.enter_context(hub.producer()) for _ in range(PRODUCERS)]
-        collector = threading.Thread(target=_collect, args=(unacknowledged, waited))
-        collector.start()
         settle()
         talk.say("ready")
         start = talk.hear()["start_ns"]
@@ -76,18 +80,12 @@ def send(talk: Talk, url: str, first: int, count: int) -> dict[str, list[float]]
             due = start + step * 1_000_000_000 // (RATE * PRODUCERS)
             sleep_until(due)
             ack = producers[index].send(product.STREAM, NUMBERS.pack(first + index, number) + FILLER)
-            unacknowledged.put((due, ack))
-        unacknowledged.put(None)
-        collector.join()
+            ack.add_done_callback(partial(acknowledged, due))
+        for producer in producers:
+            producer.flush(ACK_TIMEOUT_S)
+    check(not errors, f"{len(errors):,} messages failed, the first: {errors[:1]}")
     check(len(waited) == count * PRODUCERS, "some messages were not acknowledged")
     return {"waited_ms": waited}
-
-
-def _collect(unacknowledged: queue.Queue[tuple[int, Any] | None], waited: list[float]) -> None:
-    while (item := unacknowledged.get()) is not None:
-        due, ack = item
-        ack.result(ACK_TIMEOUT_S)
-        waited.append((time.monotonic_ns() - due) / 1e6)
 
 
 def verify(talk: Talk, url: str, count: int) -> None:

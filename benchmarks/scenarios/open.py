@@ -18,7 +18,7 @@ from benchmarks.scenarios.base import Case, Metrics, Scenario, Settings, Target,
 ENTRIES = 1_000_000
 OPENS = 50
 IMPORTS = 10
-ENTRIES_BUILDER: str | None = None
+ENTRIES_BUILDER: str | None = "benchmarks.entries:build"
 """The child function ``module:function(talk, folder, stream, count)`` that makes a data folder with a stream of
 ``count`` entries, cheaper than by as many flushes of a server. None: the cases that need the folder are left out."""
 

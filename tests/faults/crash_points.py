@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mainstem.core.errors import MainstemError
 from mainstem.log.log import Log
 from mainstem.testing.crash import LEDGER_FAULTS, CrashPoint, RecordingDisk
 from mainstem.testing.disk import KillingDisk
@@ -25,6 +26,8 @@ STEPS = 90
 KILL_EVERY = 200
 # One in this many clones is also written to and opened again.
 GO_ON_EVERY = 4
+# One in this many crashes a second time, while the first crash is being recovered from.
+TWICE_EVERY = 9
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -42,6 +45,8 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             point.build(place, kept, LEDGER_FAULTS[fault](point, rng), rng)
             states = [session.state_after(point.mark), session.state_after(point.mark + 1)]
             name, state = f"point {point.number} ({point.what}), ledger {fault}, kept {_bits(kept)}", states[0]
+            if trial % TWICE_EVERY == 0:
+                name += _crash_again(place, rng)
             verdict = judge(place, states, go_on=trial % GO_ON_EVERY == 0)
         _count(result, f"seed {seed}, trial {trial}: {name}", verdict, state)
         shutil.rmtree(place)
@@ -113,6 +118,23 @@ def _clones(session: Session, rng: random.Random) -> Iterator[tuple[CrashPoint, 
                     continue
                 yield session.points[number], kept, faults[(number + turn) % len(faults)]
             turn += 1
+
+
+def _crash_again(folder: Path, rng: random.Random) -> str:
+    """Replace the clone in `folder` by a clone of its recovery."""
+    recorder = RecordingDisk(folder)
+    try:
+        with recorder.watching_ledger():
+            Log(folder, TINY, disk=recorder).close()
+    except MainstemError:
+        return ""  # the verdict on the clone as it is will say so
+    if not recorder.points:
+        return ""
+    point, fault = rng.choice(recorder.points), rng.choice(list(LEDGER_FAULTS))
+    kept = tuple(rng.random() < 0.5 for _ in point.pieces)
+    shutil.rmtree(folder)
+    point.build(folder, kept, LEDGER_FAULTS[fault](point, rng), rng)
+    return f", then {point.number} of its recovery ({point.what}), ledger {fault}, kept {_bits(kept)}"
 
 
 # ------------------------------------------------------------------------------------------------------------ kills

@@ -25,6 +25,7 @@ LAYERS = (
     ("documents", "edge"),
     ("hub",),
     ("spark", "server"),
+    ("demo",),
     ("console", "cli"),
     ("testing",),
 )

@@ -4,8 +4,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+import typer.core
+import typer.main
 
 from mainstem.cli import bench, config, demo, serve, stream, tail, version, write
 from mainstem.cli.exits import ExitCode, code_of, explain
@@ -13,12 +16,26 @@ from mainstem.cli.flags import spell_out
 
 DEBUG_VARIABLE = "MAINSTEM_DEBUG"
 
+
+
+class _InOrder(typer.core.TyperGroup):
+    """Lists the commands in the order of use: first what starts a log, then what works with it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = ("serve", "demo", "stream", "write", "tail", "config", "bench", "version")
+        assert set(order) == set(self.commands)
+        return list(order)
+
+
 app = typer.Typer(
     name="mainstem",
+    cls=_InOrder,
     help="A durable, ordered log: serve it, write to it, read it.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such stream, 4 cannot connect, 5 refused, 130 Ctrl-C.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help: it fits narrow terminals, and what is copied from it is complete.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)

@@ -1,5 +1,244 @@
-"""stub"""
+"""`mainstem demo`: watch records flow through a server, then see that none of them was lost."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainstem.cli.exits import ExitCode, UsageProblem
+from mainstem.cli.flags import given_flags, with_settings
+from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
+from mainstem.core.settings import Loaded
+
+if TYPE_CHECKING:
+    from mainstem.demo.account import Verdict
+    from mainstem.demo.demonstration import Demonstration, Sample
+
+_REFRESH_SECONDS = 0.25
+_LINE_SECONDS = 2.0
 
 
-def demo() -> None:
-    """Stub."""
+@with_settings("demo")
+def demo(
+    loaded: Loaded,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How long to write.")] = 30.0,
+    rate: Annotated[float, typer.Option(metavar="RECORDS", min=1, help="How many records a second, all producers together.")] = 20_000,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill the server (SIGKILL) half-way and start it again.")] = False,
+    break_: Annotated[bool, typer.Option("--break", help="Plant a fault in what is read back: it must be found.")] = False,
+    fault: Annotated[
+        str, typer.Option(metavar="missing|doubled|swapped|changed", help="Which fault --break plants.")
+    ] = "missing",
+) -> int:
+    """Start a server, let three producers write orders and clicks, and watch them arrive.
+
+    Afterwards everything is read back and compared with what was acknowledged. The exit code is 1 if one record is
+    missing, doubled, out of order or changed. Without --data the log is temporary.
+    """
+    from mainstem.demo.account import Fault
+    from mainstem.demo.demonstration import DemoOptions, Demonstration
+
+    if fault not in list(Fault):
+        raise UsageProblem(f"--fault {fault}: use one of {', '.join(Fault)}")
+    flags = {setting.name: text for setting, text in given_flags("demo", loaded)}
+    with Demonstration(DemoOptions(rate=rate, flags=flags)) as show:
+        show.start()
+        _greet(show)
+        last = _watch(show, seconds, kill)
+        print("stopping the producers; every record they sent gets its answer", flush=True)
+        show.finish_writing()
+        print("reading everything back", flush=True)
+        verdict = show.read_back(Fault(fault) if break_ else None)
+        _conclude(show, last, verdict, Fault(fault).value if break_ else None)
+    return ExitCode.OK if verdict.is_good else ExitCode.FAILURE
+
+
+def _greet(show: "Demonstration") -> None:
+    folder = "a temporary folder" if show.is_temporary else show.flags["data"]
+    print(f"server at {show.server.url}, log in {folder}; three producers, two streams of four shards", flush=True)
+
+
+def _watch(show: "Demonstration", seconds: float, kill: bool) -> "Sample":
+    """Show how it goes until the time is over or Ctrl-C; the last sample."""
+    view: _Lines | _Screen = _Screen() if sys.stdout.isatty() else _Lines()
+    until = CLOCK.monotonic() + seconds
+    kill_at = until - seconds / 2 if kill else None
+    with _interruptible() as stop, view:
+        while True:
+            sample = show.sample()
+            view.show(sample)
+            if stop or CLOCK.monotonic() >= until:
+                return sample
+            if kill_at is not None and CLOCK.monotonic() >= kill_at:
+                kill_at = None
+                show.kill_server()
+                view.say("killed the server with SIGKILL and started it again; producers and consumers go on by themselves")
+            CLOCK.sleep(min(view.pause, max(0.0, until - CLOCK.monotonic())))
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """A list that is empty until Ctrl-C or SIGTERM: both end the writing, not the comparison."""
+    wanted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if wanted:
+            raise KeyboardInterrupt
+        wanted.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield wanted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _conclude(show: "Demonstration", last: "Sample", verdict: "Verdict", planted: str | None) -> None:
+    seconds = max(last.seconds, 0.001)
+    print(
+        f"{verdict.acknowledged:,} records acknowledged in {seconds:.1f} s ({sum(last.acknowledged) / seconds:,.0f}/s), "
+        f"{verdict.read:,} read back"
+    )
+    if verdict.unsure:
+        print(f"{verdict.unsure:,} records are there whose acknowledgement never came: allowed, and not counted as lost")
+    if planted is not None:
+        print(f"--break: one record was made {planted} in what was read back")
+    for finding in verdict.findings:
+        print(f"mainstem: {finding}", file=sys.stderr)
+    if verdict.is_good:
+        print("every acknowledged record is there, once, unchanged, each producer's records of a shard in order")
+    if planted is not None:
+        print("the comparison found it" if verdict.findings else "nothing was found: there were too few records to break")
+    print("\nnext:")
+    for line in _next_steps(show):
+        print(f"  {line}")
+
+
+def _next_steps(show: "Demonstration") -> tuple[str, str, str]:
+    if show.is_temporary:
+        return (
+            "mainstem serve --data ./data",
+            "mainstem stream create clicks --shards 4",
+            "seq 1000 | mainstem write clicks && mainstem tail clicks --start earliest --no-follow",
+        )
+    folder = show.flags["data"]
+    return (
+        f"mainstem stream list --data {folder}",
+        f"mainstem tail demo.orders --data {folder} --start earliest --limit 10",
+        f"mainstem serve --data {folder}",
+    )
+
+
+class _Lines:
+    """Progress where there is no terminal: a line every two seconds."""
+
+    pause = _LINE_SECONDS
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def show(self, sample: "Sample") -> None:
+        offsets = "; ".join(" ".join(_offset_text(offset) for offset in shards) for shards in sample.offsets)
+        self.say(
+            f"{sample.seconds:5.1f} s  {sum(sample.acknowledged):>9,} acknowledged, {sample.received:>9,} received, "
+            f"delay p50 {_ms_text(sample.delay_p50_ms)} p99 {_ms_text(sample.delay_p99_ms)}, newest offsets {offsets}"
+        )
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class _Screen:
+    """Progress on a terminal: one picture, drawn again four times a second."""
+
+    pause = _REFRESH_SECONDS
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self._live = Live(refresh_per_second=8, transient=False)
+        self._rates = _Rates()
+        self._notes: list[str] = []
+
+    def __enter__(self) -> "_Screen":
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._notes.append(text)
+
+    def show(self, sample: "Sample") -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        rates = self._rates.update(sample)
+        parts: list[Any] = [_streams_table(sample, rates), _delay_line(sample), _newest_table(sample)]
+        parts += [Text(note, style="bold yellow") for note in self._notes]
+        self._live.update(Group(*parts))
+
+
+class _Rates:
+    """Records per second of each stream, over about two seconds."""
+
+    def __init__(self) -> None:
+        self._samples: list[Any] = []
+
+    def update(self, sample: "Sample") -> list[float]:
+        self._samples = [kept for kept in self._samples if sample.seconds - kept.seconds < _LINE_SECONDS] + [sample]
+        first = self._samples[0]
+        elapsed = max(sample.seconds - first.seconds, 0.001)
+        return [
+            (now - before) / elapsed for now, before in zip(sample.acknowledged, first.acknowledged, strict=True)
+        ]
+
+
+def _streams_table(sample: "Sample", rates: list[float]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    from mainstem.demo.events import STREAMS
+
+    table = Table(box=box.SIMPLE_HEAD, title=f"{sample.seconds:.0f} s", title_justify="left", pad_edge=False)
+    table.add_column("stream")
+    for name in ("acknowledged", "per second", *(f"shard {shard}" for shard in range(len(sample.offsets[0])))):
+        table.add_column(name, justify="right")
+    for name, count, rate, shards in zip(STREAMS, sample.acknowledged, rates, sample.offsets, strict=True):
+        table.add_row(name, f"{count:,}", f"{rate:,.0f}", *map(_offset_text, shards))
+    return table
+
+
+def _delay_line(sample: "Sample") -> Any:
+    from rich.text import Text
+
+    text = f"from send to receive: p50 {_ms_text(sample.delay_p50_ms)}, p99 {_ms_text(sample.delay_p99_ms)}"
+    return Text(f"{text}; {sample.received:,} records received\n", style="cyan")
+
+
+def _newest_table(sample: "Sample") -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for record in sample.newest:
+        place = f"{record.stream} {record.shard}:{record.offset}"
+        value = Text(record.value.decode(errors="replace"), no_wrap=True, overflow="ellipsis")
+        table.add_row(Text(place, style="dim"), Text(record.key.decode(errors="replace"), style="green"), value)
+    return table
+
+
+def _offset_text(offset: int | None) -> str:
+    return "-" if offset is None else f"{offset:,}"
+
+
+def _ms_text(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.1f} ms"

@@ -13,7 +13,7 @@ from mainstem.core.settings import BoolKind, ChoiceKind, Loaded, Setting
 
 Command = Callable[..., int | None]
 
-_CONFIG = typer.Option("--config", metavar="FILE", help="The TOML file with settings.", rich_help_panel="Settings")
+_CONFIG = typer.Option("--config", metavar="FILE", help="The TOML file with settings.")
 
 
 def with_settings(command: str) -> Callable[[Command], Command]:
@@ -77,7 +77,6 @@ def _flag(setting: Setting) -> inspect.Parameter:
         setting.flag,
         metavar=metavar,
         help=f"{setting.help} ({setting.variable}{default})",
-        rich_help_panel="Settings",
         show_default=False,
     )
     return _parameter(setting.name, Annotated[str | None, option])

@@ -10,7 +10,7 @@ import typer
 import mainstem
 from mainstem.cli.exits import UsageProblem
 from mainstem.core.errors import FolderUnusable, MainstemError
-from mainstem.core.settings import Loaded
+from mainstem.core.settings import DEFAULT, Loaded
 
 if TYPE_CHECKING:
     from mainstem.hub.hub import Hub
@@ -46,14 +46,40 @@ def writing(loaded: Loaded, data: str | None, *, create: bool = False) -> "Itera
 def _hub(loaded: Loaded, data: str | None, *, read_only: bool) -> "Iterator[Hub]":
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
-    url = loaded.settings.url
-    try:
-        if data is None:
-            hub = mainstem.connect(url, timeout=CONNECT_SECONDS)
-        else:
-            hub = mainstem.open(data, read_only=read_only)
-        with hub:
+    _log_as_told(loaded)
+    if data is None:
+        with connected(loaded.settings.url) as hub:
             yield hub
+        return
+    with _noted(f"folder {data}"), mainstem.open(data, read_only=read_only) as hub:
+        yield hub
+
+
+@contextmanager
+def connected(url: str) -> "Iterator[Hub]":
+    """A hub of the server at `url`."""
+    with _noted(url), mainstem.connect(url, timeout=CONNECT_SECONDS) as hub:
+        yield hub
+
+
+@contextmanager
+def _noted(where: str) -> Iterator[None]:
+    """Errors say which log they are about."""
+    try:
+        yield
     except MainstemError as error:
-        error.add_note(url if data is None else f"folder {data}")
+        if where not in str(error):
+            error.add_note(where)
         raise
+
+
+def _log_as_told(loaded: Loaded) -> None:
+    """Log lines of the hub on standard error; unless asked for more, only what is wrong."""
+    import dataclasses
+
+    from mainstem.server.main import configure_logging
+
+    settings = loaded.settings
+    if loaded.origins["log_level"] == DEFAULT:
+        settings = dataclasses.replace(settings, log_level="warning")
+    configure_logging(settings)

@@ -15,7 +15,7 @@ from mainstem.core.settings import Loaded, render_duration
 if TYPE_CHECKING:
     from mainstem.transport.port import StreamInfo
 
-app = typer.Typer(help="Create, list, show, alter and delete streams.", context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(help="Create, list, show, alter and delete streams.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 

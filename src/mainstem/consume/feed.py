@@ -6,12 +6,16 @@ there: all shards at first, later those that a flush has touched.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss, InvalidRequest
+from mainstem.core.limits import READ_ENTRIES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.reader import LogReader
+
+_ENTRIES_FIRST: Final = 4
 
 
 class Feed:
@@ -26,6 +30,8 @@ class Feed:
         self._reader = reader
         self._offsets = list(offsets)
         self._ends = None if ends is None else list(ends)
+        # A reader that wants one record does not wait for hundreds; one that goes on soon gets them.
+        self._entries_max = _ENTRIES_FIRST
         # Shards that may have something to read, each at most once.
         self._ready = deque(shard for shard in range(stream.shards) if not self._is_done(shard))
         self._is_ready = [not self._is_done(shard) for shard in range(stream.shards)]
@@ -68,11 +74,12 @@ class Feed:
         while self._ready:
             shard = self._ready[0]
             try:
-                batches = self._reader.read(self.stream, shard, self._offsets[shard], bytes_max)
+                batches = self._reader.read(self.stream, shard, self._offsets[shard], bytes_max, self._entries_max)
             except DataLoss as loss:
                 self._advance(shard, loss.last + 1)
                 raise
             if batches:
+                self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)
                 self._advance(shard, batches[-1].end)
                 return batches
             self._rest(shard)

@@ -26,8 +26,10 @@ Bad input is `InvalidPayload`, always. Batches alias the payload they came from:
 """
 
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -60,6 +62,10 @@ TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
 FULL_SCHEMA: Final = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS_TYPE), ("timestamp", TIMESTAMP_TYPE)]
 )
+# Below this many values numpy costs more than it saves.
+_FEW: Final = 32
+# Arrow's offsets of binary columns are signed 32-bit numbers.
+_COLUMN_BYTES_MAX: Final = (1 << 31) - 1
 _BIT_OF: Final = {"key": HAS_KEY, "value": 0, "headers": HAS_HEADERS, "timestamp": HAS_TIMESTAMP}
 
 Headers = Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]
@@ -137,12 +143,12 @@ def build(
     The elements must be `bytes`: a memoryview inside a list given to pyarrow is never freed.
     """
     try:
-        value = pa.array(values, pa.binary())
+        value = binary_array(values)
         if keys is None and headers is None and timestamps is None:
             return pa.RecordBatch.from_arrays([value], schema=SCHEMAS[0])
         columns = {"value": value}
         if keys is not None:
-            columns["key"] = pa.array(keys, pa.binary())
+            columns["key"] = binary_array(keys)
         if headers is not None:
             columns["headers"] = pa.array(headers, HEADERS_TYPE)
         if timestamps is not None:
@@ -150,6 +156,34 @@ def build(
         return _narrow(columns)
     except _ARROW_ERRORS as error:
         _refuse(error)
+
+
+def binary_array(values: Sequence[bytes | None]) -> pa.BinaryArray:
+    """An Arrow array of bytes. `pa.array` would do, but its first call imports pandas where that is installed."""
+    try:
+        data = b"".join(values)  # type: ignore[arg-type]
+    except TypeError:  # a None among them
+        return _with_nulls(values)
+    if len(data) > _COLUMN_BYTES_MAX:
+        raise InvalidPayload(f"a column of {len(data)} bytes; at most {_COLUMN_BYTES_MAX} are possible")
+    return pa.BinaryArray.from_buffers(pa.binary(), len(values), [None, _offsets_of(values), pa.py_buffer(data)])
+
+
+def _with_nulls(values: Sequence[bytes | None]) -> pa.BinaryArray:
+    present = [value or b"" for value in values]
+    validity = np.packbits([value is not None for value in values], bitorder="little")
+    buffers = [pa.py_buffer(validity.tobytes()), _offsets_of(present), pa.py_buffer(b"".join(present))]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(values), buffers)
+
+
+def _offsets_of(values: Sequence[Any]) -> pa.Buffer:
+    """Where each value begins in the column, as Arrow stores it: signed 32-bit numbers."""
+    count = len(values)
+    if count < _FEW:
+        return pa.py_buffer(array("i", accumulate(map(len, values), initial=0)))
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, count), out=offsets[1:])
+    return pa.py_buffer(offsets)
 
 
 def widen(batch: pa.RecordBatch, layout: int, time_us: int) -> pa.RecordBatch:

@@ -31,7 +31,10 @@ MASK: Final = "********"
 DEFAULT: Final = "default"
 
 # Variables with our prefix that are not settings. Name: what it does.
-OTHER_VARIABLES: Final[Mapping[str, str]] = {CONFIG_VARIABLE: "the TOML file to read, like `--config`"}
+OTHER_VARIABLES: Final[Mapping[str, str]] = {
+    CONFIG_VARIABLE: "the TOML file to read, like `--config`",
+    "MAINSTEM_DEBUG": "1: the command line shows where in the code an error arose",
+}
 
 # Kubernetes gives every pod such variables for a Service called "mainstem"; refusing them would refuse to start there.
 _KUBERNETES_VARIABLE: Final = re.compile(

@@ -28,7 +28,14 @@ class LogReader:
         """Where the shard starts and ends now."""
         return self._ledger.load_shard(stream, shard)
 
-    def read(self, stream: StreamRow, shard: int, offset: int, bytes_max: int = READ_BYTES_MAX) -> list[FetchedBatch]:
+    def read(
+        self,
+        stream: StreamRow,
+        shard: int,
+        offset: int,
+        bytes_max: int = READ_BYTES_MAX,
+        entries_max: int = READ_ENTRIES_MAX,
+    ) -> list[FetchedBatch]:
         """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
 
         DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
@@ -41,7 +48,7 @@ class LogReader:
             raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
         if offset >= row.stable:
             return []
-        entries = self._ledger.entries_from(stream.id, shard, offset, READ_ENTRIES_MAX)
+        entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
         found: list[FetchedBatch] = []
         try:
             found.extend(self._batches(stream, entries, offset, bytes_max))

@@ -63,6 +63,12 @@ class _Journal:
     applied: int = 0
     place_unreadable: bool = False
 
+    def add(self, read: ReadFlush) -> None:
+        self.end = read.flush.number
+        self.applied = max(self.applied, read.applied)
+        self.checkpoint_begun = max(self.checkpoint_begun, read.commit.checkpoint_begun)
+        self.checkpoint_done = max(self.checkpoint_done, read.commit.checkpoint_done)
+
 
 class Recovery:
     """Opens or rebuilds the ledger of one data folder. One thread, before anything else runs."""
@@ -228,15 +234,15 @@ class Recovery:
         journal.start = self._after(place, journal)
         last: ReadFlush | None = None
         for read in self._flushes(place, journal.start):
+            if last is not None:
+                journal.add(last)
             last = read
-            journal.end = read.flush.number
-            journal.applied = max(journal.applied, read.applied)
-            journal.checkpoint_begun = max(journal.checkpoint_begun, read.commit.checkpoint_begun)
-            journal.checkpoint_done = max(journal.checkpoint_done, read.commit.checkpoint_done)
         if last is not None and last.damaged is not None:
-            # Its commit frame reached the disk, a payload did not: it was never acknowledged.
+            # Its commit frame reached the disk, a payload did not: it was never acknowledged, and a checkpoint that it
+            # announced was never begun.
             logger.info("flush %d was not durable before the stop and is dropped", last.flush.number)
-            journal.end -= 1
+        elif last is not None:
+            journal.add(last)
         return journal
 
     def _after(self, place: AppliedPlace, journal: _Journal) -> int | None:

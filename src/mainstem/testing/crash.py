@@ -155,6 +155,7 @@ class _State:
 class RecordingDisk(DiskLayer):
     """A disk that remembers what was durable before each operation. Any thread; operations of threads are put in line.
 
+    What is in the folder at the start counts as durable: a clone can be recorded in turn, for a crash in recovery.
     `mark` is asked at each point for a number that says how far the test is, such as the acknowledgements it has got.
     """
 
@@ -163,8 +164,8 @@ class RecordingDisk(DiskLayer):
         self.points: list[CrashPoint] = []
         self._folder = folder
         self._mark = mark
-        self._state = _State()
-        self._ledgers: list[LedgerFiles] = [LedgerFiles()]
+        self._state = _State(_durable_files(folder))
+        self._ledgers: list[LedgerFiles] = [LedgerFiles.read(folder)]
         self._contents: dict[bytes, bytes] = {}
         self._lock = threading.RLock()
 
@@ -299,6 +300,12 @@ class _Prefix(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         assert isinstance(index, int)
         return self._items[index + self._count if index < 0 else index]
+
+
+def _durable_files(folder: Path) -> dict[str, Durable]:
+    paths = [folder / "mainstem.json", *folder.glob("blocks/*.block"), *folder.glob("snapshots/*.db")]
+    contents = {str(path.relative_to(folder)): bytearray(path.read_bytes()) for path in paths if path.exists()}
+    return {name: Durable(content, len(content)) for name, content in contents.items()}
 
 
 def _pages(path: str, position: int, data: bytes, page_bytes: int = PAGE_BYTES) -> Iterator[Piece]:

@@ -1,0 +1,242 @@
+"""Planted bugs: the mistakes that logs have lost data by, put into this one on purpose, to prove that a test sees them.
+
+A suite that has never been red says little. Each bug here is a context manager that patches the product in this
+process, and in child processes started through `command`; it is no setting, and nothing of the product knows of it.
+
+    with planted.skip_dedupe():
+        assert run(seed=1, trials=20, folder=tmp_path).findings
+
+Not for use with several threads: a bug is in force for the whole process while its block lasts.
+"""
+
+import fcntl
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+from mainstem.core import payload
+from mainstem.core.batch import Buffer
+from mainstem.core.errors import FolderUnusable, LedgerDamaged
+from mainstem.log import disk, folder, reader, recovery, scan
+from mainstem.log.blocks.local import LocalBlockWriter
+from mainstem.log.frame import FrameHeader
+from mainstem.log.ledger import apply
+from mainstem.log.ledger.sqlite import SqliteLedger
+from mainstem.transport.wire import MessageReader
+
+# What is planted in this process now, in the order in which it was.
+_active: list[str] = []
+
+Bug = Callable[[], AbstractContextManager[None]]
+BUGS: Final[dict[str, Bug]] = {}
+
+
+def _bug(planting: Callable[[], Iterator[None]]) -> Bug:
+    """Register a bug under its name and note while it is in force."""
+    name = planting.__name__
+    patching = contextmanager(planting)
+
+    @contextmanager
+    @wraps(planting)
+    def planted() -> Iterator[None]:
+        with patching():
+            _active.append(name)
+            try:
+                yield
+            finally:
+                _active.remove(name)
+
+    BUGS[name] = planted
+    return planted
+
+
+@contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+# ------------------------------------------------------------------------------------------------------ the writer
+
+
+@_bug
+def ack_before_write() -> Iterator[None]:
+    """A flush is acknowledged while its bytes are still in the process: they are written along with the next one."""
+    append = LocalBlockWriter.append
+    waiting: dict[LocalBlockWriter, list[Buffer]] = {}
+
+    def late(writer: LocalBlockWriter, buffers: Sequence[Buffer]) -> None:
+        earlier = waiting.pop(writer, None)
+        if earlier:
+            # The position already counts them.
+            writer.position -= sum(len(buffer) for buffer in earlier)
+            append(writer, earlier)
+        waiting[writer] = list(buffers)
+        writer.position += sum(len(buffer) for buffer in buffers)
+
+    close = LocalBlockWriter.close
+
+    def close_late(writer: LocalBlockWriter) -> None:
+        earlier = waiting.pop(writer, None)
+        if earlier:
+            writer.position -= sum(len(buffer) for buffer in earlier)
+            append(writer, earlier)
+        close(writer)
+
+    with _patched(LocalBlockWriter, "append", late), _patched(LocalBlockWriter, "close", close_late):
+        yield
+
+
+@_bug
+def ack_before_sync() -> Iterator[None]:
+    """Bytes are written and acknowledged, and synced whenever the kernel gets to it."""
+    whole = disk._pwritev
+
+    def unsynced(fd: int, buffers: Sequence[Buffer], position: int, *, durably: bool) -> int:
+        return whole(fd, buffers, position, durably=False)
+
+    with _patched(disk, "_pwritev", unsynced), _patched(disk, "_sync", lambda fd: None):
+        yield
+
+
+@_bug
+def swallow_write_error() -> Iterator[None]:
+    """An error of the disk is noted by nobody, and the flush is acknowledged."""
+    append = LocalBlockWriter.append
+
+    def careless(writer: LocalBlockWriter, buffers: Sequence[Buffer]) -> None:
+        end = writer.position + sum(len(buffer) for buffer in buffers)
+        try:
+            append(writer, buffers)
+        except OSError:
+            writer.position = end
+
+    with _patched(LocalBlockWriter, "append", careless):
+        yield
+
+
+@_bug
+def skip_dedupe() -> Iterator[None]:
+    """A batch that is sent again is appended again."""
+    with _patched(apply._Step, "_check_sequence", lambda step, batch: None):
+        yield
+
+
+@_bug
+def skip_lock() -> Iterator[None]:
+    """Two processes may write one folder."""
+
+    class Unlocked:
+        LOCK_EX, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_NB
+
+        @staticmethod
+        def flock(fd: int, operation: int) -> None:
+            return None
+
+    with _patched(folder, "fcntl", Unlocked):
+        yield
+
+
+# -------------------------------------------------------------------------------------------------------- recovery
+
+
+@_bug
+def skip_payload_check() -> Iterator[None]:
+    """Replay takes a flush for whole when its commit frame is, payloads unseen."""
+    with _patched(scan.BlockScanner, "_damage", lambda scanner, position: None):
+        yield
+
+
+@_bug
+def trust_ledger() -> Iterator[None]:
+    """The ledger's files are used whatever their checksums and the commit frames say."""
+    with ExitStack() as stack:
+        stack.enter_context(_patched(recovery, "_require_trusted", lambda *args: None))
+        stack.enter_context(_patched(recovery.Recovery, "_check_wal", lambda self: 1))
+        stack.enter_context(_patched(SqliteLedger, "check_pages", lambda self: None))
+        yield
+
+
+@_bug
+def believe_blocks() -> Iterator[None]:
+    """Where the blocks end before the ledger does, the ledger is made to agree, as if nothing had been there."""
+    after = recovery.Recovery._after
+
+    def agree(self: Any, place: Any, journal: Any) -> int | None:
+        try:
+            return after(self, place, journal)
+        except FolderUnusable as error:
+            raise LedgerDamaged(str(error)) from error
+
+    with _patched(recovery.Recovery, "_after", agree), _patched(recovery.Recovery, "_claimed", lambda self: 0):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- readers
+
+
+@_bug
+def ignore_checksum() -> Iterator[None]:
+    """Payloads are handed out as they lie on the disk."""
+
+    def unchecked(data: Buffer, at: int, header: FrameHeader) -> memoryview:
+        begin = at + header.header_len
+        return memoryview(data)[begin : begin + header.stored_len]
+
+    with _patched(scan, "payload_of", unchecked), _patched(reader, "payload_of", unchecked):
+        yield
+
+
+@_bug
+def trust_messages() -> Iterator[None]:
+    """The prefix of a message is believed: its kind, its length."""
+    with _patched(MessageReader, "_check_prefix", lambda self, length, kind, zeros, header_len: None):
+        yield
+
+
+@_bug
+def trust_payloads() -> Iterator[None]:
+    """A payload goes to pyarrow without being looked at."""
+
+    def believe(message: Any, shape: Any, codec: Any, count: int) -> int:
+        return int(message.size)
+
+    with _patched(payload, "_inspect", believe):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module in a child process, with the bugs that are in force here."""
+    bugs = ["mainstem.testing.planted", ",".join(_active)] if _active else []
+    return [sys.executable, "-m", *bugs, module, *arguments]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a module as `python -m` does, with bugs: NAME,NAME MODULE ARGUMENT..."""
+    names, module, *rest = arguments
+    with ExitStack() as stack:
+        # As `python -m` would: modules are found from the working directory too.
+        sys.path.insert(0, str(Path(os.getcwd())))
+        # The module was loaded as __main__; the bugs must be those of the one that others import.
+        from mainstem.testing import planted
+
+        for name in names.split(","):
+            stack.enter_context(planted.BUGS[name]())
+        sys.argv = [module, *rest]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
