@@ -642,7 +642,7 @@ def assert_entries(story: Story, entries: list[Entry], shard: ModelShard) -> Non
         assert position == each.position + each.length
 
 
-@settings(max_examples=120)
+@settings(max_examples=100)
 @given(flush_plans)
 def test_apply_follows_the_rules_on_every_backend_and_in_every_replay(plan):
     story = Story(plan)
@@ -732,6 +732,17 @@ def test_a_forgotten_producer_is_a_stranger_even_to_what_is_kept_in_memory(name,
     (outcome,) = flush(4, WrittenBatch(header, 4_000, 144))
     assert outcome == Appended(1)
     ledger.close()
+
+
+def test_a_name_is_free_as_soon_as_its_stream_is_deleted_within_one_flush():
+    story = Story([[("create", "a", 1), ("delete", 1), ("create", "a", 1), ("append", 3, 0, 11, 0, 0, 1, 0)]])
+    applier = Applier(MemoryLedger())
+    outcomes = [applier.apply(flush)[1] for flush in story.flushes][-1]
+    assert isinstance(outcomes[0], Rejected)
+    assert outcomes[1:] == [Done(1), Done(3), Appended(0)]
+    found = applier.stream_named("a")
+    assert found is not None
+    assert found.id == 3
 
 
 def test_a_flush_out_of_turn_is_a_bug_and_stops():

@@ -9,10 +9,7 @@ from mainstem.core.errors import DataLoss, FolderUnusable
 from mainstem.log.flush import Appended
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.log import Log, LogOptions
-from tests.faults.script import TINY, Placed, SentBatch, State, commit, digest
-
-# Offsets first to last of a shard that a reader was told are gone.
-Loss = tuple[int, int]
+from tests.faults.script import TINY, Placed, SentBatch, ShardState, State, commit, digest
 
 
 @dataclass(slots=True)
@@ -55,10 +52,10 @@ def differences(expected: State, found: Found, *, losses_allowed: bool = False) 
         return []
     wrong = [f"stream {name!r} is missing" for name in content if name not in found.batches]
     wrong += [f"stream {name!r} should not be there" for name in found.batches if name not in content]
-    for name, shards in content.items():
+    for stream, name in expected.names.items():
         if name not in found.batches:
             continue
-        for shard, must in enumerate(shards):
+        for shard, must in enumerate(expected.shards[stream]):
             told = found.losses.get((name, shard), [])
             if told and not losses_allowed:
                 wrong.append(f"readers are told of a loss: {told[0]}")
@@ -67,16 +64,18 @@ def differences(expected: State, found: Found, *, losses_allowed: bool = False) 
     return wrong
 
 
-def _shard_differences(must: Sequence[Placed], got: Sequence[Placed], told: Sequence[DataLoss]) -> list[str]:
+def _shard_differences(must: ShardState, got: Sequence[Placed], told: Sequence[DataLoss]) -> list[str]:
     wrong = []
     seen = {batch[0]: batch for batch in got}
     if len(seen) != len(got):
         wrong.append("an offset was given twice")
-    for batch in must:
+    for batch in must.visible():
         base, count, _ = batch
+        # A batch that was trimmed in the middle is missed from there on only.
+        first, last = max(base, must.start), base + count - 1
         other = seen.pop(base, None)
-        if other is None and not any(loss.first <= base and base + count - 1 <= loss.last for loss in told):
-            wrong.append(f"records {base} to {base + count - 1} are missing and nobody said so")
+        if other is None and not any(loss.first <= first and last <= loss.last for loss in told):
+            wrong.append(f"records {first} to {last} are missing and nobody said so")
         if other is not None and other != batch:
             wrong.append(f"other records at offset {base} than those acknowledged")
     wrong += [f"records at {base} that were never sent" for base in seen]

@@ -17,7 +17,6 @@ from mainstem.cli.flags import spell_out
 DEBUG_VARIABLE = "MAINSTEM_DEBUG"
 
 
-
 class _InOrder(typer.core.TyperGroup):
     """Lists the commands in the order of use: first what starts a log, then what works with it."""
 

@@ -24,10 +24,10 @@ def bench(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Measure writing and reading for a few seconds, against the server given or a temporary one.
+    """Measure writing and reading for a few seconds.
 
-    It writes to a stream of its own and deletes it afterwards. Says whether a log is about as fast as it should be on
-    this machine; for a comparison with other systems there is `make bench`.
+    It uses the server given, or a temporary one, writes to a stream of its own and deletes it afterwards. Says whether
+    a log is about as fast as it should be on this machine; for a comparison with other systems there is `make bench`.
     """
     import dataclasses
 
@@ -48,8 +48,8 @@ def bench(
     ]
     print_table(("what", "measured", "unit"), rows, right=("measured",))
     print(
-        f"\n{found.records:,} records of {size} bytes, one producer and one consumer in one process, {where}. The rates\n"
-        "are of this machine, this disk and this moment: compare them with an earlier run here, not with other places."
+        f"\n{found.records:,} records of {size} bytes, one producer and one consumer in one process, {where}.\n"
+        "The rates are of this machine, this disk and this moment: compare them with an earlier run here."
     )
 
 

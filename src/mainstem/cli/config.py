@@ -11,7 +11,10 @@ def config(
     file: Annotated[str | None, typer.Option("--config", metavar="FILE", help="The TOML file with settings.")] = None,
     json: Json = False,
 ) -> None:
-    """Show the value in force of every setting, and where it comes from: a variable, a file, or the default."""
+    """Show every setting and where its value comes from.
+
+    That is a variable, a TOML file, or the default. Flags of other commands come on top of it.
+    """
     import os
     from pathlib import Path
 

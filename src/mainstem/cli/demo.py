@@ -26,20 +26,27 @@ _LINE_SECONDS = 2.0
 def demo(
     loaded: Loaded,
     seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How long to write.")] = 30.0,
-    rate: Annotated[float, typer.Option(metavar="RECORDS", min=1, help="How many records a second, all producers together.")] = 20_000,
-    kill: Annotated[bool, typer.Option("--kill", help="Kill the server (SIGKILL) half-way and start it again.")] = False,
-    break_: Annotated[bool, typer.Option("--break", help="Plant a fault in what is read back: it must be found.")] = False,
+    rate: Annotated[
+        float, typer.Option(metavar="RECORDS", min=1, help="How many records a second, all producers together.")
+    ] = 20_000,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill the server (SIGKILL) half-way and start it again.")
+    ] = False,
+    break_: Annotated[
+        bool, typer.Option("--break", help="Plant a fault in what is read back: it must be found.")
+    ] = False,
     fault: Annotated[
         str, typer.Option(metavar="missing|doubled|swapped|changed", help="Which fault --break plants.")
     ] = "missing",
 ) -> int:
-    """Start a server, let three producers write orders and clicks, and watch them arrive.
+    """Watch records flow through a server, and see that none is lost.
 
-    Afterwards everything is read back and compared with what was acknowledged. The exit code is 1 if one record is
-    missing, doubled, out of order or changed. Without --data the log is temporary.
+    Starts a server, lets three producers write orders and clicks, and shows them arrive. Afterwards everything is read
+    back and compared with what was acknowledged: the exit code is 1 if one record is missing, doubled, out of order or
+    changed. Without --data the log is temporary, without --listen and --http the ports are any free ones.
     """
     from mainstem.demo.account import Fault
-    from mainstem.demo.demonstration import DemoOptions, Demonstration
+    from mainstem.demo.demonstration import Demonstration, DemoOptions
 
     if fault not in list(Fault):
         raise UsageProblem(f"--fault {fault}: use one of {', '.join(Fault)}")
@@ -75,7 +82,9 @@ def _watch(show: "Demonstration", seconds: float, kill: bool) -> "Sample":
             if kill_at is not None and CLOCK.monotonic() >= kill_at:
                 kill_at = None
                 show.kill_server()
-                view.say("killed the server with SIGKILL and started it again; producers and consumers go on by themselves")
+                view.say(
+                    "killed the server with SIGKILL and started it again; producers and consumers go on by themselves"
+                )
             CLOCK.sleep(min(view.pause, max(0.0, until - CLOCK.monotonic())))
 
 
@@ -99,12 +108,14 @@ def _interruptible() -> Iterator[list[int]]:
 
 def _conclude(show: "Demonstration", last: "Sample", verdict: "Verdict", planted: str | None) -> None:
     seconds = max(last.seconds, 0.001)
+    rate = sum(last.acknowledged) / seconds
     print(
-        f"{verdict.acknowledged:,} records acknowledged in {seconds:.1f} s ({sum(last.acknowledged) / seconds:,.0f}/s), "
-        f"{verdict.read:,} read back"
+        f"{verdict.acknowledged:,} records acknowledged in {seconds:.1f} s ({rate:,.0f}/s), {verdict.read:,} read back"
     )
     if verdict.unsure:
-        print(f"{verdict.unsure:,} records are there whose acknowledgement never came: allowed, and not counted as lost")
+        print(
+            f"{verdict.unsure:,} records are there whose acknowledgement never came: allowed, and not counted as lost"
+        )
     if planted is not None:
         print(f"--break: one record was made {planted} in what was read back")
     for finding in verdict.findings:
@@ -112,7 +123,9 @@ def _conclude(show: "Demonstration", last: "Sample", verdict: "Verdict", planted
     if verdict.is_good:
         print("every acknowledged record is there, once, unchanged, each producer's records of a shard in order")
     if planted is not None:
-        print("the comparison found it" if verdict.findings else "nothing was found: there were too few records to break")
+        print(
+            "the comparison found it" if verdict.findings else "nothing was found: there were too few records to break"
+        )
     print("\nnext:")
     for line in _next_steps(show):
         print(f"  {line}")
@@ -197,9 +210,7 @@ class _Rates:
         self._samples = [kept for kept in self._samples if sample.seconds - kept.seconds < _LINE_SECONDS] + [sample]
         first = self._samples[0]
         elapsed = max(sample.seconds - first.seconds, 0.001)
-        return [
-            (now - before) / elapsed for now, before in zip(sample.acknowledged, first.acknowledged, strict=True)
-        ]
+        return [(now - before) / elapsed for now, before in zip(sample.acknowledged, first.acknowledged, strict=True)]
 
 
 def _streams_table(sample: "Sample", rates: list[float]) -> Any:

@@ -27,7 +27,8 @@ def create(
     name: Name,
     shards: Annotated[int, typer.Option(metavar="COUNT", help="How many ordered parts it has.")] = 1,
     retention: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long records are kept, as in 7d; the server's default if left out.")
+        str | None,
+        typer.Option(metavar="DURATION", help="How long records are kept, as in 7d; the server's default if left out."),
     ] = None,
     hash: Annotated[str, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard.")] = "crc32",  # noqa: A002
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take a stream of this name as it is.")] = False,
@@ -134,7 +135,9 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
         print_json(_described(info))
         return
     kept = render_duration(info.retention_us / 1_000_000)
-    print(f"{info.name}: {info.records:,} records, {size_text(info.bytes)}, kept for {kept}, keys placed by {info.hash}")
+    print(
+        f"{info.name}: {info.records:,} records, {size_text(info.bytes)}, kept for {kept}, keys placed by {info.hash}"
+    )
     rows = [
         (str(shard), f"{start:,}", f"{end:,}", f"{end - start:,}")
         for shard, (start, end) in enumerate(zip(info.starts, info.ends, strict=True))

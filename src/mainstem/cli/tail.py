@@ -39,15 +39,21 @@ def tail(
     output: Annotated[
         str, typer.Option(metavar="text|json|raw", help="text: a line for people; json: everything; raw: the values.")
     ] = "text",
-    frame: Annotated[bool, typer.Option("--frame", help="A u32 length before each record instead of a newline after it.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="COUNT", min=0, help="Stop after so many records.")] = None,
+    frame: Annotated[
+        bool, typer.Option("--frame", help="A u32 length before each record instead of a newline after it.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="COUNT", min=0, help="Stop after so many records.")
+    ] = None,
     cursor_file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Go on from the cursor in this file if it exists, and save it there on the way out."),
+        typer.Option(
+            metavar="FILE", help="Go on from the cursor in this file if it exists, and save it there on the way out."
+        ),
     ] = None,
     data: Data = None,
 ) -> int:
-    """Write the records of a stream to standard output, newest as they come.
+    """Write the records of a stream to standard output.
 
     With a cursor file nothing is skipped and nothing repeated from one call to the next, even when the program that
     reads our output ends early: the cursor stands after the last record it took.
@@ -102,7 +108,7 @@ def _time(text: str) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise UsageProblem(
-            f"--start {text}: use earliest, latest, a time such as 2026-01-31T12:00:00Z, a duration such as 15m, or a cursor"
+            f"--start {text}: use earliest, latest, a time (2026-01-31T12:00:00Z), how long ago (15m), or a cursor"
         ) from None
     if found.tzinfo is None:
         raise UsageProblem(f"--start {text}: the time needs a zone; {text}Z is UTC")

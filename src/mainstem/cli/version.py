@@ -4,7 +4,7 @@ from mainstem.cli.hubs import Json
 
 
 def version(json: Json = False) -> None:
-    """Print the versions of Mainstem and of what its speed and safety depend on."""
+    """Print the versions of Mainstem and of what it builds on."""
     import platform
     from importlib import metadata
 

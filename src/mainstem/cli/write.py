@@ -25,7 +25,9 @@ _PROGRESS_SECONDS = 0.1
 def write(
     loaded: Loaded,
     name: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to write to.")],
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="What to read; standard input if left out.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="What to read; standard input if left out.")
+    ] = None,
     format: Annotated[  # noqa: A002
         str,
         typer.Option(
@@ -41,10 +43,11 @@ def write(
     ] = None,
     data: Data = None,
 ) -> None:
-    """Write the records of a file or a pipe to a stream, and wait until they are durable.
+    """Write records from a file or a pipe to a stream.
 
-    Lines are values as they are. A row of NDJSON, CSV or Parquet becomes the JSON of that row, unless its columns are
-    value, key, headers and timestamp: then it is a whole record, as tail --output json writes them.
+    Ends when all of them are durable. Lines are values as they are. A row of NDJSON, CSV or Parquet becomes the JSON of
+    that row, unless its columns are value, key, headers and timestamp: then it is a whole record, as
+    `tail --output json` writes them.
     """
     with _open(file) as (input_, head), hubs.writing(loaded, data) as hub:
         from mainstem.produce.intake import Intake
@@ -59,7 +62,10 @@ def write(
                 error.add_note(f"{intake.acknowledged:,} records before it are in the stream")
                 raise
     offsets = ", ".join(f"{shard}:{offset}" for shard, offset in sorted(intake.newest.items()))
-    print(f"{intake.acknowledged:,} records written to {name}" + (f"; newest offsets {offsets}" if offsets else ""), file=sys.stderr)
+    print(
+        f"{intake.acknowledged:,} records written to {name}" + (f"; newest offsets {offsets}" if offsets else ""),
+        file=sys.stderr,
+    )
 
 
 @contextmanager
@@ -110,7 +116,7 @@ def _seekable(input_: IO[bytes]) -> IO[bytes]:
     import shutil
     import tempfile
 
-    spool = tempfile.TemporaryFile()
+    spool = tempfile.TemporaryFile()  # noqa: SIM115  # read until the command ends
     shutil.copyfileobj(input_, spool)
     spool.seek(0)
     return spool

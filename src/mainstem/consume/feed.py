@@ -59,13 +59,14 @@ class Feed:
         while self._ready:
             shard = self._ready[0]
             offset = self._offsets[shard]
-            batches = tail.find(self.stream.id, shard, offset, bytes_max)
+            row = self._reader.shard(self.stream.id, shard)
+            if offset >= row.stable:
+                self._rest(shard)
+                continue
+            batches = tail.find(self.stream.id, shard, offset, bytes_max) if offset >= row.start else []
             if batches:
                 self._advance(shard, batches[-1].end)
-                return batches
-            if offset < self._reader.shard(self.stream.id, shard).stable:
-                return []
-            self._rest(shard)
+            return batches
         return []
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:

@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from mainstem.core.batch import Buffer
-from mainstem.core.errors import InvalidPayload
+from mainstem.core.errors import InvalidPayload, RecordTooLarge
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     PAYLOAD_COMPRESS_MIN,
@@ -100,7 +100,14 @@ def encode(batch: pa.RecordBatch, compression: str | None) -> Encoded:
     return Encoded(RAW, layout, count, message.size, message.to_pybytes())
 
 
-def check(encoding: int, layout: int, count: int, raw_len: int, payload: Buffer | pa.Buffer) -> pa.RecordBatch:
+def check(
+    encoding: int,
+    layout: int,
+    count: int,
+    raw_len: int,
+    payload: Buffer | pa.Buffer,
+    record_bytes_max: int = RECORD_BYTES_MAX,
+) -> pa.RecordBatch:
     """The batch in a payload that nobody has looked at yet, safe to use afterwards, or `InvalidPayload`."""
     shape = _shape_of(layout)
     codec = _codec_of(encoding)
@@ -119,8 +126,8 @@ def check(encoding: int, layout: int, count: int, raw_len: int, payload: Buffer 
         batch.validate(full=True)
     except _ARROW_ERRORS as error:
         _refuse(error)
-    if raw_len > RECORD_BYTES_MAX:
-        _check_record_bytes(batch)
+    if raw_len > record_bytes_max:
+        _check_record_bytes(batch, record_bytes_max)
     return batch
 
 
@@ -338,7 +345,7 @@ def _check_raw_len(raw_len: int) -> None:
         raise InvalidPayload(f"a payload is at most {PAYLOAD_RAW_BYTES_MAX} bytes uncompressed, not {raw_len}")
 
 
-def _check_record_bytes(batch: pa.RecordBatch) -> None:
+def _check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX) -> None:
     """Whether a record's key, value and headers are together over the limit. Only batches above it need asking."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in ("key", "value"):
@@ -350,8 +357,8 @@ def _check_record_bytes(batch: pa.RecordBatch) -> None:
         for part in (headers.keys, headers.items) if len(headers.keys) else ():
             sizes += np.diff(_offsets(part)[bounds])
     largest = int(sizes.max())
-    if largest > RECORD_BYTES_MAX:
-        raise InvalidPayload(f"record {int(sizes.argmax())} is {largest} bytes; the limit is {RECORD_BYTES_MAX}")
+    if largest > bytes_max:
+        raise RecordTooLarge(f"record {int(sizes.argmax())} is {largest} bytes; the limit is {bytes_max}")
 
 
 def _offsets(array: pa.Array) -> np.ndarray:

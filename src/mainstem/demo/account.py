@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 # One record: where it stands, who wrote it, which of that writer's records in the stream it is, its checksum.
 ROW: Final = np.dtype(
-    [("stream", "u1"), ("known", "u1"), ("shard", "<u2"), ("writer", "<u2"), ("crc", "<u4"), ("offset", "<u8"), ("number", "<u8")]
+    [
+        ("stream", "u1"),
+        ("known", "u1"),
+        ("shard", "<u2"),
+        ("writer", "<u2"),
+        ("crc", "<u4"),
+        ("offset", "<u8"),
+        ("number", "<u8"),
+    ]
 )
 Rows = npt.NDArray[Any]
 _Keys = npt.NDArray[np.uint64]
@@ -134,14 +142,14 @@ def _finding(fault: Fault, rows: Rows, streams: Sequence[str], what: str) -> Fin
 
 def _identity(rows: Rows) -> _Keys:
     """Stream, writer and number in one number."""
-    return _packed(rows, "writer") << np.uint64(40) | rows["number"]
+    return (_packed(rows, "writer") << np.uint64(40)) | rows["number"].astype(np.uint64)
 
 
 def _lane(rows: Rows) -> _Keys:
     """Stream, shard and writer in one number."""
-    return _packed(rows, "shard") << np.uint64(16) | rows["writer"]
+    return (_packed(rows, "shard") << np.uint64(16)) | rows["writer"].astype(np.uint64)
 
 
 def _packed(rows: Rows, field: str) -> _Keys:
-    packed: _Keys = rows["stream"].astype(np.uint64) << np.uint64(16) | rows[field]
-    return packed
+    stream: _Keys = rows["stream"].astype(np.uint64)
+    return (stream << np.uint64(16)) | rows[field].astype(np.uint64)

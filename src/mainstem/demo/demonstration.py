@@ -194,7 +194,7 @@ class Demonstration:
         self._check()
         delays = np.concatenate([follower.delays_us() for follower in self._followers])
         p50, p99 = np.percentile(delays, [50, 99]) / 1_000 if len(delays) else (None, None)
-        newest = sorted((record for follower in self._followers for record in list(follower.newest)[-4:]))
+        newest = sorted(record for follower in self._followers for record in list(follower.newest)[-4:])
         return Sample(
             seconds=self._clock.monotonic() - self._begun,
             acknowledged=self._acknowledgements.counts(),

@@ -43,7 +43,9 @@ def measure(
         written, write_seconds = _write(hub, stream, seconds, record_bytes, clock)
         total = len(waits) + written
         on_step(f"reading {total:,} records as batches")
-        batches_seconds = _read(hub, stream, total, clock, lambda consumer: (len(batch.to_arrow()) for batch in consumer.batches()))
+        batches_seconds = _read(
+            hub, stream, total, clock, lambda consumer: (len(batch.to_arrow()) for batch in consumer.batches())
+        )
         on_step(f"reading {total:,} records one by one")
         records_seconds = _read(hub, stream, total, clock, lambda consumer: (1 for _ in consumer))
     finally:

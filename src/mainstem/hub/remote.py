@@ -16,8 +16,6 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import uvloop
-
 from mainstem.core.batch import Batch, Buffer, FetchedBatch
 from mainstem.core.errors import (
     ConnectionLost,
@@ -33,6 +31,7 @@ from mainstem.core.errors import (
 from mainstem.core.identity import RANDOMNESS
 from mainstem.hub.liveness import Liveness
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
     AppendDone,
@@ -99,7 +98,7 @@ class RemotePort:
         self._host, self._port = _address(url)
         self._where = f"{self._host}:{self._port}"
         self._liveness = Liveness("hub", self._forget_thread)
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_loop()
         self._welcomed = threading.Event()
         self._first_error: MainstemError | None = None
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)

@@ -1,6 +1,7 @@
 """Streams from the outside: create, look up, list, alter, delete, and where a time is. One answer for every door."""
 
 import contextlib
+import logging
 import re
 from typing import Final
 
@@ -36,6 +37,8 @@ from mainstem.transport.port import (
     StatisticsCall,
     StreamInfo,
 )
+
+logger = logging.getLogger("mainstem.log")
 
 RETENTION_US_DEFAULT: Final = 7 * 24 * 3600 * 1_000_000
 # Longer than any disk lives; keeps the arithmetic far from overflow.
@@ -146,6 +149,7 @@ class Administration(Lookup):
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
+                logger.info("stream %s was deleted", row.name)
                 return Answer()
             case StatisticsCall():
                 return Answer(counters=self._log.counters())
@@ -167,6 +171,7 @@ class Administration(Lookup):
             # Another caller may be first; then the check below decides.
             with contextlib.suppress(StreamExists):
                 self._log.execute(command)
+                logger.info("stream %s was created with %d shards", name, call.shards)
         row = self._require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")

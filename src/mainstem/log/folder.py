@@ -1,6 +1,6 @@
 """The data folder: what is where, whose it is, and that only one process writes it.
 
-mainstem.json              format version and the log's UUID
+mainstem.json              format version, the log's UUID, and a checksum of both
 lock                       held by the writing process; says which one
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
@@ -9,17 +9,21 @@ blocks/<n>.block           the blocks
 
 import fcntl
 import json
+import logging
 import os
 import uuid
 from pathlib import Path
 from typing import Final
 
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import FolderLocked, FolderUnusable
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import Disk
 from mainstem.log.frame import FrameDamaged
 from mainstem.log.scan import BlockScanner
 from mainstem.log.snapshots import Snapshots
+
+logger = logging.getLogger("mainstem.log")
 
 FORMAT: Final = 1
 
@@ -60,16 +64,15 @@ class Folder:
 
     def _read_identity(self) -> str | None:
         try:
-            text = self._identity.read_text()
+            content = self._identity.read_bytes()
         except FileNotFoundError:
             return None
-        try:
-            content = json.loads(text)
-            version, log_uuid = int(content["format"]), str(content["uuid"])
-            uuid.UUID(log_uuid)
-        except (ValueError, KeyError, TypeError):
+        identity = _parse_identity(content)
+        if identity is None:
             # The file only repeats what every block says of itself.
+            logger.warning("%s is damaged; the blocks say which log this is", self._identity)
             return self._identity_of_blocks() or _unreadable(self._identity)
+        version, log_uuid = identity
         if version > FORMAT:
             raise FolderUnusable(
                 f"{self.path} has format {version}, this program reads up to format {FORMAT}; use a newer Mainstem"
@@ -86,8 +89,23 @@ class Folder:
 
     def _write_identity(self, log_uuid: str) -> None:
         part = self._identity.with_suffix(".part")
-        part.write_text(json.dumps({"format": FORMAT, "uuid": log_uuid}) + "\n")
+        content = {"format": FORMAT, "uuid": log_uuid, "check": _identity_check(FORMAT, log_uuid)}
+        part.write_text(json.dumps(content) + "\n")
         self.disk.replace(part, self._identity)
+
+
+def _parse_identity(content: bytes) -> tuple[int, str] | None:
+    """Format and UUID, or None if this is not what was written."""
+    try:
+        fields = json.loads(content)
+        version, log_uuid = int(fields["format"]), uuid.UUID(fields["uuid"]).hex
+        return (version, log_uuid) if fields["check"] == _identity_check(version, log_uuid) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _identity_check(version: int, log_uuid: str) -> str:
+    return f"{crc32c(f'{version} {log_uuid}'.encode()):08x}"
 
 
 def _unreadable(path: Path) -> str:

@@ -40,14 +40,14 @@ class LogReader:
 
         DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
-        hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
-        if hot:
-            return hot
         row = self._ledger.load_shard(stream.id, shard)
         if offset < row.start:
             raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
         if offset >= row.stable:
             return []
+        hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
+        if hot:
+            return hot
         entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
         found: list[FetchedBatch] = []
         try:
@@ -94,7 +94,7 @@ class LogReader:
             while at < stop:
                 header = self._header(stream, data, at, origin + at, entry, max(base, offset))
                 if base + header.count > offset:
-                    yield self._checked(stream, data, at, header, base)
+                    yield self._checked(stream, data, at, header, base, max(base, offset))
                 base += header.count
                 at += header.total_len
 
@@ -117,7 +117,9 @@ class LogReader:
             # Without the header nothing says where the next frame begins: the rest of the entry is unreadable.
             raise self._damaged(stream, entry, wanted, entry.end - 1, error.position, error.reason) from error
 
-    def _checked(self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int) -> FetchedBatch:
+    def _checked(
+        self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int, wanted: int
+    ) -> FetchedBatch:
         try:
             payload = payload_of(data, at, header)
         except FrameDamaged as error:

@@ -279,7 +279,8 @@ class Recovery:
         expected = place.number + 1
         numbers = [number for number in self._numbers if number >= place.block]
         for index, number in enumerate(numbers):
-            stop_before = self._first_flush_after(numbers[index + 1 :])
+            following = numbers[index + 1 :]
+            stop_before = self._first_flush_after(following)
             position = start if number == place.block else None
             damage: FrameDamaged | None = None
             try:
@@ -288,7 +289,9 @@ class Recovery:
                     expected += 1
             except FrameDamaged as error:
                 damage = error
-            if stop_before is not None and expected < stop_before:
+            # What is not here may be in the next block if its header is damaged; then that one is to blame.
+            is_elsewhere = damage is None and following and isinstance(self._header(following[0]), FrameDamaged)
+            if stop_before is not None and expected < stop_before and not is_elsewhere:
                 raise self._missing(expected, stop_before - 1, number, damage)
             if damage is not None and stop_before is None:
                 self._require_torn(number, damage, expected)

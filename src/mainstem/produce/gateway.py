@@ -17,8 +17,9 @@ from mainstem.produce.chunk import time_range
 class Gateway:
     """Says no to batches that must not be stored. One thread. `stream_of` looks a stream up by id."""
 
-    def __init__(self, stream_of: Callable[[int], StreamRow | None]) -> None:
+    def __init__(self, stream_of: Callable[[int], StreamRow | None], record_bytes_max: int) -> None:
         self._stream_of = stream_of
+        self._record_bytes_max = record_bytes_max
         self.unknown_streams = 0
         self.refused = 0
 
@@ -28,7 +29,7 @@ class Gateway:
             self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
-            _check_payload(header, data)
+            self._check_payload(header, data)
         except MainstemError as error:
             self.refused += 1
             return error
@@ -46,15 +47,14 @@ class Gateway:
         if header.schema_id or header.transaction or header.statistics:
             raise InvalidRequest("schema_id, transaction and statistics are the server's to give")
 
-
-def _check_payload(header: BatchHeader, data: bytes) -> None:
-    if crc32c(data) != header.payload_crc:
-        raise InvalidPayload("the payload was changed on the way: its checksum does not match")
-    batch = payload.check(header.encoding, header.layout, header.count, header.raw_len, data)
-    times = time_range(batch)
-    if times is None:
-        times = (header.time_high, header.time_high)
-    if times != (header.time_low, header.time_high):
-        raise InvalidPayload(
-            f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
+    def _check_payload(self, header: BatchHeader, data: bytes) -> None:
+        if crc32c(data) != header.payload_crc:
+            raise InvalidPayload("the payload was changed on the way: its checksum does not match")
+        batch = payload.check(
+            header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
         )
+        times = time_range(batch) or (header.time_high, header.time_high)
+        if times != (header.time_low, header.time_high):
+            raise InvalidPayload(
+                f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
+            )

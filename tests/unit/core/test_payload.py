@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.core import payload
-from mainstem.core.errors import InvalidPayload
+from mainstem.core.errors import InvalidPayload, RecordTooLarge
 from mainstem.core.limits import BATCH_RECORDS_MAX, PAYLOAD_RAW_BYTES_MAX, RECORD_BYTES_MAX
 
 COMPRESSIONS = (None, "zstd", "lz4")
@@ -160,7 +160,7 @@ def test_encode_refuses_what_no_reader_would_accept():
         payload.encode(payload.build([]), None)
     with pytest.raises(InvalidPayload, match="records, not"):
         payload.encode(payload.build([None] * (BATCH_RECORDS_MAX + 1)), None)
-    with pytest.raises(InvalidPayload, match=f"the limit is {RECORD_BYTES_MAX}"):
+    with pytest.raises(RecordTooLarge, match=f"the limit is {RECORD_BYTES_MAX}"):
         payload.encode(payload.build([b"", b"x" * (RECORD_BYTES_MAX + 1)]), None)
     with pytest.raises(InvalidPayload, match="bytes uncompressed"):
         payload.encode(payload.build([b"x" * (1 << 20)] * (1 + (PAYLOAD_RAW_BYTES_MAX >> 20))), None)
@@ -301,7 +301,7 @@ def test_another_layout_is_refused(layout):
 def refuse(batch, match):
     message = batch.serialize()
     layout = sum(bit for name, bit in (("key", 1), ("headers", 2), ("timestamp", 4)) if name in batch.schema.names)
-    with pytest.raises(InvalidPayload, match=match):
+    with pytest.raises((InvalidPayload, RecordTooLarge), match=match):
         payload.check(payload.RAW, layout, batch.num_rows, message.size, message.to_pybytes())
 
 

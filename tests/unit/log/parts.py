@@ -1,17 +1,17 @@
 """Real parts of the log, made with few words: batches, and everything between a folder and a batcher."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mainstem.core import payload
-from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
+from mainstem.core.batch import Batch, BatchHeader, Buffer, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.identity import new_stream_uuid
 from mainstem.log.blocks.local import LocalBlocks
-from mainstem.log.disk import LocalDisk
-from mainstem.log.flush import CreateStream
+from mainstem.log.disk import LocalDisk, LocalFile
+from mainstem.log.flush import Appended, CreateStream, Outcome
 from mainstem.log.frame import FlushWriter, Place
-from mainstem.log.log import Log
+from mainstem.log.log import Log, Waiter
 
 NOW_US = 1_767_225_600_000_000
 LOG_UUID = "0123456789abcdef" * 2
@@ -61,6 +61,40 @@ def values_of(batch: Batch | FetchedBatch) -> list[bytes | None]:
 def make_stream(log: Log, name: str = "orders", shards: int = 1) -> int:
     """A new stream; its id."""
     return log.execute(CreateStream(new_stream_uuid(), name, shards, "crc32", 7 * 86_400_000_000, NOW_US)).stream
+
+
+def append(log: Log, *batches: Batch) -> list[Outcome]:
+    """Append in one submission and wait."""
+    waiter = Waiter()
+    log.append(batches, waiter.set)
+    return waiter.wait(log.batcher)
+
+
+def append_values(log: Log, stream: int, *values: bytes, shard: int = 0) -> int:
+    """One batch without a producer; its base."""
+    (outcome,) = append(log, make_batch(values, stream=stream, shard=shard))
+    assert isinstance(outcome, Appended)
+    return outcome.base
+
+
+class WatchedDisk(LocalDisk):
+    """A local disk that calls `before_write(path)` before every durable write, which may wait or raise."""
+
+    def __init__(self, before_write: Callable[[Path], None]) -> None:
+        self._before_write = before_write
+
+    def create(self, path: Path) -> LocalFile:
+        return _WatchedFile(super().create(path), self._before_write)
+
+
+class _WatchedFile(LocalFile):
+    def __init__(self, file: LocalFile, before_write: Callable[[Path], None]) -> None:
+        self.path, self._fd = file.path, file._fd
+        self._before_write = before_write
+
+    def write_durably(self, buffers: Sequence[Buffer], position: int) -> None:
+        self._before_write(self.path)
+        super().write_durably(buffers, position)
 
 
 def make_blocks(path: Path) -> LocalBlocks:

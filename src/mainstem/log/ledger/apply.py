@@ -52,6 +52,7 @@ from mainstem.log.ledger.base import (
 
 # Rows of producers kept in memory; the rest is in the ledger.
 _PRODUCERS_CACHED_MAX = 65_536
+_NEVER_WRITTEN = ShardRow()
 
 
 class Applier:
@@ -65,7 +66,8 @@ class Applier:
         self._ledger = ledger
         self._streams: dict[int, StreamRow] = {row.id: row for row in ledger.list_streams()}
         self._names: dict[str, int] = {row.name: row.id for row in self._streams.values() if not row.deleted_us}
-        self._shards: dict[ShardKey, ShardRow] = {}
+        # Every shard that was ever written. Other threads read it; only the applying thread changes it.
+        self._shards: dict[ShardKey, ShardRow] = dict(ledger.list_shards())
         self._producers: OrderedDict[ProducerKey, ProducerRow] = OrderedDict()
         self._stream_id_max = ledger.stream_id_max()
         self.applied = ledger.applied().number
@@ -93,10 +95,7 @@ class Applier:
         return list(self._streams.values())
 
     def shard(self, key: ShardKey) -> ShardRow:
-        row = self._shards.get(key)
-        if row is None:
-            row = self._shards[key] = self._ledger.load_shard(*key)
-        return row
+        return self._shards.get(key, _NEVER_WRITTEN)
 
     def producer(self, key: ProducerKey) -> ProducerRow | None:
         row = self._producers.get(key)

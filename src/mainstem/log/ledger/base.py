@@ -4,7 +4,7 @@ A backend is dumb: it loads rows by key and stores the changes of one flush atom
 by `apply.py` alone, so that every backend, and every replay, comes to the same rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -132,6 +132,10 @@ class Ledger(LedgerReader, Protocol):
     """The writer's ledger. One thread calls `store`."""
 
     def stream_id_max(self) -> int: ...
+
+    def list_shards(self) -> Iterable[tuple[ShardKey, ShardRow]]:
+        """Every shard that was ever written."""
+        ...
 
     def load_producer(self, key: ProducerKey) -> ProducerRow | None: ...
 

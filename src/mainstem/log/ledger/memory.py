@@ -50,6 +50,10 @@ class MemoryLedger:
     def stream_id_max(self) -> int:
         return max(self._streams, default=0)
 
+    def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
+        with self._lock:
+            return list(self._shards.items())
+
     def load_shard(self, stream: int, shard: int) -> ShardRow:
         return self._shards.get((stream, shard)) or ShardRow()
 

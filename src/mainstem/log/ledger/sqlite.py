@@ -28,6 +28,7 @@ from mainstem.log.ledger.base import (
     Entry,
     ProducerKey,
     ProducerRow,
+    ShardKey,
     ShardRow,
     StreamRow,
 )
@@ -139,6 +140,10 @@ class SqliteLedgerReader:
 
     def stream_id_max(self) -> int:
         return int(self._value("SELECT coalesce(max(id), 0) FROM streams"))
+
+    def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
+        rows = self._rows("SELECT stream, shard, start, next, stable, time_high, bytes FROM shards")
+        return [((row[0], row[1]), ShardRow._make(row[2:])) for row in rows]
 
     def load_shard(self, stream: int, shard: int) -> ShardRow:
         sql = "SELECT start, next, stable, time_high, bytes FROM shards WHERE stream = ? AND shard = ?"

@@ -1,0 +1,115 @@
+"""One flipped bit in every kind of file: detected and named, or made good from the blocks, or harmless.
+
+Never returned as data, never dropped without a word. Half of the trials in blocks also lack the ledger, so that every
+byte is read again by recovery; there the last flush is left alone, because a wrong bit in it cannot be told from a
+write that a power cut tore.
+"""
+
+import random
+import shutil
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from mainstem.log.frame import BLOCK_HEADER_BYTES, FrameHeader, FrameKind, parse_header
+from tests.faults.folders import FolderImage, session
+from tests.faults.reading import Verdict, judge
+from tests.faults.trials import Trials
+
+SEED = 12
+STEPS = 60
+GO_ON_EVERY = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes of one kind: where a bit may flip. `is_last` marks those of the last flush."""
+
+    kind: str
+    file: str
+    begin: int
+    end: int
+    is_last: bool = False
+
+
+def run(seed: int, trials: int, folder: Path) -> Trials:
+    result = Trials()
+    made = session(SEED, STEPS)
+    regions = _regions()
+    kinds = sorted(regions)
+    rng = random.Random(f"flips {seed}")
+    for trial in range(trials):
+        kind = kinds[trial % len(kinds)]
+        region = rng.choice(regions[kind])
+        position, bit = rng.randrange(region.begin, region.end), rng.randrange(8)
+        without_ledger = region.file.startswith("blocks/") and not region.is_last and rng.random() < 0.5
+        image = _flipped(made.image, region.file, position, bit)
+        place = folder / "flip"
+        (image.without("ledger.db") if without_ledger else image).put(place)
+        verdict = judge(
+            place, [made.state], refusal_allowed=True, losses_allowed=True, go_on=trial % GO_ON_EVERY == 0
+        )
+        shutil.rmtree(place)
+        result.trials += 1
+        result.acknowledged += made.state.acknowledged
+        result.took(verdict.seconds)
+        for text in [*verdict.wrong, *_unnamed(region, verdict)]:
+            result.lost += "nobody said so" in text
+            name = f"bit {bit} of byte {position} of {region.file} ({kind}{', no ledger' if without_ledger else ''})"
+            result.add_finding(f"{name}: {text}")
+    return result
+
+
+def _flipped(image: FolderImage, name: str, position: int, bit: int) -> FolderImage:
+    content = bytearray(image.files[name])
+    content[position] ^= 1 << bit
+    return image.with_file(name, bytes(content))
+
+
+def _unnamed(region: Region, verdict: Verdict) -> list[str]:
+    if not verdict.refusal or Path(region.file).stem in verdict.refusal or "format" in verdict.refusal:
+        return []
+    return [f"refused without naming the file: {verdict.refusal}"]
+
+
+@lru_cache(maxsize=1)
+def _regions() -> dict[str, list[Region]]:
+    """Where bits are flipped, by kind; each kind gets as many trials as any other."""
+    image = session(SEED, STEPS).image
+    found: dict[str, list[Region]] = {}
+    for name, content in image.files.items():
+        for region in _block_regions(image, name) if name.endswith(".block") else _plain_regions(name, content):
+            if region.begin < region.end:
+                found.setdefault(region.kind, []).append(region)
+    return found
+
+
+def _plain_regions(name: str, content: bytes) -> list[Region]:
+    kind = "snapshot" if name.startswith("snapshots/") else name
+    whole = Region(kind, name, 0, len(content))
+    if name.endswith(".db"):
+        # The first page decides how the others are read.
+        return [whole, Region(f"{kind}, first page", name, 0, 100)]
+    if name.endswith("-wal"):
+        frame = 24 + struct.unpack_from(">I", content, 8)[0] if content else 1
+        heads = [Region(f"{kind}, frame header", name, at, at + 24) for at in range(32, len(content) - 24, frame)]
+        return [whole, Region(f"{kind}, header", name, 0, min(32, len(content))), *heads]
+    return [whole]
+
+
+def _block_regions(image: FolderImage, name: str) -> list[Region]:
+    content, number = image.files[name], int(Path(name).stem)
+    frames: list[FrameHeader] = []
+    at = BLOCK_HEADER_BYTES
+    while at < len(content):
+        frames.append(parse_header(content, at, at, number))
+        at += frames[-1].total_len
+    regions = [Region("block header", name, 0, BLOCK_HEADER_BYTES)]
+    for frame in frames:
+        kind = FrameKind(frame.kind).name.lower()
+        is_last = name == image.blocks[-1] and frame.flush == frames[-1].flush
+        middle, end = frame.position + frame.header_len, frame.position + frame.total_len
+        regions.append(Region(f"{kind} header", name, frame.position, middle, is_last))
+        regions.append(Region(f"{kind} payload", name, middle, end, is_last))
+    return regions
