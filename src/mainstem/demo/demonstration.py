@@ -23,7 +23,7 @@ from mainstem.demo.account import ROW, Fault, Rows, Verdict, compare, plant
 from mainstem.demo.events import STREAMS, read_stamp
 from mainstem.demo.follower import Follower, Newest
 from mainstem.demo.server_process import ServerProcess
-from mainstem.demo.writer import LENGTH
+from mainstem.demo.writer import LENGTH, READY
 
 WRITERS = 3
 SHARDS = 4
@@ -62,10 +62,13 @@ class Acknowledgements:
         self._counts = [0] * len(STREAMS)
         self._newest: dict[tuple[int, int], int] = {}
 
-    def read_from(self, pipe: IO[bytes]) -> bool:
+    def read_from(self, pipe: IO[bytes], is_ready: threading.Event) -> bool:
         """Take a writer's report to its end; whether it came to a proper one."""
         while len(head := pipe.read(LENGTH.size)) == LENGTH.size:
             (count,) = LENGTH.unpack(head)
+            if count == READY:
+                is_ready.set()
+                continue
             if not count:
                 return True
             data = pipe.read(count * ROW.itemsize)
@@ -112,13 +115,14 @@ class WriterProcess:
             stderr=log,
         )
         self._is_complete = False
+        self.is_ready = threading.Event()
         self._thread = threading.Thread(target=self._listen, args=(acknowledgements,), daemon=True)
         self._thread.start()
 
     def _listen(self, acknowledgements: Acknowledgements) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
-            self._is_complete = acknowledgements.read_from(pipe)
+            self._is_complete = acknowledgements.read_from(pipe, self.is_ready)
 
     def is_running(self) -> bool:
         return self._process.poll() is None
@@ -187,7 +191,13 @@ class Demonstration:
                     "seed": self._options.seed,
                 }
                 self._writers.append(WriterProcess(arguments, log, self._acknowledgements))
+        self._await_writers()
         self._begun = self._clock.monotonic()
+
+    def _await_writers(self) -> None:
+        for writer in self._writers:
+            while not writer.is_ready.wait(0.1):
+                self._check()
 
     def sample(self) -> Sample:
         """How things stand now. Raises if a part of it has failed."""

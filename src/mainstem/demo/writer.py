@@ -1,7 +1,7 @@
 """A producer in a process of its own: sends events at a rate and reports every acknowledgement.
 
-Standard output carries the report: a length in rows (u32, little-endian), then that many rows as `account.ROW`; the
-length 0 says that all is said. When standard input ends, it sends no more, waits for what is under way, and ends.
+Standard output carries the report: a length in rows (u32, little-endian), then that many rows as `account.ROW`. The
+length `READY` alone says that it is connected, the length 0 that all is said. When standard input ends, it sends no more, waits for what is under way, and ends.
 """
 
 import json
@@ -23,6 +23,7 @@ from mainstem.demo.account import ROW
 from mainstem.demo.events import STREAMS, Event, events
 
 LENGTH = struct.Struct("<I")
+READY = 0xFFFF_FFFF
 _TICK_SECONDS = 0.01
 
 
@@ -83,6 +84,7 @@ def main(arguments_json: str) -> int:
     threading.Thread(target=_follow_parent, args=(stopped,), daemon=True).start()
     arguments = json.loads(arguments_json)
     with mainstem.connect(arguments.pop("url")) as hub, hub.producer() as producer:
+        _put(b"", READY)
         Writer(producer, **arguments).run(stopped)
     return 0
 

@@ -17,7 +17,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
-from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.disk import LocalDisk
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
@@ -56,7 +56,9 @@ class LogPort:
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
         self.log.batcher.add_listener(self._on_flush)
-        self._pump = Pump(self.log.batcher.drive)
+        # Appends that wait, in order, until the log has room for them.
+        self._deferred: deque[tuple[Submission, float]] = deque()
+        self._pump = Pump(self._drive)
         self._enforce_retention()
 
     def _enforce_retention(self) -> None:
@@ -69,19 +71,33 @@ class LogPort:
             return self._administration.handle(call)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self.log.append(batches, lambda result: done(_results(result, len(batches))))
-            except Busy as busy:
-                if time.monotonic() < deadline:
-                    self.log.batcher.drive()
-                    continue
-                done([busy] * len(batches))
-            except MainstemError as error:
-                done([error] * len(batches))
-            self._pump.wake()
-            return
+        submission = Submission(batches, lambda result: done(_results(result, len(batches))))
+        with self._lock:
+            self._deferred.append((submission, time.monotonic() + timeout))
+        self._submit_deferred()
+        self._pump.wake()
+
+    def _submit_deferred(self) -> None:
+        """Hand over in order what the log takes; the rest waits until it has room."""
+        ended: list[tuple[Submission, MainstemError]] = []
+        with self._lock:
+            while self._deferred:
+                submission, deadline = self._deferred[0]
+                try:
+                    self.log.batcher.submit(submission)
+                except Busy as busy:
+                    if time.monotonic() < deadline:
+                        break
+                    ended.append((submission, busy))
+                except MainstemError as error:
+                    ended.append((submission, error))
+                self._deferred.popleft()
+        for submission, failure in ended:
+            submission.done(failure)
+
+    def _drive(self) -> None:
+        self._submit_deferred()
+        self.log.batcher.drive()
 
     def can_take(self) -> bool:
         return self.log.batcher.pending_bytes < PENDING_BYTES_MAX // 2
@@ -131,7 +147,7 @@ class LogPort:
         with SHORT_TURNS:
             while not event.is_set():
                 self.check_usable()
-                self.log.batcher.drive()
+                self._drive()
                 if event.is_set():
                     break
                 # Nothing was pending here: another thread commits it, or a retry is due.

@@ -50,11 +50,22 @@ class FlushNotice(NamedTuple):
 FlushListener = Callable[[FlushNotice], None]
 
 
+_NOTHING = FlushNotice({}, ())
+
+
+class _Committed(NamedTuple):
+    """What one flush came to: a result for each of its submissions, news for readers, and the failure if it failed."""
+
+    results: Sequence[tuple[Submission, Outcomes | MainstemError]]
+    notice: FlushNotice
+    failure: MainstemError | None = None
+
+
 class Batcher:
     """The one way into the log. Any thread submits and drives.
 
-    Listeners are called after each flush by the driving thread; the completions of the flush's submissions have been
-    called before. Neither may block or raise.
+    After each flush the driving thread calls the completions of its submissions, then the listeners, without holding
+    a lock; those of the next flush may overtake them in another thread. Neither may raise.
     """
 
     def __init__(self, file: FlushFile, applier: Applier, hot: HotTail, maintenance: Maintenance) -> None:
@@ -117,33 +128,41 @@ class Batcher:
 
     def drive(self) -> None:
         """Commit what is pending, if anything is, in this thread; returns when it is applied and published."""
-        submissions: list[Submission] = []
-        self._write_lock.acquire()
-        try:
-            submissions = self._take()
-            if self._failure is not None or not (submissions or self._maintenance.wants_flush):
-                self._write_lock.release()
+        while True:
+            done = self._commit()
+            if done is None:
                 return
-            items = _in_order(submissions)
-            flush = self._write(items)
+            # No lock is held here: a completion may submit again.
+            for submission, result in done.results:
+                submission.done(result)
+            if done.failure is not None:
+                self.on_failure(done.failure)
+                return
+            for listener in self._listeners:
+                listener(done.notice)
+            if not self._maintenance.wants_flush:
+                return
+            # Go around once more to say that the checkpoint is complete: a crash before that would cost a rebuild.
+
+    def _commit(self) -> "_Committed | None":
+        """One flush through write and apply, the locks taken hand over hand; None if there was nothing to do."""
+        submissions: list[Submission] = []
+        with self._write_lock:
+            try:
+                submissions = self._take()
+                if self._failure is not None or not (submissions or self._maintenance.wants_flush):
+                    return None
+                items = _in_order(submissions)
+                flush = self._write(items)
+            except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may be acknowledged after it
+                return self._fail(error, submissions)
             self._apply_lock.acquire()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may be acknowledged after it
-            self._fail(error, submissions)
-            self._write_lock.release()
-            return
-        self._write_lock.release()
         try:
-            notice = self._apply(flush, submissions, items)
+            return self._apply(flush, submissions, items)
         except BaseException as error:  # noqa: BLE001  # as above
-            self._fail(error, submissions)
-            return
+            return self._fail(error, submissions)
         finally:
             self._apply_lock.release()
-        for listener in self._listeners:
-            listener(notice)
-        if self._maintenance.wants_flush:
-            # Say at once that the checkpoint is complete: a crash before that would cost a rebuild.
-            self.drive()
 
     def _take(self) -> list[Submission]:
         """What goes into the next flush: everything, up to the limits of one flush."""
@@ -174,7 +193,7 @@ class Batcher:
         self._written = number
         return flush
 
-    def _apply(self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]) -> FlushNotice:
+    def _apply(self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]) -> "_Committed":
         changes, outcomes = self._applier.apply(flush)
         self._file.note_entries(changes.entries)
         # The writer's own commands stand before the submitted items.
@@ -182,14 +201,14 @@ class Batcher:
         by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
         self._hot.append(_appended(items, outcomes))
         self._maintenance.after(flush.number)
-        for submission in submissions:
-            submission.done([by_item[id(item)] for item in submission.items])
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
-        return FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
+        notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
+        results = [(submission, [by_item[id(item)] for item in submission.items]) for submission in submissions]
+        return _Committed(results, notice)
 
     # Ending.
 
-    def _fail(self, error: BaseException, submissions: list[Submission]) -> None:
+    def _fail(self, error: BaseException, submissions: list[Submission]) -> "_Committed":
         """Fence: whatever was not acknowledged is refused, now and later."""
         if isinstance(error, OSError):
             failure: MainstemError = FolderUnusable(
@@ -206,9 +225,7 @@ class Batcher:
             self._pending.clear()
             self._pending_bytes = 0
             self._arrived.notify_all()
-        for submission in waiting:
-            submission.done(failure)
-        self.on_failure(failure)
+        return _Committed([(submission, failure) for submission in waiting], _NOTHING, failure)
 
     def close(self) -> None:
         """Take no more, commit what is pending, seal the block."""

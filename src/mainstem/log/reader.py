@@ -124,7 +124,8 @@ class LogReader:
             payload = payload_of(data, at, header)
         except FrameDamaged as error:
             entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
-            raise self._damaged(stream, entry, base, base + header.count - 1, error.position, error.reason) from error
+            last = base + header.count - 1
+            raise self._damaged(stream, entry, wanted, last, error.position, error.reason) from error
         return FetchedBatch(base, header.batch_header(b""), payload)
 
     def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, reason: str) -> DataLoss:

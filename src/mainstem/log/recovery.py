@@ -333,9 +333,11 @@ class Recovery:
 
     def _require_torn(self, number: int, damage: FrameDamaged, expected: int) -> None:
         """At the end of the newest block an incomplete flush is what a crash leaves; anything after it is not."""
-        beyond = BlockScanner(self._blocks, number).flush_beyond(damage.position, expected)
+        # A block's header is durable before anything follows it: behind a damaged one any frame is proof.
+        above = expected if damage.position else expected - 1
+        beyond = BlockScanner(self._blocks, number).flush_beyond(damage.position, above)
         if beyond is not None:
-            raise self._missing(expected, beyond.flush - 1, number, damage)
+            raise self._missing(expected, max(expected, beyond.flush - 1), number, damage)
         logger.info("flush %d was not finished before the stop and is dropped (%s)", expected, damage)
 
     def _replay(self, ledger: SqliteLedger, journal: _Journal) -> int:

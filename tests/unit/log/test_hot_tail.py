@@ -3,7 +3,7 @@
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mainstem.core.batch import FetchedBatch
@@ -22,19 +22,37 @@ def cost(batch: FetchedBatch) -> int:
     return batch.header.stored_len + OVERHEAD
 
 
+def find(tail: HotTail, offset: int, *, stream: int = 1, shard: int = 0) -> FetchedBatch | None:
+    """The one batch that holds `offset`."""
+    found = tail.find(stream, shard, offset, 0)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
 def test_a_batch_is_found_by_any_of_its_offsets():
     tail = HotTail(1 << 20)
     first, second = fetched(10, 5), fetched(15, 1)
     tail.append([first, second])
-    assert [tail.find(1, 0, offset) for offset in range(9, 17)] == [None, *[first] * 5, second, None]
+    assert [find(tail, offset) for offset in range(9, 17)] == [None, *[first] * 5, second, None]
+
+
+def test_a_run_of_batches_is_about_as_long_as_was_asked_for():
+    tail = HotTail(1 << 20)
+    batches = [fetched(number, 1) for number in range(10)]
+    tail.append(batches)
+    size = batches[0].header.stored_len
+    assert tail.find(1, 0, 3, 1) == batches[3:4]
+    assert tail.find(1, 0, 3, 2 * size) == batches[3:5]
+    assert tail.find(1, 0, 3, 2 * size + 1) == batches[3:6]
+    assert tail.find(1, 0, 3, 1 << 20) == batches[3:]
 
 
 def test_shards_and_streams_are_apart():
     tail = HotTail(1 << 20)
     batches = [fetched(0, 1), fetched(0, 1, shard=1), fetched(0, 1, stream=2)]
     tail.append(batches)
-    assert [tail.find(1, 0, 0), tail.find(1, 1, 0), tail.find(2, 0, 0)] == batches
-    assert tail.find(2, 1, 0) is tail.find(3, 0, 0) is None
+    assert [find(tail, 0), find(tail, 0, shard=1), find(tail, 0, stream=2)] == batches
+    assert find(tail, 0, stream=2, shard=1) is find(tail, 0, stream=3) is None
 
 
 def test_the_oldest_of_all_shards_goes_first():
@@ -42,9 +60,9 @@ def test_the_oldest_of_all_shards_goes_first():
     tail = HotTail(3 * cost(batches[0]))
     for batch in batches:
         tail.append([batch])
-    assert tail.find(1, 0, 0) is None
-    assert tail.find(1, 1, 0) is not None
-    assert tail.find(1, 0, 1) is not None
+    assert find(tail, 0) is None
+    assert find(tail, 0, shard=1) is not None
+    assert find(tail, 1) is not None
     assert tail.bytes == 3 * cost(batches[0])
 
 
@@ -53,16 +71,16 @@ def test_a_batch_over_the_whole_budget_is_not_kept_and_does_no_harm():
     big = fetched(0, 4_000)
     tail.append([big])
     assert tail.bytes == 0
-    assert tail.find(1, 0, 0) is None
+    assert find(tail, 0) is None
     tail.append([fetched(4_000, 1)])
-    assert tail.find(1, 0, 4_000) is not None
+    assert find(tail, 4_000) is not None
 
 
 def test_with_no_budget_nothing_is_kept():
     tail = HotTail(0)
     tail.append([fetched(0, 1), fetched(1, 1)])
     assert tail.bytes == 0
-    assert tail.find(1, 0, 1) is None
+    assert find(tail, 1) is None
 
 
 def test_a_gap_is_a_bug_and_stops():
@@ -73,6 +91,7 @@ def test_a_gap_is_a_bug_and_stops():
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=60), st.integers(0, 12_000))
+@example([(0, 1)] * 300, 9_000)
 def test_it_is_the_suffix_of_what_was_appended_that_fits(appends, budget):
     """Against a plain list: the newest batches that fit the budget, all of them and only they."""
     tail = HotTail(budget)
@@ -89,4 +108,6 @@ def test_it_is_the_suffix_of_what_was_appended_that_fits(appends, budget):
     for shard in range(3):
         for offset in range(ends[shard] + 1):
             expected = [batch for batch in kept if batch.header.shard == shard and batch.base <= offset < batch.end]
-            assert tail.find(1, shard, offset) is (expected[0] if expected else None)
+            assert find(tail, offset, shard=shard) is (expected[0] if expected else None)
+            everything = tail.find(1, shard, offset, 1 << 30)
+            assert everything == [batch for batch in kept if expected and batch.header.shard == shard and batch.end > offset]

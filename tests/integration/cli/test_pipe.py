@@ -1,0 +1,105 @@
+"""Streams as ends of a pipe: what goes in comes out, and a reader that leaves early misses nothing."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+
+pytestmark = pytest.mark.slow("starts several processes, each of which loads pyarrow")
+
+
+@pytest.mark.mechanism("S85")
+def test_a_reader_that_takes_1000_records_and_leaves_comes_back_to_the_1001st(cli, name):
+    cli.run("stream", "create", name)
+    written = cli.run("write", name, stdin=b"".join(b"line %d\n" % number for number in range(1, 10_001)))
+    assert written.stderr.decode() == f"10,000 records written to {name}; newest offsets 0:9999\n"
+
+    tail = f"mainstem tail {name} --start earliest --no-follow --output raw --cursor-file place"
+    shown = cli.shell(f'{tail} | head -1000; echo "${{PIPESTATUS[@]}}"').splitlines()
+    assert shown == [*(f"line {number}" for number in range(1, 1001)), "0 0"]
+    assert (cli.folder / "place").read_text().rstrip().endswith(":1000")
+
+    rest = cli.shell(tail).splitlines()
+    assert rest == [f"line {number}" for number in range(1001, 10_001)]
+
+
+@pytest.mark.mechanism("S85")
+def test_ten_thousand_lines_round_trip(cli, name):
+    lines = b"".join(b"%d %s\n" % (number, b"x" * (number % 300)) for number in range(10_000))
+    (cli.folder / "lines.txt").write_bytes(lines)
+    cli.run("stream", "create", name)
+    cli.shell(f"cat lines.txt | mainstem write {name}")
+    assert cli.run("tail", name, "--start", "earliest", "--no-follow", "--output", "raw").stdout == lines
+
+
+def test_a_reader_that_takes_single_bytes_misses_nothing(local, name):
+    """`read` of a shell asks for one byte at a time, and leaves the rest of a line to whoever comes next."""
+    local.run("stream", "create", name)
+    local.run("write", name, stdin=b"".join(b"%d\n" % number for number in range(100)))
+    tail = f"mainstem tail {name} --start earliest --no-follow --output raw --cursor-file place"
+    first = local.shell(f"{tail} | {{ read a; read b; echo $a $b; }}")
+    assert first == "0 1\n"
+    assert local.shell(f"{tail} | head -1") == "2\n"
+
+
+def test_frames_carry_any_bytes(local, name):
+    values = [b"", b"\n\n", bytes(range(256)), b"x" * 10_000]
+    framed = b"".join(len(value).to_bytes(4, "little") + value for value in values) + b"\xff" * 4
+    local.run("stream", "create", name)
+    local.run("write", name, "--format", "frames", stdin=framed)
+    tail = ("tail", name, "--start", "earliest", "--no-follow", "--output", "raw", "--frame")
+    assert local.run(*tail).stdout == framed
+
+
+def test_json_out_is_json_in(local, name):
+    """Keys, headers, times, tombstones and bytes that are no text survive a trip through NDJSON."""
+    rows = (
+        b'{"key":"k","value":"text","headers":{"trace":"1"},"timestamp":"2026-01-31T12:00:00.123456Z"}\n'
+        b'{"key":{"base64":"/w=="},"value":{"base64":"/wA="},"headers":null}\n'
+        b'{"key":"gone","value":null}\n'
+    )
+    tail = ("--start", "earliest", "--no-follow", "--output", "json")
+    for stream in ("first", "second"):
+        local.run("stream", "create", f"{name}-{stream}")
+    local.run("write", f"{name}-first", "--format", "ndjson", stdin=rows)
+    once = local.run("tail", f"{name}-first", *tail).stdout
+    local.run("write", f"{name}-second", "--format", "ndjson", stdin=once)
+    assert local.run("tail", f"{name}-second", *tail).stdout == once
+    assert b'"value":{"base64":"/wA="}' in once and b'"timestamp":"2026-01-31T12:00:00.123456Z"' in once
+
+
+@pytest.mark.parametrize(
+    ("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "terminated"]
+)
+def test_a_follower_that_is_stopped_saves_its_cursor(remote, name, signal_, code):
+    remote.run("stream", "create", name)
+    remote.run("write", name, stdin=b"one\ntwo\n")
+    follow = ("tail", name, "--start", "earliest", "--output", "raw", "--cursor-file", "place")
+    process = remote.start(*follow, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
+        process.send_signal(signal_)
+        assert process.wait(20) == code
+        assert process.stderr.read() == b""
+    assert (remote.folder / "place").read_text().rstrip().endswith(":2")
+
+
+def test_a_follower_notices_that_its_reader_left_while_nothing_happens(remote, name):
+    remote.run("stream", "create", name)
+    remote.run("write", name, stdin=b"one\n")
+    begun = time.monotonic()
+    assert remote.shell(f"mainstem tail {name} --start earliest --output raw | head -1") == "one\n"
+    assert time.monotonic() - begun < 15
+
+
+def test_a_follower_sees_what_is_written_meanwhile(remote, name):
+    remote.run("stream", "create", name)
+    process = remote.start("tail", name, "--start", "earliest", "-n", "3", "--output", "raw", stdout=subprocess.PIPE)
+    with process:
+        for line in (b"a\n", b"b\n", b"c\n"):
+            remote.run("write", name, stdin=line)
+        assert process.communicate(timeout=20)[0] == b"a\nb\nc\n"
+        assert process.returncode == 0

@@ -1,0 +1,81 @@
+"""`mainstem stream`: create, list, show, alter, delete, and the exit codes of what cannot be done."""
+
+import json
+
+import pytest
+
+
+pytestmark = pytest.mark.slow("starts several processes, each of which loads pyarrow")
+
+
+def test_a_stream_from_creation_to_deletion(cli, name):
+    made = json.loads(cli.out("stream", "create", name, "--shards", "3", "--retention", "2d", "--json"))
+    assert (made["shards"], made["retention"], made["ends"]) == (3, "2d", [0, 0, 0])
+    cli.run("write", name, stdin=b"a\nb\n")
+    assert json.loads(cli.out("stream", "show", name, "--json"))["records"] == 2
+    assert json.loads(cli.out("stream", "alter", name, "--retention", "5h", "--json"))["retention"] == "5h"
+    assert name in [info["name"] for info in json.loads(cli.out("stream", "list", "--json"))]
+    assert cli.out("stream", "delete", name, "--yes") == f"deleted {name} and its 2 records\n"
+    assert name not in cli.out("stream", "list")
+
+
+def test_text_for_people(local):
+    local.run("stream", "create", "clicks", "--shards", "2")
+    listed = local.out("stream", "list").splitlines()
+    assert listed[0].split() == ["stream", "shards", "records", "size", "kept", "for", "created"]
+    assert listed[1].split()[:6] == ["clicks", "2", "0", "0", "B", "7d"]
+    assert local.out("stream", "show", "clicks").startswith(
+        "clicks: 0 records, 0 B, kept for 7d, keys placed by crc32\n"
+    )
+
+
+def test_exit_codes(cli, name):
+    assert "there is no stream" in cli.error("stream", "show", name, code=3) if cli.where[0] == "--url" else True
+    cli.run("stream", "create", name)
+    assert "there is no stream 'nothing'" in cli.error("stream", "show", "nothing", code=3)
+    assert "exists already; use --exist-ok" in cli.error("stream", "create", name, code=5)
+    cli.run("stream", "create", name, "--exist-ok")
+    assert "shards" in cli.error("stream", "create", "other", "--shards", "0", code=1)
+    assert "say --yes" in cli.error("stream", "delete", name, code=2)
+    assert "'five'" in cli.error("stream", "create", "other", "--shards", "five", code=2)
+    cli.error("stream", "create", "a/b", code=2)
+    cli.error("stream", "create", "other", "--retention", "soon", code=2)
+
+
+def test_nobody_listens(local):
+    error = local.error("stream", "list", "--url", "mainstem://127.0.0.1:1", code=4, where=False)
+    assert "127.0.0.1:1" in error and "mainstem serve" in error and "--url" in error
+
+
+def test_a_folder_that_is_no_log(local):
+    assert "not a Mainstem data folder" in local.error("stream", "list", code=5)
+    assert "there is no folder data" in local.error("write", "clicks", code=5)
+    assert not (local.folder / "data").exists()
+
+
+def test_two_logs_at_once(local):
+    error = local.error("stream", "list", "--url", "mainstem://127.0.0.1:1", code=2)
+    assert error == "mainstem: --url and --data name two logs; give one of them"
+
+
+def test_a_folder_with_a_writer_can_be_read_and_not_written(local):
+    """While a server has the folder, others read it."""
+    local.run("stream", "create", "clicks")
+    serve = ("serve", "--listen", "127.0.0.1:0", "--http", "off")
+    with local.start(*serve, stdout=-1, stderr=-3) as server:
+        try:
+            assert server.stdout.readline().startswith(b"ready ")
+            assert "being written by process" in local.error("stream", "create", "other", code=5)
+            assert "clicks" in local.out("stream", "list")
+            assert "being written by process" in local.error(*serve, code=5)
+        finally:
+            server.terminate()
+            assert server.wait(30) == 0
+
+
+@pytest.mark.parametrize("arguments", [["stream", "list", "--json"], ["stream", "list"], ["config"]])
+def test_a_listing_whose_reader_left_is_no_error(local, arguments):
+    local.run("stream", "create", "clicks")
+    where = "--data data" if arguments[0] == "stream" else ""
+    local.where = []
+    assert local.shell(f"mainstem {' '.join(arguments)} {where} | true; echo ${{PIPESTATUS[0]}}") == "0\n"
