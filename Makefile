@@ -12,6 +12,7 @@ WORKERS ?= auto
 # Plain assignments: a command line (`make demo SECONDS=5`) wins, a stray variable of the shell does not.
 SECONDS := 30
 BREAK :=
+KILL :=
 ARGS :=
 UPGRADE :=
 UV := uv==0.13.7
@@ -32,8 +33,8 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo; echo "PYTHON=$(PYTHON) chooses the interpreter (3.11 or newer); ARGS=\"...\" is passed on by test, bench, torture."
 
-demo: $(VENV)/.runtime ## watch records flow through a server for SECONDS=30; BREAK=1 kills it on the way
-	@$(BIN)/mainstem demo --seconds $(SECONDS) $(if $(BREAK),--break)
+demo: $(VENV)/.runtime ## watch records flow through a server for SECONDS=30; KILL=1 kills it on the way, BREAK=1 plants a fault
+	@$(BIN)/mainstem demo --seconds $(SECONDS) $(if $(KILL),--kill) $(if $(BREAK),--break)
 
 test: $(VENV)/.dev ## run every test, WORKERS=auto at a time; ARGS="-k name" chooses
 	@$(PYTEST) --durations=10 $(ARGS)

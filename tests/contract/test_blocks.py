@@ -1,4 +1,4 @@
-"""What every block store keeps: bytes where they were put, whole, until the end; and a clear no for what is not there."""
+"""What every block store keeps: bytes where they were put, whole; and a clear no for what is not there."""
 
 import threading
 from collections.abc import Callable
@@ -162,7 +162,13 @@ def test_any_thread_may_read(store):
 def test_foreign_files_in_the_folder_are_left_alone(tmp_path):
     store = local(tmp_path)
     filled(store, 1)
-    for name in ("1.block", "notes.txt", "0000000000000002.block.part", "x0000000000000003.block", ".0000000000000004.block"):
+    for name in (
+        "1.block",
+        "notes.txt",
+        "0000000000000002.block.part",
+        "x0000000000000003.block",
+        ".0000000000000004.block",
+    ):
         (tmp_path / "blocks" / name).write_bytes(b"?")
     assert store.list() == [1]
     store.close()

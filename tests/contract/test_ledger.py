@@ -102,7 +102,10 @@ def test_a_new_ledger_is_empty(ledger):
 
 def test_every_kind_of_row_comes_back(ledger):
     largest = 2**63 - 1
-    streams = [stream_row(1, "orders"), stream_row(2, "x" * 249, shards=4096, hash="murmur2", generation=3, schema_id=9)]
+    streams = [
+        stream_row(1, "orders"),
+        stream_row(2, "x" * 249, shards=4096, hash="murmur2", generation=3, schema_id=9),
+    ]
     shards = {(1, 0): ShardRow(1, 2, 2, NOW_US, 300), (2, 4095): ShardRow(0, largest, largest, -5, largest)}
     producers = {
         (largest, 1, 0): ProducerRow(2**32 - 1, tuple((n, n * 10) for n in range(8)), NOW_US),
@@ -268,7 +271,7 @@ def test_sqlite_takes_back_everything_of_a_flush_that_fails(tmp_path):
     ledger = FACTORIES["sqlite"](tmp_path)
     ledger.store(changes(1, shards={(1, 0): ShardRow(0, 2, 2, 0, 0)}, entries=[entry(0, 2)]))
     for number, bad in enumerate(([entry(2, 1), entry(0, 2)], [entry(2, 1), entry(3, 1, count=object())])):
-        with pytest.raises(BaseException):  # noqa: B017, PT011  # whatever SQLite says: nothing of it may be there
+        with pytest.raises(BaseException):  # noqa: B017  # whatever SQLite says: nothing of it may be there
             ledger.store(
                 changes(
                     2 + number,
@@ -345,7 +348,7 @@ def test_a_reader_beside_the_writer_sees_each_flush(tmp_path):
 def test_a_read_only_connection_cannot_write(tmp_path):
     filled_sqlite(tmp_path / "ledger.db").close()
     reader = SqliteLedgerReader(tmp_path / "ledger.db")
-    with pytest.raises(BaseException):  # noqa: B017, PT011  # of SQLite, not of ours: nobody of ours tries
+    with pytest.raises(BaseException):  # noqa: B017  # of SQLite, not of ours: nobody of ours tries
         reader._db.execute("DELETE FROM entries")
     reader.close()
 

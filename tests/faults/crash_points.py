@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from mainstem.core.errors import MainstemError
 from mainstem.log.log import Log
+from mainstem.testing import planted
 from mainstem.testing.crash import LEDGER_FAULTS, CrashPoint, RecordingDisk
 from mainstem.testing.disk import KillingDisk
 from tests.faults.reading import Verdict, judge
@@ -33,7 +34,7 @@ TWICE_EVERY = 9
 def run(seed: int, trials: int, folder: Path) -> Trials:
     """`trials` crashes, spread over all points of the session of this seed."""
     result = Trials()
-    session = _record(seed)
+    session = _record(seed, planted.active())
     rng = random.Random(f"crash points {seed}")
     clones = _clones(session, rng)
     for trial in range(trials):
@@ -74,15 +75,18 @@ class Session:
 
     def __init__(self, script: Script, points: list[CrashPoint]) -> None:
         self.points = points
+        self._states: dict[int, State] = {}
         self._script = script
 
-    @lru_cache(maxsize=512)  # noqa: B019: a session lives as long as the process
     def state_after(self, steps: int) -> State:
-        return self._script.state_after(steps)
+        steps = min(steps, len(self._script.steps))
+        if steps not in self._states:
+            self._states[steps] = self._script.state_after(steps)
+        return self._states[steps]
 
 
 @lru_cache(maxsize=2)
-def _record(seed: int) -> Session:
+def _record(seed: int, bugs: tuple[str, ...]) -> Session:
     script = Script(seed, STEPS)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "data"
@@ -143,7 +147,7 @@ def _crash_again(folder: Path, rng: random.Random) -> str:
 def _kill(seed: int, rng: random.Random, folder: Path) -> tuple[str, Verdict, State]:
     """Let a child play the session and die at a random operation; judge what it left."""
     at, leaves = rng.randint(1, 150), rng.choice(("nothing", "part", "all"))
-    command = [sys.executable, "-m", "tests.faults.crash_points", str(seed), str(folder), str(at), leaves]
+    command = planted.command("tests.faults.crash_points", str(seed), str(folder), str(at), leaves)
     child = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)
     done = len(child.stdout.split())
     script = Script(seed, STEPS)

@@ -1,6 +1,7 @@
 """A block of 64 KiB cut at every byte: everything acknowledged is there, or the log says which file ends where.
 
-Two blocks are cut in turn: the newest, whose end the ledger knows, and a sealed one, whose readers are told what is gone.
+Two blocks are cut in turn: the newest, whose end the ledger knows, and a sealed one, whose readers are told what is
+gone.
 """
 
 import shutil

@@ -1,8 +1,8 @@
 """One flipped bit in every kind of file: detected and named, or made good from the blocks, or harmless.
 
-Never returned as data, never dropped without a word. Half of the trials in blocks also lack the ledger, so that every
-byte is read again by recovery; there the last flush is left alone, because a wrong bit in it cannot be told from a
-write that a power cut tore.
+Never returned as data, never dropped without a word. Half of the trials in blocks and snapshots also lack the ledger,
+so that every byte is read again by recovery; there the last flush is left alone, because a wrong bit in it cannot be
+told from a write that a power cut tore.
 """
 
 import random
@@ -43,13 +43,12 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         kind = kinds[trial % len(kinds)]
         region = rng.choice(regions[kind])
         position, bit = rng.randrange(region.begin, region.end), rng.randrange(8)
-        without_ledger = region.file.startswith("blocks/") and not region.is_last and rng.random() < 0.5
+        is_source = region.file.startswith(("blocks/", "snapshots/"))
+        without_ledger = is_source and not region.is_last and rng.random() < 0.5
         image = _flipped(made.image, region.file, position, bit)
         place = folder / "flip"
         (image.without("ledger.db") if without_ledger else image).put(place)
-        verdict = judge(
-            place, [made.state], refusal_allowed=True, losses_allowed=True, go_on=trial % GO_ON_EVERY == 0
-        )
+        verdict = judge(place, [made.state], refusal_allowed=True, losses_allowed=True, go_on=trial % GO_ON_EVERY == 0)
         shutil.rmtree(place)
         result.trials += 1
         result.acknowledged += made.state.acknowledged

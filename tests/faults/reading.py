@@ -35,7 +35,8 @@ def _read_shard(log: Log, row: StreamRow, shard: int, found: Found) -> list[Plac
         try:
             read = log.reader.read(row, shard, offset)
         except DataLoss as loss:
-            assert loss.last >= offset, f"a loss that ends at {loss.last} does not help a reader at {offset}"
+            if loss.last < offset:
+                raise AssertionError(f"a loss that ends at {loss.last} does not help a reader at {offset}") from loss
             found.losses.setdefault((row.name, shard), []).append(loss)
             offset = loss.last + 1
             continue

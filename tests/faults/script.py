@@ -146,10 +146,11 @@ def digest(payload: bytes | bytearray | memoryview) -> bytes:
 
 
 class Script:
-    """The steps of one seed."""
+    """The steps of one seed. `floods` adds steps of very many small batches."""
 
-    def __init__(self, seed: int, steps: int = 120) -> None:
+    def __init__(self, seed: int, steps: int = 120, *, floods: bool = False) -> None:
         self._random = random.Random(f"script {seed}")
+        self._floods = floods
         self.steps: list[Step] = []
         self._state = State()
         self._sequences: dict[tuple[int, int, int], int] = {}
@@ -169,6 +170,8 @@ class Script:
         self.steps.append(step)
 
     def _next(self, progress: float) -> Step:
+        if self._floods and self._random.random() < 0.05:
+            return tuple(self._batch(self._random.randint(20, 300)) for _ in range(self._random.randint(300, 900)))
         chance = self._random.random()
         if chance < 0.06 and progress > 0.2:
             return (self._trim(),)
@@ -218,11 +221,16 @@ def play(log: Log, steps: Sequence[Step], state: State, on_step: Callable[[], No
         on_step()
 
 
-def commit(log: Log, step: Step) -> list[int]:
+def commit(log: Log, step: Step, on_answer: Callable[[], None] = lambda: None) -> list[int]:
     """One step as one flush: the base of each batch, -1 for commands. Raises what the log raises."""
+
+    def answer(outcomes: Outcomes | MainstemError) -> None:
+        on_answer()
+        result.append(outcomes)
+
     items = [item.to_batch() if isinstance(item, SentBatch) else item for item in step]
     result: list[Outcomes | MainstemError] = []
-    log.batcher.submit(Submission(items, result.append))
+    log.batcher.submit(Submission(items, answer))
     while not result:
         log.batcher.drive()
     # The copy of the ledger is made by a thread of its own; waiting for it keeps a session the same every time.

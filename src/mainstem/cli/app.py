@@ -51,13 +51,19 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code. Errors become one line on standard error."""
     command = typer.main.get_command(app)
     try:
-        result = command.main(spell_out(arguments) or ["--help"], prog_name="mainstem", standalone_mode=False)
-        return int(result or ExitCode.OK)
+        with command.make_context("mainstem", spell_out(arguments) or ["--help"]) as context:
+            code = command.invoke(context)
+        sys.stdout.flush()
+        return int(code or ExitCode.OK)
+    except typer.Exit as ending:
+        return ending.exit_code
     except typer.TyperException as error:
         return _refuse_usage(error)
     except typer.Abort:
         _say("stopped; nothing was done")
         return ExitCode.FAILURE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of a listing has seen enough.
         _close_stdout()

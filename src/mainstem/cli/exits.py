@@ -9,10 +9,13 @@ from mainstem.core.errors import (
     FolderLocked,
     FolderUnusable,
     InvalidCursor,
-    InvalidName,
-    InvalidSetting,
+    InvalidPayload,
+    InvalidRecord,
+    InvalidRequest,
     MainstemError,
+    ProtocolError,
     ReadOnly,
+    RecordTooLarge,
     Refused,
     ServerStopping,
     StreamDeleted,
@@ -42,9 +45,11 @@ _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
     (StreamExists, ExitCode.REFUSED),
     (Refused, ExitCode.REFUSED),
     (Unavailable, ExitCode.CANNOT_CONNECT),
-    (InvalidName, ExitCode.USAGE),
-    (InvalidSetting, ExitCode.USAGE),
-    (InvalidCursor, ExitCode.USAGE),
+    (InvalidPayload, ExitCode.FAILURE),
+    (InvalidRecord, ExitCode.FAILURE),
+    (RecordTooLarge, ExitCode.FAILURE),
+    (ProtocolError, ExitCode.FAILURE),
+    (InvalidRequest, ExitCode.USAGE),
 )
 
 # What to do next, where the error's own words do not say it or say it in Python.
@@ -72,8 +77,6 @@ def code_of(error: BaseException) -> ExitCode:
     """The exit code that tells a script what kind of error this is."""
     if isinstance(error, UsageProblem):
         return ExitCode.USAGE
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILURE)
 
 

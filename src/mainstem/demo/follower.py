@@ -5,7 +5,6 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import MainstemError
@@ -50,13 +49,11 @@ class Follower(threading.Thread):
 
     def _take(self, batch: Any) -> None:
         now_us = self._clock.now_us()
-        table = batch.to_arrow()
-        times = table.column("timestamp").cast(pa.int64()).to_numpy()
-        self._delays.extend((now_us - times).tolist())
-        last = table.slice(batch.count - 1)
-        key, value = last.column("key")[0].as_py(), last.column("value")[0].as_py()
-        self.newest.append(Newest(batch.stream, batch.shard, batch.end - 1, key or b"", value or b""))
-        self.count += batch.count
+        records = list(batch.records())
+        self._delays.extend(now_us - record.timestamp_us for record in records)
+        last = records[-1]
+        self.newest.append(Newest(batch.stream, batch.shard, last.offset, last.key or b"", last.value or b""))
+        self.count += len(records)
 
     def delays_us(self) -> np.ndarray[Any, Any]:
         """The delays of the newest records; asking forgets them."""

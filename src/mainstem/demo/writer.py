@@ -1,7 +1,8 @@
 """A producer in a process of its own: sends events at a rate and reports every acknowledgement.
 
 Standard output carries the report: a length in rows (u32, little-endian), then that many rows as `account.ROW`. The
-length `READY` alone says that it is connected, the length 0 that all is said. When standard input ends, it sends no more, waits for what is under way, and ends.
+length `READY` alone says that it is connected, the length 0 that all is said. When standard input ends, it sends no
+more, waits for what is under way, and ends.
 """
 
 import json
@@ -24,7 +25,7 @@ from mainstem.demo.events import STREAMS, Event, events
 
 LENGTH = struct.Struct("<I")
 READY = 0xFFFF_FFFF
-_TICK_SECONDS = 0.01
+_TICK_SECONDS = 0.02
 
 
 class Writer:

@@ -13,6 +13,7 @@ from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
@@ -25,7 +26,7 @@ from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
-from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, EndReached, StreamInfo
+from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, EndReached, StreamInfo, checked
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -67,7 +68,8 @@ class LogPort:
 
     def call(self, call: Call) -> Answer:
         self.check_usable()
-        with SHORT_TURNS:
+        call = checked(call)
+        with SHORT_TURNS, DeferredInterrupt():
             return self._administration.handle(call)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
@@ -147,7 +149,8 @@ class LogPort:
         with SHORT_TURNS:
             while not event.is_set():
                 self.check_usable()
-                self._drive()
+                with DeferredInterrupt():
+                    self._drive()
                 if event.is_set():
                     break
                 # Nothing was pending here: another thread commits it, or a retry is due.
@@ -291,7 +294,7 @@ class FolderPort:
 
     def call(self, call: Call) -> Answer:
         self.check_usable()
-        return self._lookup.handle(call)
+        return self._lookup.handle(checked(call))
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")

@@ -40,6 +40,7 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     EndReached,
     StreamInfo,
+    checked,
 )
 from mainstem.transport.retry import Backoff, GiveUp, RetryPolicy
 from mainstem.transport.wire import (
@@ -131,6 +132,7 @@ class RemotePort:
 
     def call(self, call: Call) -> Answer:
         self.check_usable()
+        call = checked(call)
         done = threading.Event()
         results: list[Any] = []
 

@@ -11,6 +11,7 @@ for its own acknowledgement does it, because handing over to another thread woul
 The first error of the disk or the ledger fences the batcher: nothing is acknowledged after it, ever.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import ShardKey
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.writer import FlushFile
+
+logger = logging.getLogger("mainstem.log")
 
 Outcomes = list[Outcome]
 
@@ -137,6 +140,10 @@ class Batcher:
                 submission.done(result)
             if done.failure is not None:
                 self.on_failure(done.failure)
+                cause = done.failure.__cause__
+                if cause is not None and not isinstance(cause, Exception):
+                    # An interrupt met the thread that commits for itself: the log is fenced, the user gets out.
+                    raise cause
                 return
             for listener in self._listeners:
                 listener(done.notice)
@@ -219,6 +226,8 @@ class Batcher:
             failure = error
         else:
             failure = FolderUnusable(f"the log stopped: {type(error).__name__}: {error}")
+        if failure is not error:
+            failure.__cause__ = error
         with self._arrived:
             self._failure = self._failure or failure
             waiting = [*submissions, *self._pending]
@@ -235,8 +244,13 @@ class Batcher:
         while self._pending and self._failure is None:
             self.drive()
         with self._write_lock, self._apply_lock:
-            if self._failure is None:
-                self._file.seal(self._written + 1, self._applier.applied)
+            try:
+                if self._failure is None:
+                    self._file.seal(self._written + 1, self._applier.applied)
+            except OSError as error:
+                # Everything acknowledged is durable; what is missing is a footer that only salvage would read.
+                logger.error("the last block got no footer: %s", error)
+                self._fail(error, [])
             self._file.close()
 
 

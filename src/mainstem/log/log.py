@@ -57,9 +57,11 @@ class Log:
         self.clock = clock
         disk.make_dirs(path)
         self._lock = FolderLock(path)
+        folder = Folder(path, disk)
         try:
-            self._open(Folder(path, disk), options)
+            self._open(folder, options)
         except BaseException:
+            folder.blocks.close()
             self._lock.release()
             raise
 

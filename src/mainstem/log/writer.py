@@ -89,9 +89,11 @@ class FlushFile:
         frames = FlushWriter(self._place(writer, flush - 1, applied), writer.position)
         count = len(self._footer) // _FOOTER_FIELDS
         frames.add_footer(self._footer.tobytes(), count, self._clock.now_us())
-        writer.append(frames.buffers)
+        try:
+            writer.append(frames.buffers)
+        finally:
+            writer.close()
         self._to_seal.append(SealBlock(writer.block, writer.position))
-        writer.close()
         self._footer = array("q")
 
     def write(

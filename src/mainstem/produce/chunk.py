@@ -4,8 +4,9 @@ A record costs one append to a list; hashing, sorting, encoding and compressing 
 a chunk and an index into it.
 """
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -32,10 +33,13 @@ class Chunk:
     __slots__ = (
         "bases",
         "batch",
+        "count",
         "created_us",
         "error",
         "headers",
+        "is_sealed",
         "keys",
+        "owner",
         "parcel",
         "plain",
         "rank",
@@ -45,10 +49,15 @@ class Chunk:
         "values",
     )
 
-    def __init__(self, stream: StreamInfo, created_us: int, parcel: "Parcel") -> None:
+    def __init__(self, stream: StreamInfo, created_us: int, parcel: "Parcel", owner: int) -> None:
         self.stream = stream
         self.created_us = created_us
         self.parcel = parcel
+        # The thread that may add without the producer's lock.
+        self.owner = owner
+        self.is_sealed = False
+        # How many records there are, once sealed.
+        self.count = 0
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Any] | None = None
@@ -59,10 +68,6 @@ class Chunk:
         self.rank: npt.NDArray[np.uint32] | None = None
         self.bases: dict[int, int] = {}
         self.error: MainstemError | None = None
-
-    @property
-    def count(self) -> int:
-        return len(self.values) if self.batch is None else self.batch.num_rows
 
     def add(self, value: bytes | None, key: bytes | None, headers: Any, time_us: int | None) -> int:
         """The general way to add a record; the index of it. Columns begin with the first record that needs them."""
@@ -84,16 +89,20 @@ class Chunk:
             self.times.append(self.created_us if time_us is None else time_us)
         return index
 
+    def seal(self) -> None:
+        """Count the records; what the owner adds from now on is not one of them. Called under the producer's lock."""
+        self.is_sealed = True
+        if self.batch is not None:
+            self.count = self.batch.num_rows
+        elif self.keys is None:
+            self.count = len(self.values)
+        else:
+            # The owner may be between its two appends.
+            self.count = min(len(self.values), len(self.keys))
+
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
-        batch = self.batch
-        if batch is None:
-            batch = payload.build(self.values, self.keys, self.headers, self.times)
-        else:
-            batch = _with_times(batch, self.created_us)
-        keys: Any = self.keys
-        if self.batch is not None and "key" in batch.schema.names and self.stream.shards > 1:
-            keys = batch.column("key").to_pylist()
+        batch, keys = self._take_columns()
         shards = self.stream.shards
         pieces: list[tuple[int, pa.RecordBatch]]
         if keys is None or shards == 1:
@@ -103,10 +112,18 @@ class Chunk:
             self.shard_of = placement.shards_for(keys, shards, self.stream.hash, sticky % shards)
             found = placement.split(batch, self.shard_of, shards)
             self.rank, pieces = found.rank, found.pieces
-        # The records themselves are in the batches now.
-        self.values, self.keys, self.headers, self.times = _Counted(batch.num_rows), None, None, None
-        self.batch = None
         return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
+
+    def _take_columns(self) -> tuple[pa.RecordBatch, Sequence[bytes | None] | None]:
+        """The records as a batch, and their keys where they decide the shard. The chunk keeps none of them."""
+        if self.batch is not None:
+            batch, self.batch = _with_times(self.batch, self.created_us), None
+            has_keys = "key" in batch.schema.names and self.stream.shards > 1
+            return batch, batch.column("key").to_pylist() if has_keys else None
+        columns = (self.values, self.keys, self.headers, self.times)
+        self.values, self.keys, self.headers, self.times = _Gone(), None, None, None
+        values, keys, headers, times = (_first(column, self.count) for column in columns)
+        return payload.build(values or [], keys, headers, times), keys
 
     def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
         encoded = payload.encode(piece, compression)
@@ -158,17 +175,18 @@ def _with_times(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
     return batch.set_column(index, batch.schema.field(index), filled)
 
 
-class _Counted(list[Any]):
-    """Stands for records that were encoded: it has their number and none of them."""
+def _first(column: list[Any] | None, count: int) -> list[Any] | None:
+    """The sealed part of a column: a straggler added after the seal is not part of it."""
+    return column if column is None or len(column) == count else column[:count]
 
-    __slots__ = ("_count",)
 
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self._count = count
+class _Gone(list[Any]):
+    """Stands for records that were taken out of a sealed chunk: whoever still adds one sees that it was not counted."""
+
+    __slots__ = ()
 
     def __len__(self) -> int:
-        return self._count
+        return sys.maxsize
 
 
 class Parcel:

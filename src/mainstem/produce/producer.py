@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from threading import get_ident
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +35,7 @@ from mainstem.core.errors import (
     UnknownStream,
 )
 from mainstem.core.identity import new_producer_id
+from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
     KIB,
@@ -48,6 +50,8 @@ from mainstem.transport.port import AppendResult, GetStreamCall, Port, StreamInf
 
 Headers = Mapping[str, bytes | str] | None
 _NEVER = threading.Event()
+# No thread has this identifier.
+_NOBODY = 0
 
 # What a record costs in the buffer beside its bytes: list slots, and the size of an empty value is not nothing.
 _RECORD_OVERHEAD = 16
@@ -107,8 +111,8 @@ class Producer:
         # Guards the buffer: the filling parcel, the queue of rolled ones and the byte counts.
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        # Guards the order of shipping: encode, number, hand over.
-        self._ship_lock = threading.Lock()
+        # Whether a thread is encoding, numbering and handing over: one at a time, so that the numbers have an order.
+        self._shipping = False
         self._rolled: deque[Parcel] = deque()
         self._buffered = 0
         self._in_flight = 0
@@ -119,6 +123,8 @@ class Producer:
         self.dropped = 0
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}
+        # The thread that may add to chunks without the lock; None before the first send.
+        self._owner: int | None = None
         # Parcels in flight, oldest first.
         self._waiting: list[Parcel] = []
         _producers.add(self)
@@ -127,9 +133,13 @@ class Producer:
     # Sending.
 
     def _make_send(self) -> Callable[..., Ack]:
-        """`send` as a closure: the names it needs on every call are local, because every call counts."""
+        """`send` as a closure: the names it needs on every call are local, because every call counts.
+
+        The fast way takes no lock. Only the thread that owns a chunk adds to it this way; a thread that rolls the
+        parcel seals its chunks first and then counts what is in them. So a record that was added before the count is
+        shipped, and whoever added one after it sees the seal and asks, under the lock, whether it was counted.
+        """
         chunks = self._chunks
-        acquire, release = self._lock.acquire, self._lock.release
         general = self._send_general
         batch_bytes = self._options.batch_bytes
         # A short value can break no limit; longer ones take the general way.
@@ -150,25 +160,25 @@ class Producer:
             """
             nonlocal filled
             if type(value) is bytes and headers is None and timestamp is None and len(value) < short:
-                acquire()
                 chunk = chunks.get(stream)
-                if chunk is not None and chunk.plain and filled < batch_bytes:
+                if chunk is not None and chunk.owner == get_ident() and chunk.plain and filled < batch_bytes:
                     values, keys = chunk.values, chunk.keys
                     if key is None:
                         if keys is None:
                             index = len(values)
                             values.append(value)
                             filled += len(value) + _RECORD_OVERHEAD
-                            release()
+                            if chunk.is_sealed:
+                                return self._after_seal(chunk, index, stream, value, key)
                             return Ack(chunk, index)
                     elif keys is not None and type(key) is bytes and len(key) < short:
                         index = len(values)
                         values.append(value)
                         keys.append(key)
                         filled += len(value) + len(key) + _RECORD_OVERHEAD
-                        release()
+                        if chunk.is_sealed:
+                            return self._after_seal(chunk, index, stream, value, key)
                         return Ack(chunk, index)
-                release()
             return general(stream, value, key, headers, timestamp)
 
         def add_filled(size: int) -> int:
@@ -181,9 +191,17 @@ class Producer:
             taken, filled = filled, 0
             return taken
 
-        # Bytes in the parcel being filled; both are called with the lock held.
+        # Bytes in the parcel being filled. The fast way counts without the lock, so now and then a record is counted
+        # in the wrong parcel: it decides when a parcel is full, and nothing else.
         self._add_filled, self._take_filled = add_filled, take_filled
         return send
+
+    def _after_seal(self, chunk: Chunk, index: int, stream: str, value: Any, key: Any) -> Ack:
+        """A record was added to a chunk that was just sealed: it travels with it, or it is sent again."""
+        with self._lock:
+            if index < chunk.count:
+                return Ack(chunk, index)
+        return self._send_general(stream, value, key, None, None)
 
     def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
         value, key, headers, time_us = check_record(stream, value, key, headers, timestamp)
@@ -192,14 +210,23 @@ class Producer:
             raise RecordTooLarge(f"a record of {size} bytes for {stream!r}; at most {RECORD_BYTES_MAX} are allowed")
         info = self._stream(stream)
         while True:
-            with self._lock:
+            with DeferredInterrupt(), self._lock:
                 self._check_open()
+                self._claim()
                 filled = self._add_filled(0)
                 if not filled or filled + size <= self._options.batch_bytes:
                     return self._add(info, value, key, headers, time_us, size)
                 self._roll()
-                self._make_room(size)
             self._ship()
+            self._await_room(size)
+
+    def _claim(self) -> None:
+        """The first thread to send owns the chunks; from the second on they belong to nobody and all take the lock."""
+        if self._owner is None:
+            self._owner = get_ident()
+        elif self._owner not in (get_ident(), _NOBODY):
+            self._roll()
+            self._owner = _NOBODY
 
     def _add(self, info: StreamInfo, value: Any, key: Any, headers: Any, time_us: int | None, size: int) -> Ack:
         chunk = self._chunks.get(info.name)
@@ -236,11 +263,13 @@ class Producer:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            with self._lock:
-                self._check_open()
+            with DeferredInterrupt(), self._lock:
                 # What was sent before goes before.
                 self._roll()
-                self._make_room(batch.nbytes)
+            self._await_room(batch.nbytes)
+            with DeferredInterrupt(), self._lock:
+                self._check_open()
+                self._roll()
                 chunk = self._begin_chunk(info)
                 chunk.batch = batch
                 self._add_filled(batch.nbytes)
@@ -252,7 +281,7 @@ class Producer:
     # The buffer. Called with the lock held.
 
     def _begin_chunk(self, info: StreamInfo) -> Chunk:
-        chunk = Chunk(info, self._clock.now_us(), self._parcel)
+        chunk = Chunk(info, self._clock.now_us(), self._parcel, self._owner or _NOBODY)
         if not self._parcel.chunks:
             self._parcel.deadline = self._clock.monotonic() + self._options.delivery_timeout
             self._schedule_ship(self._options.linger)
@@ -268,34 +297,36 @@ class Producer:
         parcel = self._parcel
         if not parcel.chunks:
             return
+        for chunk in parcel.chunks:
+            chunk.seal()
         parcel.size = self._take_filled()
         self._buffered += parcel.size
         self._rolled.append(parcel)
         self._chunks.clear()
         self._parcel = self._new_parcel()
 
-    def _make_room(self, size: int) -> None:
-        """Wait, fail or drop until `size` more bytes may be buffered."""
+    def _await_room(self, size: int) -> None:
+        """Wait, fail or drop, without the lock, until `size` more bytes may be buffered."""
         deadline: float | None = None
-        while self._buffered and self._buffered + size > self._options.buffer_bytes:
-            if self._options.acks == "none":
-                self._drop_oldest()
-                continue
+        while True:
+            with self._lock:
+                self._check_open()
+                while self._options.acks == "none" and self._is_full(size) and self._rolled:
+                    self._drop_oldest()
+                if not self._is_full(size):
+                    return
+                buffered = self._buffered
             if self._options.on_full == "raise":
-                raise BufferFull(
-                    f"{self._buffered} bytes are waiting to be acknowledged; try again or use on_full='block'"
-                )
+                raise BufferFull(f"{buffered} bytes are waiting to be acknowledged; try again or use on_full='block'")
             now = self._clock.monotonic()
             deadline = deadline or now + self._options.delivery_timeout
             if now >= deadline:
                 raise DeadlineExceeded(f"the buffer stayed full for {self._options.delivery_timeout} s")
-            self._lock.release()
-            try:
-                self._ship()
-                self._port.wait(self._oldest_done(), 0.05)
-            finally:
-                self._lock.acquire()
-            self._check_open()
+            self._ship()
+            self._port.wait(self._oldest_done(), 0.05)
+
+    def _is_full(self, size: int) -> bool:
+        return self._buffered > 0 and self._buffered + size > self._options.buffer_bytes
 
     def _oldest_done(self) -> threading.Event:
         return self._waiting[0].done if self._waiting else _NEVER
@@ -323,47 +354,37 @@ class Producer:
         self._ship()
 
     def _ship(self) -> None:
-        """Encode, number and hand over rolled parcels, as many as may be in flight."""
+        """Encode, number and hand over rolled parcels, as many as may be in flight. One thread at a time."""
         while True:
-            if not self._ship_lock.acquire(blocking=False):
-                # Whoever ships looks at the queue again before it stops.
-                return
-            try:
-                parcel = self._next_parcel()
-                if parcel is not None:
+            with DeferredInterrupt():
+                with self._lock:
+                    # Whoever ships looks at the queue again before it stops.
+                    parcel = None if self._shipping else self._next_parcel()
+                    if parcel is None:
+                        return
+                    self._shipping = True
+                try:
                     self._ship_parcel(parcel)
-            finally:
-                self._ship_lock.release()
-            if parcel is None and not self._can_ship():
-                return
-
-    def _can_ship(self) -> bool:
-        with self._lock:
-            return (
-                bool(self._rolled)
-                and self._in_flight < PRODUCER_IN_FLIGHT_MAX
-                and not self._blocked_by_reset()
-                and (self._options.acks == "durable" or self._port.can_take())
-            )
+                finally:
+                    self._shipping = False
 
     def _next_parcel(self) -> Parcel | None:
-        with self._lock:
-            if not self._rolled or self._in_flight >= PRODUCER_IN_FLIGHT_MAX or self._blocked_by_reset():
+        """With the lock held: the next parcel that may be shipped now."""
+        if not self._rolled or self._in_flight >= PRODUCER_IN_FLIGHT_MAX:
+            return None
+        if self._options.acks == "none" and not self._port.can_take():
+            self._schedule_ship(_RETRY_SECONDS)
+            return None
+        if self._reset_wanted:
+            if self._in_flight:
                 return None
-            if self._options.acks == "none" and not self._port.can_take():
-                self._schedule_ship(_RETRY_SECONDS)
-                return None
-            if self._reset_wanted:
-                self._reset_wanted = False
-                self._epoch += 1
-                self._sequences.clear()
-            parcel = self._rolled.popleft()
-            self._in_flight += 1
-            self._waiting.append(parcel)
-            return parcel
-
-    def _blocked_by_reset(self) -> bool:
-        return self._reset_wanted and self._in_flight > 0
+            self._reset_wanted = False
+            self._epoch += 1
+            self._sequences.clear()
+        parcel = self._rolled.popleft()
+        self._in_flight += 1
+        self._waiting.append(parcel)
+        return parcel
 
     def _ship_parcel(self, parcel: Parcel) -> None:
         batches: list[Batch] = []
@@ -436,7 +457,7 @@ class Producer:
     def _wait(self, parcel: Parcel, timeout: float | None) -> bool:
         """Wait for one parcel, shipping it first if it is still being filled."""
         self._port.check_usable()
-        with self._lock:
+        with DeferredInterrupt(), self._lock:
             if parcel is self._parcel:
                 self._roll()
         self._ship()
@@ -444,7 +465,7 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Ship everything and wait until its fate is known; raises the first error among it."""
-        with self._lock:
+        with DeferredInterrupt(), self._lock:
             self._roll()
             waiting = [*self._waiting, *self._rolled]
         self._ship()
@@ -500,9 +521,8 @@ class Producer:
 
     def forget_after_fork(self) -> None:
         """In a child made by fork: make every `send` take the general way, which says what is wrong."""
-        for lock in (self._lock, self._ship_lock):
-            if lock.locked():
-                lock.release()
+        if self._lock.locked():
+            self._lock.release()
         self._chunks.clear()
 
 

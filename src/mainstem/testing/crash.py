@@ -182,7 +182,9 @@ class RecordingDisk(DiskLayer):
         with self._lock:
             name = self._name(path)
             data = b"".join(buffers)
-            self._add_point(f"write {len(data)} bytes at {position} of {path.name}", tuple(_pages(name, position, data)))
+            self._add_point(
+                f"write {len(data)} bytes at {position} of {path.name}", tuple(_pages(name, position, data))
+            )
             super().write(path, file, buffers, position)
             content = self._state.files[name].content
             assert isinstance(content, bytearray)

@@ -10,6 +10,7 @@ Not for use with several threads: a bug is in force for the whole process while 
 """
 
 import fcntl
+import importlib
 import os
 import runpy
 import sys
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
-from mainstem.core.errors import FolderUnusable, LedgerDamaged
+from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
 from mainstem.log import disk, folder, reader, recovery, scan
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
@@ -204,6 +205,21 @@ def trust_messages() -> Iterator[None]:
 
 
 @_bug
+def end_on_garbage() -> Iterator[None]:
+    """What a client sends wrong is taken for an error of one's own, and the process ends."""
+    received = MessageReader.received
+
+    def fragile(self: MessageReader, count: int) -> Any:
+        try:
+            return received(self, count)
+        except ProtocolError:
+            os._exit(70)
+
+    with _patched(MessageReader, "received", fragile):
+        yield
+
+
+@_bug
 def trust_payloads() -> Iterator[None]:
     """A payload goes to pyarrow without being looked at."""
 
@@ -215,6 +231,11 @@ def trust_payloads() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------- processes
+
+
+def active() -> tuple[str, ...]:
+    """The names of the bugs in force now: what was prepared with other bugs cannot be used."""
+    return tuple(_active)
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -229,11 +250,10 @@ def main(arguments: Sequence[str]) -> None:
     with ExitStack() as stack:
         # As `python -m` would: modules are found from the working directory too.
         sys.path.insert(0, str(Path(os.getcwd())))
-        # The module was loaded as __main__; the bugs must be those of the one that others import.
-        from mainstem.testing import planted
-
+        # This module was loaded as __main__; the bugs in force must be known to the one that others import.
+        bugs = importlib.import_module("mainstem.testing.planted").BUGS
         for name in names.split(","):
-            stack.enter_context(planted.BUGS[name]())
+            stack.enter_context(bugs[name]())
         sys.argv = [module, *rest]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 

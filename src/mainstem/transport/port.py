@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from mainstem.core.batch import Batch, FetchedBatch
-from mainstem.core.errors import MainstemError
+from mainstem.core.errors import InvalidSetting, MainstemError
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
@@ -90,6 +90,18 @@ Call = (
     | OffsetsAtTimeCall
     | StatisticsCall
 )
+
+
+_encode_call = msgspec.msgpack.Encoder().encode
+_decode_call = msgspec.msgpack.Decoder(Call).decode
+
+
+def checked(call: Call) -> Call:
+    """The call, or InvalidSetting if a field is not of its type: it is told to the caller, not to the wire or the log."""
+    try:
+        return _decode_call(_encode_call(call))
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidSetting(f"{type(call).__name__.removesuffix('Call')}: {error}") from None
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

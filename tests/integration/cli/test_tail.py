@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-
 pytestmark = pytest.mark.slow("starts several processes, each of which loads pyarrow")
 
 
@@ -65,7 +64,8 @@ def test_bad_starts(cli, name):
     assert "belongs to another stream" in cli.error("tail", name, "--start", foreign, code=2)
     (cli.folder / "place").write_text("nonsense\n")
     error = cli.error("tail", name, "--cursor-file", "place", code=2)
-    assert "place holds no cursor" in error and "remove the cursor file" in error
+    assert "place holds no cursor" in error
+    assert "remove the cursor file" in error
     assert (cli.folder / "place").read_text() == "nonsense\n"
 
 
@@ -73,7 +73,8 @@ def test_a_terminal_cannot_be_hurt(local, name):
     local.run("stream", "create", name)
     local.run("write", name, "--format", "frames", stdin=b"\x08\0\0\0\x1b[2J\n\xff\xc2\x9b")
     line = local.out("tail", name, "--start", "earliest", "--no-follow")
-    assert re.fullmatch(r"[ -~\t]*\n", line) and r"\x1b[2J\n\xff\x9b" in line
+    assert re.fullmatch(r"[ -~\t]*\n", line)
+    assert r"\x1b[2J\n\xff\x9b" in line
 
 
 def test_an_unknown_output_is_refused(cli, name):

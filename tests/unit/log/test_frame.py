@@ -82,7 +82,9 @@ def test_frames_are_aligned_whatever_the_payload(length):
 
 def test_positions_are_where_the_frames_lie():
     writer = FlushWriter(make_place(), 128)
-    positions = [writer.add_data(batch.header, batch.payload) for batch in [make_batch([b"a"]), make_batch([b"b" * 99])]]
+    positions = [
+        writer.add_data(batch.header, batch.payload) for batch in [make_batch([b"a"]), make_batch([b"b" * 99])]
+    ]
     positions.append(writer.add_commit(NOW_US, 0, 0))
     assert writer.positions == positions
     data = b"".join(bytes(buffer) for buffer in writer.buffers)

@@ -110,4 +110,6 @@ def test_it_is_the_suffix_of_what_was_appended_that_fits(appends, budget):
             expected = [batch for batch in kept if batch.header.shard == shard and batch.base <= offset < batch.end]
             assert find(tail, offset, shard=shard) is (expected[0] if expected else None)
             everything = tail.find(1, shard, offset, 1 << 30)
-            assert everything == [batch for batch in kept if expected and batch.header.shard == shard and batch.end > offset]
+            assert everything == [
+                batch for batch in kept if expected and batch.header.shard == shard and batch.end > offset
+            ]

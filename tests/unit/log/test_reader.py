@@ -40,7 +40,9 @@ class Reading:
             file.seek(position + place)
             file.write(bytes([byte ^ 0x20]))
 
-    def read(self, offset: int, *, shard: int = 0, bytes_max: int = READ_BYTES_MAX) -> list[tuple[int, list[bytes | None]]]:
+    def read(
+        self, offset: int, *, shard: int = 0, bytes_max: int = READ_BYTES_MAX
+    ) -> list[tuple[int, list[bytes | None]]]:
         found = self.cold.read(self.stream, shard, offset, bytes_max)
         return [(batch.base, values_of(batch)) for batch in found]
 
@@ -200,7 +202,11 @@ def test_a_block_cut_short_costs_what_was_in_the_missing_part(reading):
     with path.open("r+b") as file:
         file.truncate(position + 10)
     assert [base for base, _ in reading.read(0)] == [0, 1, 2]
-    assert [(loss.first, loss.last) for loss in (reading.loss(offset) for offset in (3, 4, 5))] == [(3, 3), (4, 4), (5, 5)]
+    assert [(loss.first, loss.last) for loss in (reading.loss(offset) for offset in (3, 4, 5))] == [
+        (3, 3),
+        (4, 4),
+        (5, 5),
+    ]
 
 
 def test_a_missing_block_costs_what_was_in_it(tmp_path):

@@ -1,0 +1,127 @@
+"""The pages of docs/ that repeat the code say what the code says."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainstem.core.batch import BatchHeader
+from mainstem.core.checksum import crc32c
+from mainstem.core.limits import APPEND_BATCHES_MAX, SUBSCRIPTIONS_PER_CONNECTION_MAX
+from mainstem.log import frame
+from mainstem.log.frame import BlockHeader, FlushWriter, FrameKind, Place
+from mainstem.transport import wire
+from mainstem.transport.port import GetStreamCall
+from mainstem.transport.wire import Kind
+
+ROOT = Path(__file__).parents[2]
+TIME_US = 1_700_000_000_000_000
+PAYLOAD = b"abcd"
+BATCH = BatchHeader(
+    stream=7,
+    shard=2,
+    count=1,
+    encoding=1,
+    layout=0,
+    schema_id=0,
+    raw_len=4,
+    stored_len=4,
+    payload_crc=crc32c(PAYLOAD),
+    producer=99,
+    producer_epoch=0,
+    sequence=5,
+    generation=0,
+    time_low=TIME_US,
+    time_high=TIME_US,
+)
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def documented(name: str) -> dict[str, bytes]:
+    """The bytes of every example of a page: hex at the beginning of a line, words after two spaces."""
+    found = re.findall(r"```hex (\w+)\n(.*?)```", page(name), re.DOTALL)
+    return {title: b"".join(bytes.fromhex(line.split("  ")[0]) for line in body.splitlines()) for title, body in found}
+
+
+def flush() -> bytes:
+    writer = FlushWriter(Place(block=1, ledger_epoch=1, writer_epoch=1, flush=1, applied=0), position=64)
+    writer.add_data(BATCH, PAYLOAD)
+    writer.add_commit(TIME_US, 0, 0)
+    return b"".join(writer.buffers)
+
+
+def message(*arguments) -> bytes:
+    return b"".join(wire.pack(*arguments))
+
+
+def test_the_examples_of_the_protocol():
+    assert documented("protocol.md") == {
+        "hello": message(Kind.HELLO, 1, wire.Hello(1, 1, "example")),
+        "ping": message(Kind.PING, 0),
+        "get": message(Kind.CALL, 2, GetStreamCall("clicks")),
+        "append": message(Kind.APPEND, 3, wire.Append([BATCH], True, 120_000), [PAYLOAD]),
+        "appended": message(Kind.APPENDED, 3, wire.Appended([1000])),
+        "subscribe": message(Kind.SUBSCRIBE, 4, wire.Subscribe(7, [0, 10], None, 1 << 20)),
+        "credit": message(Kind.CREDIT, 4, wire.Credit(132)),
+    }
+
+
+def test_the_examples_of_the_format():
+    log_uuid = bytes.fromhex("00112233445566778899aabbccddeeff")
+    assert documented("format.md") == {"block": BlockHeader(1, log_uuid, 1, 1, 1, TIME_US).pack(), "flush": flush()}
+
+
+def test_every_kind_of_message_is_in_the_protocol():
+    rows = re.findall(r"^\| (\d+) \| ([A-Z]+) \| .* \| (.*) \|$", page("protocol.md"), re.MULTILINE)
+    assert [(int(number), name) for number, name, _ in rows] == [(kind.value, kind.name) for kind in Kind]
+    fields = {name: [word.strip() for word in header.split(";")[0].split(",")] for _, name, header in rows}
+    for kind, header in ((Kind.HELLO, wire.Hello), (Kind.WELCOME, wire.Welcome), (Kind.SUBSCRIBE, wire.Subscribe)):
+        assert fields[kind.name] == list(header.__struct_fields__)
+    assert fields["APPEND"] == list(wire.Append.__struct_fields__)
+    batch = ", ".join(BatchHeader.__struct_fields__)
+    assert batch in " ".join(page("protocol.md").split())
+
+
+def test_the_limits_of_the_protocol():
+    text = " ".join(page("protocol.md").split())
+    assert f"{APPEND_BATCHES_MAX} batches in one message" in text
+    assert f"{SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions on one connection" in text
+    assert "a message of 24 MiB, a header of 1 MiB" in text
+
+
+def test_the_fields_of_a_frame():
+    table = page("format.md").split("## A frame")[1].split("## A flush")[0]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \|", table, re.MULTILINE)
+    assert [name for *_, name in rows] == list(frame.FrameHeader._fields)
+    assert int(rows[-1][0]) + int(rows[-1][1]) == frame.FRAME_BYTES
+    places = [int(place) for place, *_ in rows]
+    assert places == [sum(int(size) for _, size, _ in rows[:count]) for count in range(len(rows))]
+    assert ", ".join(f"{kind.value} {kind.name.lower()}" for kind in FrameKind) in table
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    monkeypatch.delitem(sys.modules, "pages", raising=False)
+    import pages
+
+    return pages
+
+
+def test_rendered_pages_are_current(pages):
+    """To renew them: python tools/pages.py."""
+    stale = [name for name, text in pages.pages().items() if page(name) != text]
+    assert stale == []
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    missing = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if not (path.parent / link).exists()]
+    assert missing == []

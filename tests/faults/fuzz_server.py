@@ -1,0 +1,166 @@
+"""Mutated and random messages to a real server: it stays up, its memory is bounded, a healthy client is served on.
+
+A connection says hello, is welcomed, sends a few mutated messages one after the other, and reads until the server ends
+it. Some send garbage instead of hello.
+"""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import mainstem
+from mainstem.core.errors import MainstemError
+from mainstem.hub.hub import Hub
+from mainstem.testing.history import History
+from mainstem.testing.server import ServerFailed, ServerProcess
+from mainstem.transport.wire import Hello, Kind, pack
+from tests.faults.stamped import StampedProducer, count_report, read_back
+from tests.faults.trials import Trials
+from tests.fuzz.wire_fuzz import Mutator
+
+MESSAGES_PER_CONNECTION_MAX = 8
+CONNECTIONS_AT_ONCE = 32
+GROWTH_BYTES_MAX = 256 << 20
+# A healthy client waits this long at most while the garbage flies; two cores share everything here.
+HEALTHY_SECONDS_MAX = 3.0
+_ANSWER_SECONDS_MAX = 10.0
+_HELLO = b"".join(pack(Kind.HELLO, 1, Hello(1, 1, "fuzz")))
+_PING = b"".join(pack(Kind.PING, 0))
+
+
+def run(seed: int, trials: int, folder: Path) -> Trials:
+    """Each trial is one mutated message."""
+    result = Trials()
+    try:
+        with ServerProcess(folder / "fuzzed") as server:
+            with mainstem.connect(server.url) as hub:
+                hub.streams.create("healthy", shards=2)
+                hub.streams.create("fuzzed", shards=2)
+                before = server.memory_bytes()
+                healthy = _Healthy(hub)
+                _throw(seed, trials, server, result)
+                healthy.stop()
+                growth = server.memory_bytes() - before
+                healthy.judge(result)
+            if growth > GROWTH_BYTES_MAX:
+                result.add_finding(f"seed {seed}: the server's memory grew by {growth >> 20} MiB")
+            code = server.stop()
+            if code:
+                result.add_finding(f"seed {seed}: the server ended with {code}: {server.stderr()}")
+    except (ServerFailed, MainstemError) as error:
+        result.add_finding(f"seed {seed}: {error}")
+    return result
+
+
+def _throw(seed: int, trials: int, server: ServerProcess, result: Trials) -> None:
+    mutator, rng = Mutator(seed), random.Random(f"fuzz server {seed}")
+    while result.trials < trials and server.is_running and len(result.findings) <= 5:
+        with contextlib.ExitStack() as stack:
+            try:
+                connections = [
+                    stack.enter_context(_Attacker(server.address, mutator, rng)) for _ in range(CONNECTIONS_AT_ONCE)
+                ]
+            except OSError as error:
+                result.add_finding(f"seed {seed}, after {result.trials} messages: cannot connect: {error}")
+                return
+            for connection in connections:
+                connection.greet()
+            # One message of each in turn, so that the server meets them one at a time.
+            for _ in range(rng.randint(1, MESSAGES_PER_CONNECTION_MAX)):
+                for connection in connections:
+                    connection.throw()
+                    result.trials += 1
+            for connection in connections:
+                wrong = connection.end()
+                if wrong:
+                    result.add_finding(f"seed {seed}, after {result.trials} messages: {wrong}"[:2_000])
+
+
+class _Attacker:
+    """One connection that says hello, mostly, and then whatever it likes."""
+
+    def __init__(self, address: str, mutator: Mutator, rng: random.Random) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS_MAX)
+        # Closing resets: tens of thousands of connections would else wait in the kernel for minutes.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._mutator = mutator
+        self._says_hello = rng.random() < 0.95
+        self._thrown: list[bytes] = []
+        if self._says_hello:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(_HELLO)
+
+    def greet(self) -> None:
+        if self._says_hello:
+            with contextlib.suppress(OSError):
+                self._socket.recv(65_536)
+
+    def throw(self) -> None:
+        self._thrown.append(self._mutator.next())
+        try:
+            self._socket.sendall(self._thrown[-1])
+        except OSError:
+            return  # thrown out already
+
+    def end(self) -> str:
+        """Say that no more comes and read until the server ends it too; why that is wrong, or nothing."""
+        try:
+            self._socket.sendall(_PING)
+            # A server that waits for the rest of a cut message learns that there is none.
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(65_536):
+                pass
+        except TimeoutError:
+            return f"no end within {_ANSWER_SECONDS_MAX} s; sent {self._thrown!r}"
+        except OSError:
+            return ""
+        return ""
+
+    def __enter__(self) -> "_Attacker":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._socket.close()
+
+
+class _Healthy:
+    """A client that writes all the while, and measures how long it waits."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._history = History()
+        self._stopping = threading.Event()
+        self._worst = 0.0
+        self._errors: list[str] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        producer = StampedProducer(self._hub, "healthy", 1, self._history, delivery_timeout=HEALTHY_SECONDS_MAX)
+        while not self._stopping.wait(0.01):
+            started = time.perf_counter()
+            try:
+                producer.burst()
+            except MainstemError as error:
+                self._errors.append(f"{type(error).__name__}: {error}")
+                break
+            self._worst = max(self._worst, time.perf_counter() - started)
+        producer.close()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def judge(self, result: Trials) -> None:
+        result.took(self._worst)
+        for text in self._errors:
+            result.add_finding(f"the healthy client got {text}")
+        if self._worst > HEALTHY_SECONDS_MAX:
+            result.add_finding(f"the healthy client waited {self._worst:.1f} s")
+        read_back(self._hub, "healthy", self._history, 1)
+        count_report(result, self._history.check(), "the healthy client")

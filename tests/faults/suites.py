@@ -1,0 +1,78 @@
+"""Every fault suite: how much of it `make test` and `make torture` run, and which planted bug must turn it red."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults import (
+    crash_points,
+    cut,
+    flips,
+    fsync_fails,
+    fuzz_server,
+    fuzz_wire,
+    hostile_payload,
+    kill_embedded,
+    kill_server,
+    ledger_lost,
+    power_loss,
+    restart_large,
+    two_writers,
+)
+from tests.faults.mounts import can_mount
+from tests.faults.trials import Trials
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One suite and its counts.
+
+    `slice` trials run in `make test`, `full` in `make torture`, there in chunks of `chunk`. `bugs` maps each planted
+    bug that must turn it red to the trials that suffice. `measures` says that it times something and must run alone;
+    `on_disk` that it needs a real disk, where memory would do for the others.
+    """
+
+    run: Callable[[int, int, Path], Trials]
+    slice: int
+    full: int
+    chunk: int
+    bugs: dict[str, int]
+    measures: bool = False
+    on_disk: bool = False
+
+
+SUITES: dict[str, Suite] = {
+    "crash_points": Suite(
+        crash_points.run,
+        slice=150,
+        full=20_000,
+        chunk=4_000,
+        bugs={"ack_before_write": 40, "skip_payload_check": 600, "skip_dedupe": 40, "trust_ledger": 200},
+    ),
+    "power_loss": Suite(
+        power_loss.run,
+        slice=2,
+        full=200,
+        chunk=40,
+        # Without the right to mount, crash clones stand in: they see what the log hands to the disk, not what it syncs.
+        bugs={"ack_before_sync" if can_mount() else "ack_before_write": 3},
+        on_disk=True,
+    ),
+    "cut": Suite(cut.run, slice=300, full=132_000, chunk=12_000, bugs={"believe_blocks": 40}),
+    "flips": Suite(flips.run, slice=152, full=10_000, chunk=2_500, bugs={"ignore_checksum": 100}),
+    "ledger_lost": Suite(ledger_lost.run, slice=60, full=2_000, chunk=1_000, bugs={"trust_ledger": 60}),
+    "fsync_fails": Suite(fsync_fails.run, slice=80, full=2_000, chunk=1_000, bugs={"swallow_write_error": 30}),
+    "two_writers": Suite(two_writers.run, slice=10, full=200, chunk=200, bugs={"skip_lock": 5}),
+    "kill_embedded": Suite(kill_embedded.run, slice=2, full=50, chunk=25, bugs={"ack_before_write": 8}, on_disk=True),
+    "kill_server": Suite(
+        kill_server.run, slice=2, full=200, chunk=40, bugs={"skip_dedupe": 3}, measures=True, on_disk=True
+    ),
+    "restart_large": Suite(restart_large.run, slice=0, full=3, chunk=3, bugs={}, measures=True, on_disk=True),
+    "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
+    "fuzz_server": Suite(
+        fuzz_server.run, slice=10_000, full=200_000, chunk=100_000, bugs={"end_on_garbage": 1_000}, measures=True
+    ),
+    "hostile_payload": Suite(
+        hostile_payload.run, slice=5_000, full=2_000_000, chunk=500_000, bugs={"trust_payloads": 20_000}
+    ),
+}

@@ -1,0 +1,116 @@
+"""Records out of lines, frames and rows, however the bytes are cut."""
+
+import io
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainstem.core.errors import InvalidRecord, RecordTooLarge
+from mainstem.core.limits import RECORD_BYTES_MAX
+from mainstem.produce import rows
+from mainstem.produce.rows import Row
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    """The same bytes in pieces, as a pipe may bring them."""
+    ends = sorted({min(place, len(data)) for place in places} | {len(data)})
+    return [piece for begin, end in zip([0, *ends], ends, strict=False) if (piece := data[begin:end])]
+
+
+@given(st.lists(st.binary(max_size=8).filter(lambda line: b"\n" not in line)), st.lists(st.integers(0, 100)))
+def test_lines_do_not_depend_on_how_they_come(values, places):
+    data = b"".join(value + b"\n" for value in values)
+    assert list(rows.split_lines(cut(data, places))) == values
+
+
+@given(st.lists(st.none() | st.binary(max_size=8)), st.lists(st.integers(0, 100)))
+def test_frames_do_not_depend_on_how_they_come(values, places):
+    data = b"".join(
+        b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "little") + value for value in values
+    )
+    assert [row.value for row in rows.frames(cut(data, places))] == values
+
+
+def test_a_line_without_end_is_refused_before_it_fills_memory():
+    endless = (b"x" * (1 << 20) for _ in iter(int, 1))
+    with pytest.raises(RecordTooLarge):
+        list(rows.split_lines(endless))
+    assert len(next(rows.split_lines([b"x" * RECORD_BYTES_MAX]))) == RECORD_BYTES_MAX
+
+
+GUESSES = {
+    ("a.NDJSON", b"", None): "ndjson",
+    ("a.jsonl", b"", None): "ndjson",
+    ("a.csv", b"PAR1", None): "csv",
+    ("a.parquet", b"", None): "parquet",
+    ("a.log", b"PAR1", None): "parquet",
+    ("a.log", b"{", None): "lines",
+    ("0", b"{", "id"): "ndjson",
+}
+
+
+@pytest.mark.parametrize("case", GUESSES)
+def test_the_format_is_guessed_from_the_name_then_the_first_bytes(case):
+    assert rows.guess_format(*case) == GUESSES[case]
+
+
+def test_rows_with_the_columns_of_a_record_are_records():
+    text = b'{"value":"v","key":null,"timestamp":1,"shard":3,"offset":9}\n'
+    text += b'{"value":{"a":1},"headers":{"h":{"base64":"AA=="}}}'
+    assert list(rows.ndjson([text])) == [Row(b"v", None, None, 1), Row(b'{"a":1}', None, {"h": b"\0"}, None)]
+
+
+def test_the_first_row_decides():
+    with pytest.raises(InvalidRecord, match=r"line 2: the field 'x' is none of a record's, unlike in the first row"):
+        list(rows.ndjson([b'{"value":"v"}\n{"value":"v","x":1}']))
+    plain = list(rows.ndjson([b'{"x":1}\n{"value":"v"}']))
+    assert [row.value for row in plain] == [b'{"x":1}', b'{"value":"v"}']
+
+
+def test_a_key_field_makes_rows_of_everything():
+    (row,) = rows.ndjson([b'{"value":"v","key":"k"}'], "key")
+    assert row == Row(b'{"value":"v","key":"k"}', "k")
+
+
+KEYS = {'"text"': "text", "7": b"7", "1.5": b"1.5", "true": b"true", "null": None}
+
+
+@pytest.mark.parametrize("text", KEYS)
+def test_keys_are_texts_or_numbers(text):
+    (row,) = rows.ndjson([b'{"k":%s}' % text.encode()], "k")
+    assert row.key == KEYS[text]
+
+
+@pytest.mark.parametrize("text", [b'{"k":[1]}', b'{"k":{}}', b"{}"])
+def test_other_keys_are_refused(text):
+    with pytest.raises(InvalidRecord, match="line 1: "):
+        list(rows.ndjson([text], "k"))
+
+
+def test_csv_of_records_has_no_empty_keys():
+    text = b'key,value,timestamp,headers\nk,v,2026-01-01T00:00:00Z,"{""h"":""1""}"\n,,,\n'
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    assert list(rows.csv_rows(io.BytesIO(text))) == [Row(b"v", b"k", {"h": b"1"}, time), Row(b"")]
+
+
+@pytest.mark.parametrize(
+    "field", ['"timestamp":"noon"', '"timestamp":"2026-01-01"', '"headers":[1]', '"key":{"base64":"?"}']
+)
+def test_bad_fields_of_a_record_are_refused(field):
+    with pytest.raises(InvalidRecord, match="line 1: "):
+        list(rows.ndjson([b'{"value":"v",%s}' % field.encode()]))
+
+
+@given(st.binary())
+def test_any_bytes_are_rows_or_refused(data):
+    for parse in (rows.ndjson, rows.frames):
+        try:
+            list(parse([data]))
+        except (InvalidRecord, RecordTooLarge):
+            continue
+    try:
+        list(rows.csv_rows(io.BytesIO(data)))
+    except InvalidRecord:
+        return

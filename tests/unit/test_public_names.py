@@ -1,0 +1,96 @@
+"""The public face: what users write in their programs. A name that appears or goes away is a decision, made here."""
+
+import inspect
+
+import pytest
+
+import mainstem
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.record import Record, RecordBatch
+from mainstem.core.errors import BY_CODE
+from mainstem.hub.hub import Hub, Streams
+from mainstem.produce.chunk import Ack, BatchAck
+from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.transport.port import StreamInfo
+
+# Beside these, the package shows its errors.
+PACKAGE = {"Cursor", "connect", "open"}
+
+NAMES = {
+    Hub: "close consumer producer statistics streams",
+    Streams: "alter create delete get list",
+    Producer: "close dropped flush forget_after_fork send send_batch send_many",
+    Ack: "add_done_callback chunk done exception index result",
+    BatchAck: "chunks done exception result",
+    Consumer: "batches close cursor poll poll_batch seek seek_shard stream",
+    Record: "headers key offset shard timestamp timestamp_us value",
+    RecordBatch: "count end last offset records shard stream to_arrow to_pandas values",
+    mainstem.Cursor: "epoch offsets parse stream",
+    StreamInfo: "bytes created_us ends epoch generation hash id name records retention_us shards starts uuid",
+    ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_full",
+}
+
+CALLS = {
+    "open": "(path, *, read_only=None, auto_create=False)",
+    "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
+    "Hub.consumer": "(stream, *, start='latest', follow=True, prefetch_bytes=8388608)",
+    "Hub.producer": "(**options)",
+    "Streams.create": "(name, *, shards=1, retention=None, hash='crc32', exist_ok=False)",
+    "Streams.alter": "(name, *, retention)",
+    "Producer.send_many": "(stream, values, keys=None)",
+    "Producer.send_batch": "(stream, data, *, atomic=False)",
+    "Producer.flush": "(timeout=None)",
+    "Consumer.poll": "(timeout=0.0)",
+    "Consumer.poll_batch": "(timeout=0.0)",
+    "RecordBatch.to_arrow": "(*, metadata=False)",
+    "Ack.result": "(timeout=None)",
+    "BatchAck.result": "(timeout=None)",
+}
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_the_package():
+    errors = {kind.__name__ for kind in BY_CODE.values()}
+    shown = {
+        name
+        for name, value in vars(mainstem).items()
+        if not name.startswith("_") and not inspect.ismodule(value) and name not in ("TYPE_CHECKING", "Path")
+    }
+    assert shown == PACKAGE | errors
+
+
+def test_the_objects(tmp_path):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("s")
+        with hub.producer() as producer, hub.consumer("s", start="earliest") as consumer:
+            ack, acks = producer.send("s", b"v"), producer.send_many("s", [b"v"])
+            acks.result(10)
+            batch = consumer.poll_batch(10)
+            assert batch is not None
+            record = next(batch.records())
+            objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
+            found = {type(thing): public(dir(thing)) for thing in objects}
+    found[ProducerOptions] = public(dir(ProducerOptions()))
+    expected = {kind: set(names.split()) for kind, names in NAMES.items()}
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_calls(name):
+    owner, _, method = name.rpartition(".")
+    if owner:
+        kind = next(kind for kind in NAMES if kind.__name__ == owner)
+        signature = inspect.signature(getattr(kind, method))
+        parameters = list(signature.parameters.values())[1:]
+    else:
+        parameters = list(inspect.signature(getattr(mainstem, method)).parameters.values())
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    assert str(inspect.Signature(bare)) == CALLS[name]
+
+
+def test_send_keeps_its_shape(tmp_path):
+    with mainstem.open(tmp_path) as hub, hub.producer() as producer:
+        assert list(inspect.signature(producer.send).parameters) == ["stream", "value", "key", "headers", "timestamp"]
