@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from mainstem.cli.exits import ExitCode
 from mainstem.core.batch import BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import APPEND_BATCHES_MAX, SUBSCRIPTIONS_PER_CONNECTION_MAX
 from mainstem.log import frame
 from mainstem.log.frame import BlockHeader, FlushWriter, FrameKind, Place
+from mainstem.server.main import EXIT_IO_ERROR
 from mainstem.transport import wire
 from mainstem.transport.port import GetStreamCall
 from mainstem.transport.wire import Kind
@@ -116,6 +118,18 @@ def test_rendered_pages_are_current(pages):
     """To renew them: python tools/pages.py."""
     stale = [name for name, text in pages.pages().items() if page(name) != text]
     assert stale == []
+
+
+def test_the_architecture_names_every_folder():
+    source = ROOT / "src" / "mainstem"
+    folders = {path.parent.name for path in source.rglob("__init__.py") if path.parent != source}
+    tree = page("architecture.md").split("```")[1]
+    assert set(re.findall(r"^ +(\w+)/ ", tree, re.MULTILINE)) == folders
+
+
+def test_the_exit_codes_are_on_the_page_of_the_commands():
+    rows = re.findall(r"^\| (\d+) \|", page("cli.md"), re.MULTILINE)
+    assert set(map(int, rows)) == {code.value for code in ExitCode} | {EXIT_IO_ERROR}
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")

@@ -1,4 +1,4 @@
-"""Mutated payloads against `payload.check`: what comes out is a valid batch or `InvalidPayload`, in bounded memory.
+"""Mutated payloads against `payload.check` and `payload.verify`: what comes out is a valid batch or `InvalidPayload`, in bounded memory.
 
 Run it for as long as wanted with `python -m tests.fuzz.payload_fuzz SEED COUNT`; a failure names the case's seed.
 """
@@ -62,10 +62,13 @@ def run(seed: int, count: int) -> dict[str, int]:
 
 def _survives(case: Case) -> bool:
     """Whether the payload is valid. One that is must stand everything that is done with batches."""
+    is_verified = _is_verified(case)
     try:
         batch = payload.check(case.encoding, case.layout, case.count, case.raw_len, case.payload)
     except InvalidPayload:
+        assert not is_verified, "`verify` accepts what `check` refuses"
         return False
+    assert is_verified, "`verify` refuses what `check` accepts"
     assert batch.num_rows == case.count
     wide = payload.widen(batch, case.layout, 1)
     assert wide.schema.equals(payload.FULL_SCHEMA)
@@ -74,6 +77,14 @@ def _survives(case: Case) -> bool:
     if case.count <= 16:
         # Dates beyond the year 9999 are valid timestamps that Python's datetime cannot show.
         wide.drop_columns(["timestamp"]).to_pylist()
+    return True
+
+
+def _is_verified(case: Case) -> bool:
+    try:
+        payload.verify(case.encoding, case.layout, case.count, case.raw_len, case.payload)
+    except InvalidPayload:
+        return False
     return True
 
 

@@ -29,21 +29,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @contextmanager
 def reading(loaded: Loaded, data: str | None) -> "Iterator[Hub]":
     """A hub to read from. A folder may be written by another process meanwhile."""
-    with _hub(loaded, data, read_only=True) as hub:
+    with _hub(loaded, data, read_only=True, needs="mainstem.json") as hub:
         yield hub
 
 
 @contextmanager
 def writing(loaded: Loaded, data: str | None, *, create: bool = False) -> "Iterator[Hub]":
     """A hub to write through. `create` makes a folder that is missing."""
-    if data is not None and not create and not Path(data).is_dir():
-        raise FolderUnusable(f"there is no folder {data}; mainstem stream create --data {data} NAME begins a log there")
-    with _hub(loaded, data, read_only=False) as hub:
+    with _hub(loaded, data, read_only=False, needs=None if create else ".") as hub:
         yield hub
 
 
 @contextmanager
-def _hub(loaded: Loaded, data: str | None, *, read_only: bool) -> "Iterator[Hub]":
+def _hub(loaded: Loaded, data: str | None, *, read_only: bool, needs: str | None) -> "Iterator[Hub]":
+    """`needs` is what a folder must hold already."""
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
     _log_as_told(loaded)
@@ -51,6 +50,8 @@ def _hub(loaded: Loaded, data: str | None, *, read_only: bool) -> "Iterator[Hub]
         with connected(loaded.settings.url) as hub:
             yield hub
         return
+    if needs is not None and not (Path(data) / needs).exists():
+        raise FolderUnusable(f"there is no log in {data}; mainstem stream create NAME --data {data} begins one there")
     with _noted(f"folder {data}"), mainstem.open(data, read_only=read_only) as hub:
         yield hub
 

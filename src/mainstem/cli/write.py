@@ -58,8 +58,11 @@ def write(
             try:
                 intake.take(_with_progress(rows, intake))
                 intake.finish()
+            except KeyboardInterrupt:
+                print(f"stopped; at least {intake.acknowledged:,} records are in {name}", file=sys.stderr)
+                raise
             except MainstemError as error:
-                error.add_note(f"{intake.acknowledged:,} records before it are in the stream")
+                error.add_note(f"at least {intake.acknowledged:,} records before it are in the stream")
                 raise
     offsets = ", ".join(f"{shard}:{offset}" for shard, offset in sorted(intake.newest.items()))
     print(

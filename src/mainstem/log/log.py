@@ -137,6 +137,7 @@ class Log:
         self._maintenance.close()
         self._entries.close()
         self._ledger.close()
+        self._folder.snapshots.close()
         self._folder.blocks.close()
         self._lock.release()
 

@@ -8,6 +8,7 @@ import logging
 import threading
 from pathlib import Path
 
+from mainstem.core.errors import LedgerDamaged
 from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.log.snapshots import Snapshots
 from mainstem.log.writer import FlushFile
@@ -86,8 +87,8 @@ class Maintenance:
         try:
             number = self._snapshots.take(self._path)
             logger.info("ledger snapshot of flush %d taken", number)
-        except OSError as error:
-            # The blocks still hold everything; the next checkpoint tries again.
+        except (OSError, LedgerDamaged) as error:
+            # The blocks still hold everything; it is tried again when as much has been written as between snapshots.
             logger.warning("ledger snapshot failed: %s", error)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ and renamed when it is durable: a snapshot that can be seen is whole.
 """
 
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ logger = logging.getLogger("mainstem.log")
 
 _NAME = re.compile(r"ledger-([0-9]{16})\.db")
 _KEPT = 2
+_PIECE_BYTES = 1 << 20
 
 
 class Snapshots:
@@ -25,6 +27,9 @@ class Snapshots:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self.disk = disk
+        # The ledger's file, open for copying. To close a file takes away the locks that SQLite holds on it in this
+        # process, so it stays open until SQLite is done with it.
+        self._source = -1
 
     def numbers(self) -> list[int]:
         """Newest first."""
@@ -40,11 +45,26 @@ class Snapshots:
         target = self.path(number)
         if not target.exists():
             part = target.with_suffix(".part")
-            shutil.copyfile(ledger, part)
+            self._copy(ledger, part)
             self.disk.replace(part, target)
         for old in self.numbers()[_KEPT:]:
             self.path(old).unlink(missing_ok=True)
         return number
+
+    def _copy(self, ledger: Path, target: Path) -> None:
+        if self._source < 0:
+            self._source = os.open(ledger, os.O_RDONLY | os.O_CLOEXEC)
+        position = 0
+        with target.open("wb") as copy:
+            while piece := os.pread(self._source, _PIECE_BYTES, position):
+                copy.write(piece)
+                position += len(piece)
+
+    def close(self) -> None:
+        """Let go of the ledger's file. SQLite must have closed it before."""
+        source, self._source = self._source, -1
+        if source >= 0:
+            os.close(source)
 
     def restore(self, target: Path) -> int | None:
         """Put the newest sound snapshot at `target`, which must not exist; its number, or None if there is none."""

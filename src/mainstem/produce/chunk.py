@@ -5,6 +5,7 @@ a chunk and an index into it.
 """
 
 import sys
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mainstem.core import payload, placement
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import DeadlineExceeded, MainstemError
 from mainstem.transport.port import StreamInfo
+
+logger = logging.getLogger("mainstem.produce")
 
 Placed = tuple[int, int]
 
@@ -38,9 +40,11 @@ class Chunk:
         "error",
         "headers",
         "is_sealed",
+        "is_told",
         "keys",
         "owner",
         "parcel",
+        "pinned",
         "plain",
         "rank",
         "shard_of",
@@ -64,10 +68,14 @@ class Chunk:
         self.times: list[int] | None = None
         self.batch: pa.RecordBatch | None = None
         self.plain = True
+        # The shard of records without a key, where the chunk must not be spread.
+        self.pinned: int | None = None
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
         self.bases: dict[int, int] = {}
         self.error: MainstemError | None = None
+        # Whether somebody got the error from an ack.
+        self.is_told = False
 
     def add(self, value: bytes | None, key: bytes | None, headers: Any, time_us: int | None) -> int:
         """The general way to add a record; the index of it. Columns begin with the first record that needs them."""
@@ -103,6 +111,7 @@ class Chunk:
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
         batch, keys = self._take_columns()
+        sticky = sticky if self.pinned is None else self.pinned
         shards = self.stream.shards
         pieces: list[tuple[int, pa.RecordBatch]]
         if keys is None or shards == 1:
@@ -127,7 +136,7 @@ class Chunk:
 
     def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
         encoded = payload.encode(piece, compression)
-        low, high = time_range(piece) or (self.created_us, self.created_us)
+        low, high = payload.time_range(piece) or (self.created_us, self.created_us)
         header = BatchHeader(
             stream=self.stream.id,
             shard=shard,
@@ -150,20 +159,13 @@ class Chunk:
     def placed(self, index: int) -> Placed:
         """(shard, offset) of a record, once acknowledged."""
         if self.error is not None:
+            self.is_told = True
             raise self.error
         if isinstance(self.shard_of, int):
             return self.shard_of, self.bases[self.shard_of] + index
         shard = int(self.shard_of[index])
         assert self.rank is not None
         return shard, self.bases[shard] + int(self.rank[index])
-
-
-def time_range(batch: pa.RecordBatch) -> tuple[int, int] | None:
-    """The lowest and highest timestamp of a batch that has them, in microseconds."""
-    if "timestamp" not in batch.schema.names:
-        return None
-    found = pc.min_max(batch.column("timestamp").cast(pa.int64()))
-    return found["min"].as_py(), found["max"].as_py()
 
 
 def _with_times(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
@@ -221,6 +223,7 @@ class Ack(msgspec.Struct, gc=False):
     def exception(self, timeout: float | None = None) -> MainstemError | None:
         """What went wrong, or None if the record is durable."""
         _wait(self.chunk.parcel, timeout)
+        self.chunk.is_told = True
         return self.chunk.error
 
     def add_done_callback(self, call: Callable[["Ack"], None]) -> None:
@@ -245,6 +248,7 @@ class BatchAck(msgspec.Struct, gc=False):
         for chunk in self.chunks:
             _wait(chunk.parcel, timeout)
             if chunk.error is not None:
+                chunk.is_told = True
                 raise chunk.error
             runs += [(shard, base, _count_in(chunk, shard)) for shard, base in sorted(chunk.bases.items())]
         return runs
@@ -264,7 +268,11 @@ def run_callbacks(parcel: Parcel) -> None:
             call = parcel.callbacks.pop(0)
         except IndexError:
             return
-        call()
+        try:
+            call()
+        except Exception:
+            # A thread of the hub runs this: there is nobody to raise it to, and the records of others must go on.
+            logger.exception("a callback of an acknowledgement raised")
 
 
 def _count_in(chunk: Chunk, shard: int) -> int:

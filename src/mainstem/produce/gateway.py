@@ -11,7 +11,6 @@ from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidPayload, InvalidRequest, MainstemError, StreamDeleted, UnknownStream
 from mainstem.log.ledger.base import StreamRow
-from mainstem.produce.chunk import time_range
 
 
 class Gateway:
@@ -50,10 +49,10 @@ class Gateway:
     def _check_payload(self, header: BatchHeader, data: bytes) -> None:
         if crc32c(data) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
-        batch = payload.check(
+        times = payload.verify(
             header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
         )
-        times = time_range(batch) or (header.time_high, header.time_high)
+        times = times or (header.time_high, header.time_high)
         if times != (header.time_low, header.time_high):
             raise InvalidPayload(
                 f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"

@@ -44,7 +44,7 @@ from mainstem.core.limits import (
     PRODUCER_IN_FLIGHT_MAX,
     RECORD_BYTES_MAX,
 )
-from mainstem.produce.admission import check_atomic, check_record, columns, headers_size
+from mainstem.produce.admission import check_atomic, check_batches, check_record, columns, headers_size
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel, run_callbacks
 from mainstem.transport.port import AppendResult, GetStreamCall, Port, StreamInfo
 
@@ -55,6 +55,7 @@ _NOBODY = 0
 
 # What a record costs in the buffer beside its bytes: list slots, and the size of an empty value is not nothing.
 _RECORD_OVERHEAD = 16
+_FAILED_MAX = 64
 # How soon records that need no acknowledgement are offered again to a connection that could not take them.
 _RETRY_SECONDS = 0.05
 
@@ -77,19 +78,16 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_full: Literal["block", "raise"] = "block"
 
     def check(self) -> None:
+        try:
+            msgspec.convert(msgspec.structs.asdict(self), ProducerOptions)
+        except msgspec.ValidationError as error:
+            raise InvalidSetting(f"hub.producer: {error}") from None
         if not 1 * KIB <= self.batch_bytes <= PAYLOAD_RAW_BYTES_MAX // 2:
             raise InvalidSetting(f"batch_bytes must be between 1 KiB and 8 MiB, not {self.batch_bytes}")
         if self.buffer_bytes < 2 * self.batch_bytes:
             raise InvalidSetting("buffer_bytes must be at least twice batch_bytes")
-        if self.linger < 0 or self.delivery_timeout <= 0:
+        if not (self.linger >= 0 and self.delivery_timeout > 0):
             raise InvalidSetting("linger must not be negative and delivery_timeout must be positive")
-        for name, value, allowed in (
-            ("acks", self.acks, ("durable", "none")),
-            ("compression", self.compression, ("zstd", "lz4", None)),
-            ("on_full", self.on_full, ("block", "raise")),
-        ):
-            if value not in allowed:
-                raise InvalidSetting(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
 
 
 class Producer:
@@ -120,6 +118,8 @@ class Producer:
         self._reset_wanted = False
         self._ship_scheduled = False
         self._closed = False
+        # Chunks that failed since the last flush, which raises the first error that nobody has asked for.
+        self._failed: deque[Chunk] = deque(maxlen=_FAILED_MAX)
         self.dropped = 0
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}
@@ -160,7 +160,10 @@ class Producer:
             """
             nonlocal filled
             if type(value) is bytes and headers is None and timestamp is None and len(value) < short:
-                chunk = chunks.get(stream)
+                try:
+                    chunk = chunks.get(stream)
+                except TypeError:  # not hashable, so not a name; the general way says so
+                    chunk = None
                 if chunk is not None and chunk.owner == get_ident() and chunk.plain and filled < batch_bytes:
                     values, keys = chunk.values, chunk.keys
                     if key is None:
@@ -205,9 +208,10 @@ class Producer:
 
     def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
         value, key, headers, time_us = check_record(stream, value, key, headers, timestamp)
-        size = len(value or b"") + len(key or b"") + headers_size(headers) + _RECORD_OVERHEAD
+        size = len(value or b"") + len(key or b"") + headers_size(headers)
         if size > RECORD_BYTES_MAX:
             raise RecordTooLarge(f"a record of {size} bytes for {stream!r}; at most {RECORD_BYTES_MAX} are allowed")
+        size += _RECORD_OVERHEAD
         info = self._stream(stream)
         while True:
             with DeferredInterrupt(), self._lock:
@@ -257,8 +261,8 @@ class Producer:
 
     def _send_batches(self, stream: str, batches: Sequence[Any], *, atomic: bool) -> BatchAck:
         info = self._stream(stream)
-        if atomic:
-            check_atomic(info, batches)
+        check_batches(stream, batches)
+        pinned = check_atomic(info, batches) if atomic else None
         chunks: list[Chunk] = []
         for batch in batches:
             if not batch.num_rows:
@@ -269,9 +273,12 @@ class Producer:
             self._await_room(batch.nbytes)
             with DeferredInterrupt(), self._lock:
                 self._check_open()
+                # Or the thread that owns the chunks could add a record to this one before it is sealed.
+                self._claim()
                 self._roll()
                 chunk = self._begin_chunk(info)
                 chunk.batch = batch
+                chunk.pinned = pinned
                 self._add_filled(batch.nbytes)
                 chunks.append(chunk)
                 self._roll()
@@ -430,7 +437,9 @@ class Producer:
             self._waiting.remove(parcel)
             self._in_flight -= 1
             self._buffered = max(0, self._buffered - parcel.size)
-            if any(chunk.error is not None for chunk in parcel.chunks):
+            failed = [chunk for chunk in parcel.chunks if chunk.error is not None]
+            if failed:
+                self._failed += failed
                 self._reset_wanted = True
                 self._forget_streams(parcel)
             if self._in_flight == 0:
@@ -464,18 +473,20 @@ class Producer:
         return self._port.wait(parcel.done, timeout)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Ship everything and wait until its fate is known; raises the first error among it."""
+        """Ship everything and wait until its fate is known; raises the first error since the last flush that no ack has
+        told anybody."""
         with DeferredInterrupt(), self._lock:
             self._roll()
             waiting = [*self._waiting, *self._rolled]
         self._ship()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
-        errors: list[MainstemError] = []
         for parcel in waiting:
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
             if not self._port.wait(parcel.done, left):
                 raise DeadlineExceeded(f"flush: not everything was acknowledged within {timeout} s")
-            errors += [chunk.error for chunk in parcel.chunks if chunk.error is not None]
+        with self._lock:
+            errors = [chunk.error for chunk in self._failed if chunk.error is not None and not chunk.is_told]
+            self._failed.clear()
         if errors and self._options.acks == "durable":
             raise errors[0]
 
@@ -505,11 +516,11 @@ class Producer:
             return
 
     def _stream(self, name: str) -> StreamInfo:
+        if not isinstance(name, str):
+            raise InvalidRecord(f"a stream's name is text, not {type(name).__name__}")
         info = self._streams.get(name)
         if info is None:
             self._port.check_usable()
-            if not isinstance(name, str):
-                raise InvalidRecord(f"a stream's name is text, not {type(name).__name__}")
             info = self._port.call(GetStreamCall(name, auto_create=True)).streams[0]
             self._streams[name] = info
         return info

@@ -1,10 +1,10 @@
 """A real server process for a test: any free port, its own folder, its log lines shown when it fails.
 
-with ServerProcess(tmp_path / "data") as server:
-    with mainstem.connect(server.url) as hub:
-        ...
-        server.kill()        # kill -9
-        server.start()       # on the same folder and the same port
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        server.kill()
+        server.start()
+
+It comes back on the same folder and the same port, so that clients find it again.
 """
 
 import json

@@ -48,8 +48,9 @@ def test_nobody_listens(local):
 
 
 def test_a_folder_that_is_no_log(local):
-    assert "not a Mainstem data folder" in local.error("stream", "list", code=5)
-    assert "there is no folder data" in local.error("write", "clicks", code=5)
+    for command in (("stream", "list"), ("write", "clicks"), ("tail", "clicks")):
+        error = local.error(*command, code=5)
+        assert error == "mainstem: there is no log in data; mainstem stream create NAME --data data begins one there"
     assert not (local.folder / "data").exists()
 
 

@@ -12,6 +12,8 @@ import ctypes
 import functools
 import struct
 import threading
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -75,6 +77,9 @@ _PAIR = struct.Struct("<QQ")
 _READ_BUSY_MS = 5_000
 _CHECKPOINT_BUSY_MS = 50
 _CACHE_KIB = 8 * 1_024
+# Rows in one INSERT, and prepared statements kept: one for each number of rows of each table.
+_ROWS_PER_STATEMENT = 64
+_STATEMENTS_CACHED = 512
 
 
 @functools.cache
@@ -106,7 +111,7 @@ class SqliteLedgerReader:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
         self._lock = threading.Lock()
         with _Translated(path):
-            self._db = apsw.Connection(str(path), flags=flags, vfs=vfs)
+            self._db = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=_STATEMENTS_CACHED)
             self._db.set_busy_timeout(_READ_BUSY_MS)
             self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA query_only = ON;" if read_only else "")
 
@@ -266,19 +271,14 @@ class SqliteLedger(SqliteLedgerReader):
             self._db.execute("COMMIT")
 
     def _store(self, changes: Changes) -> None:
-        execute, many = self._db.execute, self._db.executemany
-        if changes.entries:
-            many(f"INSERT INTO entries({_ENTRY_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", changes.entries)
-        if changes.shards:
-            rows = ((*key, *row) for key, row in changes.shards.items())
-            many("INSERT OR REPLACE INTO shards VALUES (?,?,?,?,?,?,?)", rows)
-        if changes.producers:
-            values = map(_producer_values, changes.producers.items())
-            many("INSERT OR REPLACE INTO producers VALUES (?,?,?,?,?,?)", values)
-        if changes.streams:
-            many("INSERT OR REPLACE INTO streams VALUES (?,?,?,?,?,?,?,?,?,?)", changes.streams.values())
-        if changes.blocks:
-            many("INSERT OR REPLACE INTO blocks VALUES (?,?,?,?,?,?)", changes.blocks.values())
+        execute = self._db.execute
+        _insert(execute, f"INSERT INTO entries({_ENTRY_COLUMNS})", changes.entries)
+        _insert(execute, "INSERT OR REPLACE INTO shards", [(*key, *row) for key, row in changes.shards.items()])
+        _insert(
+            execute, "INSERT OR REPLACE INTO producers", [_producer_values(item) for item in changes.producers.items()]
+        )
+        _insert(execute, "INSERT OR REPLACE INTO streams", list(changes.streams.values()))
+        _insert(execute, "INSERT OR REPLACE INTO blocks", list(changes.blocks.values()))
         if changes.forget_producers_before_us:
             execute("DELETE FROM producers WHERE seen_us < ?", (changes.forget_producers_before_us,))
         execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
@@ -315,6 +315,20 @@ class SqliteLedger(SqliteLedgerReader):
         rows = self._rows("PRAGMA quick_check(1)")
         if rows != [("ok",)]:
             raise LedgerDamaged(f"{self.path.name}: {rows[0][0] if rows else 'unreadable'}")
+
+
+def _insert(execute: Callable[[str, Sequence[Any]], Any], into: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert many rows in few statements: every statement lets go of the interpreter, and beside a busy thread it
+    takes a switch interval to get it back."""
+    for begin in range(0, len(rows), _ROWS_PER_STATEMENT):
+        some = rows[begin : begin + _ROWS_PER_STATEMENT]
+        execute(_insert_sql(into, len(some), len(some[0])), list(chain.from_iterable(some)))
+
+
+@functools.cache
+def _insert_sql(into: str, rows: int, columns: int) -> str:
+    row = f"({','.join('?' * columns)})"
+    return f"{into} VALUES {','.join([row] * rows)}"
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
