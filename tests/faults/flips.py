@@ -10,16 +10,24 @@ import shutil
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
+from mainstem.core.errors import MainstemError
 from mainstem.log.frame import BLOCK_HEADER_BYTES, FrameHeader, FrameKind, parse_header
+from mainstem.log.log import Log
 from tests.faults.folders import FolderImage, session
 from tests.faults.reading import Verdict, judge
+from tests.faults.script import TINY, commit, further
 from tests.faults.trials import Trials
 
 SEED = 12
 STEPS = 60
 GO_ON_EVERY = 6
+# One in this many trials is in the WAL of a log that is running.
+LIVE_EVERY = 20
+# Enough for the WAL to be checkpointed once or twice.
+_LIVE_STEPS_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,9 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     kinds = sorted(regions)
     rng = random.Random(f"flips {seed}")
     for trial in range(trials):
+        if trial % LIVE_EVERY == LIVE_EVERY - 1:
+            _flip_live(result, f"seed {seed}, trial {trial}", folder / "live", rng)
+            continue
         kind = kinds[trial % len(kinds)]
         region = rng.choice(regions[kind])
         position, bit = rng.randrange(region.begin, region.end), rng.randrange(8)
@@ -58,6 +69,44 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             name = f"bit {bit} of byte {position} of {region.file} ({kind}{', no ledger' if without_ledger else ''})"
             result.add_finding(f"{name}: {text}")
     return result
+
+
+def _flip_live(result: Trials, name: str, folder: Path, rng: random.Random) -> None:
+    """Flip a bit of the WAL under a log that is writing it, and let it write on until its next checkpoint."""
+    made = session(SEED, STEPS)
+    made.image.put(folder)
+    state = made.state.copy()
+    steps = further(state)
+    log = Log(folder, TINY)
+    wal = folder / "ledger.db-wal"
+    # Close to a checkpoint, and in its newest pages: older ones are written again before it comes.
+    while wal.stat().st_size < rng.uniform(0.8, 1.0) * TINY.checkpoint_bytes:
+        step = next(steps)
+        state.apply(step)
+        commit(log, step)
+    position, bit = rng.randrange(wal.stat().st_size // 2, wal.stat().st_size), rng.randrange(8)
+    with wal.open("r+b") as file:
+        file.seek(position)
+        old = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([old ^ 1 << bit]))
+    states = [state.copy()]
+    try:
+        for step in islice(steps, _LIVE_STEPS_MAX):
+            state.apply(step)
+            commit(log, step)
+            states = [state.copy()]
+    except MainstemError:
+        # The step that met the damage was not acknowledged; it may be there.
+        states.append(state)
+    log.close()
+    verdict = judge(folder, states, go_on=True)
+    shutil.rmtree(folder)
+    result.trials += 1
+    result.acknowledged += states[0].acknowledged
+    for text in verdict.wrong:
+        result.lost += "nobody said so" in text
+        result.add_finding(f"{name}, bit {bit} of byte {position} of the WAL in use: {text}")
 
 
 def _flipped(image: FolderImage, name: str, position: int, bit: int) -> FolderImage:

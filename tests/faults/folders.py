@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from mainstem.log.log import Log, LogOptions
 from mainstem.testing.crash import LedgerFiles
+from tests.faults.places import temporary_folder
 from tests.faults.script import TINY, Script, State, play
 
 
@@ -63,8 +63,8 @@ def session(seed: int, steps: int, options: LogOptions = TINY) -> Session:
     script = Script(seed, steps)
     state = State()
     ledgers: list[LedgerFiles] = []
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "data"
+    with temporary_folder() as folder:
+        path = folder / "data"
         for part in (script.steps[: steps // 2], script.steps[steps // 2 :]):
             log = Log(path, options)
             play(log, part, state, lambda: ledgers.append(LedgerFiles.read(path)))

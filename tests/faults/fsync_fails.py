@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mainstem.core.errors import MainstemError
@@ -21,6 +20,7 @@ from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.log.log import Log
 from mainstem.testing.disk import FailingDisk, Leaves
 from tests.faults.mounts import can_mount, small_disk
+from tests.faults.places import temporary_folder
 from tests.faults.reading import judge
 from tests.faults.script import TINY, Script, State, commit
 from tests.faults.trials import Trials
@@ -105,10 +105,10 @@ def _fences(disk: FailingDisk) -> bool:
 @lru_cache(maxsize=8)
 def _sites(seed: int) -> tuple[int, int]:
     """How many operations and how many changes of the ledger the session of a seed has."""
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         disk = FailingDisk(at=0)
         with _failing_ledger(0) as ledger:
-            _play(Script(seed, STEPS), Path(folder) / "data", disk, lambda: False)
+            _play(Script(seed, STEPS), folder / "data", disk, lambda: False)
         return len(disk.calls), len(ledger.calls)
 
 

@@ -137,8 +137,10 @@ class _Healthy:
         self._stopping = threading.Event()
         self._worst = 0.0
         self._errors: list[str] = []
+        self._is_served = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+        self._is_served.wait(_ANSWER_SECONDS_MAX)
 
     def _run(self) -> None:
         producer = StampedProducer(self._hub, "healthy", 1, self._history, delivery_timeout=HEALTHY_SECONDS_MAX)
@@ -150,6 +152,7 @@ class _Healthy:
                 self._errors.append(f"{type(error).__name__}: {error}")
                 break
             self._worst = max(self._worst, time.perf_counter() - started)
+            self._is_served.set()
         producer.close()
 
     def stop(self) -> None:

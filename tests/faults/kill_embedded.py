@@ -71,32 +71,48 @@ def _check_again(hub: Hub, histories: list[tuple[str, History]], result: Trials,
 
 def _live_and_die(folder: Path, stream: str, rng: random.Random) -> History:
     """Let a child write until it is killed; what it said by then."""
-    command = planted.command("tests.faults.kill_embedded", str(folder), stream)
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    told: list[bytes] = []
-    first = child.stdout.readline()
-    reading = threading.Thread(target=lambda out=child.stdout: told.append(out.read()))
-    reading.start()
-    time.sleep(rng.uniform(0, _LIFE_SECONDS_MAX))
-    is_alive = child.poll() is None
-    child.kill()
-    reading.join()
-    error = child.stderr.read()
-    child.wait()
-    child.stdout.close()
-    child.stderr.close()
-    assert first == b"open\n", f"the writing process ended by itself: {error.decode()}"
-    assert is_alive, f"the writing process ended by itself: {error.decode()}"
     history = History()
-    take_told(b"".join(told), history)
+    with WritingProcess(folder, stream) as writer:
+        time.sleep(rng.uniform(0, _LIFE_SECONDS_MAX))
+        writer.kill_into(history)
     return history
 
 
-def _child(folder: Path, stream: str) -> None:
+class WritingProcess:
+    """A child process with an embedded hub whose producers write to one stream until it is killed. One thread."""
+
+    def __init__(self, folder: Path, stream: str, first_producer: int = 0) -> None:
+        command = planted.command("tests.faults.kill_embedded", str(folder), stream, str(first_producer))
+        self._told: list[bytes] = []
+        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self._child.stdout is not None
+        self._first = self._child.stdout.readline()
+        self._reading = threading.Thread(target=lambda out=self._child.stdout: self._told.append(out.read()))
+        self._reading.start()
+
+    def kill_into(self, history: History) -> None:
+        """Kill it, and put what it said by then into the history."""
+        is_alive = self._child.poll() is None
+        self._child.kill()
+        self._reading.join()
+        assert self._child.stderr is not None
+        error = self._child.stderr.read().decode()
+        assert self._first == b"open\n", f"the writing process ended by itself: {error}"
+        assert is_alive, f"the writing process ended by itself: {error}"
+        take_told(b"".join(self._told), history)
+
+    def __enter__(self) -> "WritingProcess":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._child.kill()
+        self._reading.join()
+        self._child.communicate()
+
+
+def _child(folder: Path, stream: str, first_producer: int) -> None:
     hub = mainstem.open(folder, read_only=False)
-    hub.streams.create(stream, shards=SHARDS)
+    hub.streams.create(stream, shards=SHARDS, exist_ok=True)
     os.write(1, b"open\n")
 
     def write(number: int) -> None:
@@ -104,7 +120,7 @@ def _child(folder: Path, stream: str) -> None:
         while True:
             producer.burst()
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(PRODUCERS)]
+    threads = [threading.Thread(target=write, args=(first_producer + number,)) for number in range(PRODUCERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,4 +128,4 @@ def _child(folder: Path, stream: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(Path(sys.argv[1]), sys.argv[2])
+    _child(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

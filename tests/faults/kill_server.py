@@ -1,8 +1,8 @@
 """`kill -9` of a server under load, again and again on one folder, with producers and a follower that live through it.
 
 Producers retry by themselves; what they were told must be there once, in order, and the follower must miss nothing and
-see nothing twice. Before every other kill the answers are held up for a moment: what the server has done by then, its
-clients do not know, and send again.
+see nothing twice. Before every other kill the answers are held up for a moment, and between kills connections are cut
+the same way: what the server has done by then, its clients do not know, and send again.
 """
 
 import random
@@ -40,10 +40,14 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                 hub.streams.create(_STREAM, shards=SHARDS)
                 load = _Load(f"mainstem://{link.address}", history)
                 for trial in range(trials):
+                    for _ in range(rng.randrange(3)):
+                        # The connections break, the server does not.
+                        time.sleep(rng.uniform(0.0, _LIFE_SECONDS_MAX / 3))
+                        _lose_answers(link, rng)
+                        link.cut()
                     time.sleep(rng.uniform(0.05, _LIFE_SECONDS_MAX))
                     if trial % 2 == 0:
-                        link.hold_answers()
-                        time.sleep(rng.uniform(0.0, _HELD_SECONDS_MAX))
+                        _lose_answers(link, rng)
                     server.kill()
                     link.cut()
                     server.start()
@@ -59,6 +63,12 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         result.add_finding(f"seed {seed}, kill {result.trials}: {error}")
     count_report(result, history.check(), f"seed {seed}")
     return result
+
+
+def _lose_answers(link: Link, rng: random.Random) -> None:
+    """Hold answers up for a moment; those of that moment will be lost when the link is cut."""
+    link.hold_answers()
+    time.sleep(rng.uniform(0.0, _HELD_SECONDS_MAX))
 
 
 class _Load:

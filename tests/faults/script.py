@@ -212,6 +212,15 @@ class Script:
         return SentBatch(stream, shard, producer, sequence, count, self._random.randbytes(size))
 
 
+def further(state: State) -> Iterator[Step]:
+    """Steps that go on from a state, without an end: one batch of each producer in each shard in turn."""
+    while True:
+        for (producer, stream, shard), recent in list(state.recent.items()):
+            if stream in state.names:
+                sequence = recent[-1][0].sequence + 1
+                yield (SentBatch(stream, shard, producer, sequence, 2, b"%d " % sequence * 200),)
+
+
 def play(log: Log, steps: Sequence[Step], state: State, on_step: Callable[[], None] = lambda: None) -> None:
     """Carry out the steps one flush at a time; AssertionError if an answer is not the expected one."""
     for step in steps:

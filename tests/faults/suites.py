@@ -16,10 +16,10 @@ from tests.faults import (
     kill_server,
     ledger_lost,
     power_loss,
+    read_beside,
     restart_large,
     two_writers,
 )
-from tests.faults.mounts import can_mount
 from tests.faults.trials import Trials
 
 
@@ -28,8 +28,8 @@ class Suite:
     """One suite and its counts.
 
     `slice` trials run in `make test`, `full` in `make torture`, there in chunks of `chunk`. `bugs` maps each planted
-    bug that must turn it red to the trials that are likely to. `measures` says that it times something and must run alone;
-    `on_disk` that it needs a real disk, where memory would do for the others.
+    bug that must turn it red to the trials that are likely to. `measures` says that it times something and must run
+    alone; `on_disk` that it needs a real disk, where memory would do for the others.
     """
 
     run: Callable[[int, int, Path], Trials]
@@ -49,21 +49,14 @@ SUITES: dict[str, Suite] = {
         chunk=4_000,
         bugs={"ack_before_write": 20, "skip_payload_check": 80, "skip_dedupe": 20, "trust_ledger": 60},
     ),
-    "power_loss": Suite(
-        power_loss.run,
-        slice=2,
-        full=200,
-        chunk=40,
-        # Without the right to mount, crash clones stand in: they see what the log hands to the disk, not what it syncs.
-        bugs={"ack_before_sync" if can_mount() else "ack_before_write": 3},
-        on_disk=True,
-    ),
+    "power_loss": Suite(power_loss.run, slice=2, full=200, chunk=40, bugs={"ack_before_write": 3}, on_disk=True),
     "cut": Suite(cut.run, slice=300, full=132_000, chunk=12_000, bugs={"believe_blocks": 20}),
     "flips": Suite(flips.run, slice=152, full=10_000, chunk=2_500, bugs={"ignore_checksum": 38}),
     "ledger_lost": Suite(ledger_lost.run, slice=60, full=2_000, chunk=1_000, bugs={"trust_ledger": 60}),
     "fsync_fails": Suite(fsync_fails.run, slice=80, full=2_000, chunk=1_000, bugs={"swallow_write_error": 15}),
     "two_writers": Suite(two_writers.run, slice=10, full=200, chunk=200, bugs={"skip_lock": 5}),
     "kill_embedded": Suite(kill_embedded.run, slice=2, full=50, chunk=25, bugs={"ack_before_write": 2}, on_disk=True),
+    "read_beside": Suite(read_beside.run, slice=3, full=50, chunk=25, bugs={"stale_reader": 2}, on_disk=True),
     "kill_server": Suite(
         kill_server.run, slice=2, full=200, chunk=40, bugs={"skip_dedupe": 3}, measures=True, on_disk=True
     ),

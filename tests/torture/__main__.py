@@ -8,10 +8,8 @@ import argparse
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.faults.places import temporary_folder
 from tests.faults.suites import SUITES
 from tests.faults.trials import Trials
 from tests.torture.results import ROOT, Results, Row, code_version
@@ -187,13 +186,8 @@ def _run_here(chunk: Chunk, folder: Path | None) -> int:
     """The inside of a chunk's process: one JSON line on standard output."""
     logging.getLogger("mainstem").setLevel(logging.CRITICAL)
     suite = SUITES[chunk.suite]
-    memory = Path("/dev/shm")
-    parent = folder or (memory if memory.is_dir() and not suite.on_disk else None)
-    place = Path(tempfile.mkdtemp(prefix="mainstem-torture-", dir=parent))
-    try:
+    with temporary_folder(on_disk=suite.on_disk, parent=folder) as place:
         result = suite.run(chunk.seed, chunk.trials, place)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     facts = {name: getattr(result, name) for name in Trials.__slots__}
     os.write(1, json.dumps(facts).encode() + b"\n")
     return 0

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -41,7 +41,7 @@ class Consumer:
         prefetch_bytes: int = PREFETCH_BYTES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
+        if not isinstance(prefetch_bytes, int) or not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
             raise InvalidSetting(f"prefetch_bytes must be between 4 KiB and 256 MiB, not {prefetch_bytes}")
         port.check_usable()
         self._port = port
@@ -175,7 +175,8 @@ class Consumer:
     def seek_shard(self, shard: int, offset: int) -> None:
         """Go on from `offset` in one shard; the others stay where they are."""
         self._check_open()
-        if not 0 <= shard < self._info.shards or offset < 0:
+        is_place = type(shard) is type(offset) is int and 0 <= shard < self._info.shards and 0 <= offset < 1 << 63
+        if not is_place:
             raise InvalidSetting(
                 f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on"
             )
@@ -195,7 +196,7 @@ class Consumer:
         if isinstance(start, datetime):
             if start.tzinfo is None:
                 raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
-            time_us = int((start - _EPOCH).total_seconds() * 1_000_000)
+            time_us = (start - _EPOCH) // timedelta(microseconds=1)
             return self._port.call(OffsetsAtTimeCall(info.name, time_us)).offsets
         if start == "earliest":
             return info.starts
@@ -226,7 +227,10 @@ class Consumer:
     # Ending.
 
     def close(self) -> None:
+        """Read no more. A thread that waits in this consumer is woken with Closed. The cursor stays where it is."""
         self._closed = True
+        self._offsets = list(self.cursor.offsets)
+        self._current, self._records = None, iter(())
         self._drop_subscription()
 
     def _drop_subscription(self) -> None:

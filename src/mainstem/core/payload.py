@@ -97,7 +97,7 @@ def encode(batch: pa.RecordBatch, compression: str | None) -> Encoded:
     message = batch.serialize()
     _check_raw_len(message.size)
     if message.size > RECORD_BYTES_MAX:
-        _check_record_bytes(batch)
+        check_record_bytes(batch)
     if compression is not None and message.size >= PAYLOAD_COMPRESS_MIN:
         compressed = _compress(batch, _codec_named(compression), layout, message)
         if compressed is not None:
@@ -132,7 +132,7 @@ def check(
     except _ARROW_ERRORS as error:
         _refuse(error)
     if raw_len > record_bytes_max:
-        _check_record_bytes(batch, record_bytes_max)
+        check_record_bytes(batch, record_bytes_max)
     return batch
 
 
@@ -381,7 +381,7 @@ def _check_raw_len(raw_len: int) -> None:
         raise InvalidPayload(f"a payload is at most {PAYLOAD_RAW_BYTES_MAX} bytes uncompressed, not {raw_len}")
 
 
-def _check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX) -> None:
+def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX) -> None:
     """Whether a record's key, value and headers are together over the limit. Only batches above it need asking."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in ("key", "value"):

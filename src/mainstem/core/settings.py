@@ -412,7 +412,7 @@ def _setting(kind: Kind, default: str, help: str, *, example: str, **facts: Any)
 
 
 _SERVER: Final = ("serve", "demo")
-_CLIENT: Final = ("stream", "write", "tail", "find", "groups", "bench", "doctor")
+_CLIENT: Final = ("stream", "write", "tail", "bench")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,7 +428,7 @@ class Settings:
         "./data",
         "The folder that holds the log. It is created if it does not exist; one process writes it at a time.",
         example="/var/lib/mainstem",
-        commands=(*_SERVER, "doctor"),
+        commands=_SERVER,
     )
     listen: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),

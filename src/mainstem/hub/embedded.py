@@ -12,7 +12,7 @@ from pathlib import Path
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.errors import Busy, Closed, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
@@ -277,7 +277,9 @@ class LocalSubscription:
         return True
 
     def close(self) -> None:
+        """Also from another thread: whoever waits is told."""
         self._forget(self)
+        self.end(Closed("this consumer is closed; open another with hub.consumer(...)"))
 
 
 class FolderPort:
@@ -340,6 +342,7 @@ class FolderSubscription:
         self._check_usable = check_usable
         self._queue: deque[FetchedBatch] = deque()
         self._version = ledger.data_version()
+        self._error: MainstemError | None = None
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -354,6 +357,8 @@ class FolderSubscription:
             if self._has_changed():
                 pause = _POLL_SECONDS_MIN
                 continue
+            if self._error is not None:
+                raise self._error
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause)
@@ -367,12 +372,14 @@ class FolderSubscription:
         self._version = version
         row = self._ledger.load_stream(self._feed.stream.id)
         if row is not None and row.deleted_us:
-            raise StreamDeleted(f"stream {row.name!r} was deleted")
+            # Told when what was written before has been read.
+            self._error = StreamDeleted(f"stream {row.name!r} was deleted")
         self._feed.touch(range(self._feed.stream.shards))
         return True
 
     def close(self) -> None:
-        return None
+        """Also from another thread: whoever waits is told."""
+        self._error = Closed("this consumer is closed; open another with hub.consumer(...)")
 
 
 def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:

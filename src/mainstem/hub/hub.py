@@ -7,7 +7,7 @@ from typing import Any
 
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import FolderLocked, InvalidSetting
+from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.produce.producer import Producer, ProducerOptions
 from mainstem.transport.port import (
@@ -95,12 +95,19 @@ class Hub:
         return dict(self._port.call(StatisticsCall()).counters)
 
     def close(self) -> None:
-        """Flush and close its producers, close its consumers, then the log or the connection."""
+        """Flush and close its producers, close its consumers, then the log or the connection. Raises the first error,
+        once everything is closed."""
+        errors: list[MainstemError] = []
         try:
             for user in list(self._open):
-                user.close()
+                try:
+                    user.close()
+                except MainstemError as error:
+                    errors.append(error)
         finally:
             self._port.close()
+        if errors:
+            raise errors[0]
 
     def __enter__(self) -> "Hub":
         return self

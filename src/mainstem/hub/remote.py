@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from mainstem.core.batch import Batch, Buffer, FetchedBatch
 from mainstem.core.errors import (
+    Closed,
     ConnectionLost,
     DataLoss,
     DeadlineExceeded,
@@ -495,7 +496,9 @@ class RemoteSubscription:
         return item
 
     def close(self) -> None:
+        """Also from another thread: whoever waits is told."""
         self._port.remove_subscription(self.id)
+        self.finish(Closed("this consumer is closed; open another with hub.consumer(...)"))
 
 
 class _Ids:
@@ -544,6 +547,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _address(url: str) -> tuple[str, int]:
+    if not isinstance(url, str):
+        raise InvalidSetting(f"an address is text like mainstem://host:port, not {type(url).__name__}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -90,8 +90,11 @@ class Batcher:
 
     # Submitting.
 
-    def submit(self, submission: Submission) -> None:
-        """Queue for the next flush. Busy if too much waits already; the failure if the log has failed."""
+    def submit(self, submission: Submission, *, wake: bool = True) -> None:
+        """Queue for the next flush. Busy if too much waits already; the failure if the log has failed.
+
+        With `wake=False` no thread that runs is told; call `wake` after the last of several.
+        """
         with self._arrived:
             if self._failure is not None:
                 raise self._failure
@@ -101,6 +104,12 @@ class Batcher:
                 raise Busy(f"{self._pending_bytes} bytes wait for the disk; try again in a moment")
             self._pending.append(submission)
             self._pending_bytes += submission.size
+            if wake:
+                self._arrived.notify()
+
+    def wake(self) -> None:
+        """Let a thread that runs look at what was submitted."""
+        with self._arrived:
             self._arrived.notify()
 
     @property

@@ -114,7 +114,11 @@ class LocalDisk:
 
     def create(self, path: Path) -> LocalFile:
         file = LocalFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        sync_dir(path.parent)
+        try:
+            sync_dir(path.parent)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def open(self, path: Path) -> LocalFile:

@@ -7,6 +7,7 @@ snapshots/ledger-<n>.db    copies of it
 blocks/<n>.block           the blocks
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -117,7 +118,14 @@ class FolderLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path / "lock"
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise FolderLocked(
+                f"{path} may not be written by this user ({error.strerror}); open it with read_only=True"
+            ) from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

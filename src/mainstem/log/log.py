@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import InternalError, MainstemError, UnknownStream
+from mainstem.core.errors import FolderUnusable, InternalError, MainstemError, UnknownStream
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
@@ -55,8 +55,11 @@ class Log:
         disk = disk or LocalDisk()
         self.path = path
         self.clock = clock
-        disk.make_dirs(path)
-        self._lock = FolderLock(path)
+        try:
+            disk.make_dirs(path)
+            self._lock = FolderLock(path)
+        except OSError as error:
+            raise FolderUnusable(f"{path} cannot be a data folder: {error.strerror or error}") from error
         folder = Folder(path, disk)
         try:
             self._open(folder, options)

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.core import payload, placement
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
@@ -19,7 +21,9 @@ from mainstem.core.limits import (
 from mainstem.transport.port import StreamInfo
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME_US_MAX = 1 << 62
+# What a datetime can hold: a reader must be able to have every timestamp as one.
+_TIME_US_MIN = -62_135_596_800_000_000
+_TIME_US_MAX = 253_402_300_799_999_999
 
 Checked = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None, int | None]
 
@@ -35,7 +39,7 @@ def check_record(stream: str, value: Any, key: Any, headers: Any, timestamp: Any
 
 
 def headers_size(headers: list[tuple[str, bytes]] | None) -> int:
-    return sum(len(name) + len(value) for name, value in headers) if headers else 0
+    return sum(len(name.encode()) + len(value) for name, value in headers) if headers else 0
 
 
 def columns(values: list[Any], keys: list[Any] | None) -> list[pa.RecordBatch]:
@@ -49,21 +53,64 @@ def columns(values: list[Any], keys: list[Any] | None) -> list[pa.RecordBatch]:
     return payload.as_batches(pa.table(table))
 
 
-def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> None:
-    """An atomic table is one batch of one shard."""
+def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> int | None:
+    """An atomic table is one batch of one shard; the shard, if its keys choose one. Rows without a key follow them."""
     if len(batches) > 1:
         raise RecordTooLarge(
-            f"an atomic batch holds at most {BATCH_RECORDS_MAX} records and {PAYLOAD_RAW_BYTES_MAX} bytes; "
+            f"an atomic batch holds at most {BATCH_RECORDS_MAX} records and {PAYLOAD_RAW_BYTES_MAX // 2} bytes; "
             "split the table"
         )
-    if batches and stream.shards > 1 and "key" in batches[0].schema.names:
-        keys = batches[0].column("key").to_pylist()
-        found = set(placement.shards_for(keys, stream.shards, stream.hash, 0).tolist())
-        if len(found) > 1:
-            raise InvalidRequest(
-                f"an atomic batch must belong to one shard; the keys of this table belong to {len(found)} of "
-                f"the {stream.shards} shards of {stream.name!r}: send one table per shard, or leave the keys out"
-            )
+    if not batches or stream.shards == 1 or "key" not in batches[0].schema.names:
+        return None
+    keys = batches[0].column("key").drop_null().to_pylist()
+    found = set(placement.shards_for(keys, stream.shards, stream.hash, 0).tolist())
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"an atomic batch must belong to one shard; the keys of this table belong to {len(found)} of "
+            f"the {stream.shards} shards of {stream.name!r}: send one table per shard, or leave the keys out"
+        )
+    return found.pop() if found else None
+
+
+def check_batches(stream: str, batches: Sequence[pa.RecordBatch]) -> None:
+    """The limits of a record, for every row of a table, by whole columns."""
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if batch.nbytes > RECORD_BYTES_MAX:
+            payload.check_record_bytes(batch)
+        names = batch.schema.names
+        if "key" in names:
+            longest = pc.max(pc.binary_length(batch.column("key"))).as_py()
+            if longest is not None and longest > KEY_BYTES_MAX:
+                raise _key_too_large(stream, longest)
+        if "headers" in names:
+            _check_header_column(stream, batch.column("headers"))
+        for time_us in payload.time_range(batch) or ():
+            _time_of(stream, time_us)
+
+
+def _check_header_column(stream: str, column: pa.MapArray) -> None:
+    bounds = column.offsets.to_numpy()
+    most = int(np.diff(bounds).max())
+    if most > HEADERS_PER_RECORD_MAX:
+        raise _too_many_headers(stream, most)
+    names, values = (pc.fill_null(pc.binary_length(part), 0).to_numpy() for part in (column.keys, column.items))
+    ends = np.concatenate(([0], np.cumsum(names.astype(np.int64) + values)))
+    if int(np.diff(ends[bounds]).max()) > HEADER_BYTES_MAX:
+        raise _headers_too_large(stream)
+
+
+def _key_too_large(stream: str, size: int) -> RecordTooLarge:
+    return RecordTooLarge(f"stream {stream!r}: a key of {size} bytes; at most {KEY_BYTES_MAX} are allowed")
+
+
+def _too_many_headers(stream: str, count: int) -> RecordTooLarge:
+    return RecordTooLarge(f"stream {stream!r}: {count} headers; at most {HEADERS_PER_RECORD_MAX} are allowed")
+
+
+def _headers_too_large(stream: str) -> RecordTooLarge:
+    return RecordTooLarge(f"stream {stream!r}: the headers of a record are over {HEADER_BYTES_MAX} bytes")
 
 
 def _bytes_of(stream: str, name: str, value: Any, hint: str) -> bytes | None:
@@ -76,12 +123,12 @@ def _bytes_of(stream: str, name: str, value: Any, hint: str) -> bytes | None:
 
 def _key_of(stream: str, key: Any) -> bytes | None:
     if isinstance(key, str):
-        key = key.encode()
+        key = _encoded(stream, "key", key)
     elif isinstance(key, int) and not isinstance(key, bool):
         key = b"%d" % key
     found = _bytes_of(stream, "key", key, "give bytes, text or a whole number")
     if found is not None and len(found) > KEY_BYTES_MAX:
-        raise RecordTooLarge(f"stream {stream!r}: a key of {len(found)} bytes; at most {KEY_BYTES_MAX} are allowed")
+        raise _key_too_large(stream, len(found))
     return found
 
 
@@ -93,18 +140,19 @@ def _headers_of(stream: str, headers: Any) -> list[tuple[str, bytes]] | None:
             f"stream {stream!r}: headers must be a mapping of text to bytes, not {type(headers).__name__}"
         )
     if len(headers) > HEADERS_PER_RECORD_MAX:
-        raise RecordTooLarge(f"stream {stream!r}: {len(headers)} headers; at most {HEADERS_PER_RECORD_MAX} are allowed")
+        raise _too_many_headers(stream, len(headers))
     pairs = [_header_of(stream, name, value) for name, value in headers.items()]
     if headers_size(pairs) > HEADER_BYTES_MAX:
-        raise RecordTooLarge(f"stream {stream!r}: headers over {HEADER_BYTES_MAX} bytes")
+        raise _headers_too_large(stream)
     return pairs
 
 
 def _header_of(stream: str, name: Any, value: Any) -> tuple[str, bytes]:
     if not isinstance(name, str):
         raise InvalidRecord(f"stream {stream!r}: a header's name must be text, not {type(name).__name__}")
+    _encoded(stream, "header's name", name)
     if isinstance(value, str):
-        return name, value.encode()
+        return name, _encoded(stream, f"header {name!r}", value)
     if not isinstance(value, bytes | bytearray):
         raise InvalidRecord(f"stream {stream!r}: header {name!r} must be bytes or text, not {type(value).__name__}")
     return name, bytes(value)
@@ -118,11 +166,19 @@ def _time_of(stream: str, timestamp: Any) -> int | None:
             raise InvalidRecord(f"stream {stream!r}: a timestamp needs a time zone, for example datetime.now(UTC)")
         delta = timestamp - _EPOCH
         return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and abs(timestamp) <= _TIME_US_MAX:
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and _TIME_US_MIN <= timestamp <= _TIME_US_MAX:
         return timestamp
     raise InvalidRecord(
-        f"stream {stream!r}: timestamp must be a datetime or microseconds since 1970, not {timestamp!r}"
+        f"stream {stream!r}: timestamp must be a datetime or microseconds since 1970, from the year 1 to 9999, "
+        f"not {timestamp!r}"
     )
+
+
+def _encoded(stream: str, name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRecord(f"stream {stream!r}: {name} {text[:40]!r} is not Unicode text") from None
 
 
 def _check_column(name: str, items: list[Any]) -> None:

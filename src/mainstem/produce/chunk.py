@@ -4,8 +4,8 @@ A record costs one append to a list; hashing, sorting, encoding and compressing 
 a chunk and an index into it.
 """
 
-import sys
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -475,6 +475,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Ship everything and wait until its fate is known; raises the first error since the last flush that no ack has
         told anybody."""
+        self._port.check_usable()
         with DeferredInterrupt(), self._lock:
             self._roll()
             waiting = [*self._waiting, *self._rolled]
@@ -532,8 +533,9 @@ class Producer:
 
     def forget_after_fork(self) -> None:
         """In a child made by fork: make every `send` take the general way, which says what is wrong."""
-        if self._lock.locked():
-            self._lock.release()
+        # Made anew, not released: a thread of the parent may have had it without having marked it as locked.
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
         self._chunks.clear()
 
 

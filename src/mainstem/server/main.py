@@ -11,7 +11,7 @@ from typing import Final
 
 import uvloop
 
-from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
+from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
 
@@ -39,7 +39,7 @@ async def _serve(settings: Settings) -> int:
         ready = {"data": await server.start()}
     except OSError as error:
         await server.stop()
-        raise FolderUnusable(
+        raise InvalidSetting(
             f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen"
         ) from error
     http = None

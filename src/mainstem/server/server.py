@@ -62,6 +62,8 @@ class Server:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
+        # Sessions with appends to submit at the end of this turn of the loop.
+        self._submitting: set[Session] = set()
         self._followers: dict[int, set[PushSubscription]] = {}
         self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
@@ -166,7 +168,7 @@ class Server:
                 connection = session.connection
                 if connection is None:
                     continue
-                session.submit_waiting()
+                self.submit_soon(session)
                 silent = now - connection.heard_at
                 if not session.is_welcomed and silent > _HELLO_SECONDS:
                     connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
@@ -186,6 +188,7 @@ class Server:
         except MainstemError:
             if call.auto_create and self.settings.auto_create:
                 return None
+            self.gateway.unknown_streams += 1
             raise
 
     def run_call(self, call: Call, answer: Callable[[Answer | MainstemError], None]) -> None:
@@ -217,6 +220,20 @@ class Server:
         return Answer(counters={**answer.counters, **counts})
 
     # Flushes.
+
+    def submit_soon(self, session: Session) -> None:
+        """Submit what the session has waiting when everything that can be read now has been read: the messages of
+        many clients become one flush, and the commit threads are woken once."""
+        if not self._submitting:
+            assert self._loop is not None
+            self._loop.call_soon(self._submit)
+        self._submitting.add(session)
+
+    def _submit(self) -> None:
+        sessions, self._submitting = self._submitting, set()
+        for session in sessions:
+            session.submit_waiting()
+        self.log.batcher.wake()
 
     def complete(self, session: Session, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
         """In a commit thread: these batches are committed. Delivered with the flush."""

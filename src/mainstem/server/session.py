@@ -17,7 +17,7 @@ from mainstem.core.errors import (
     ServerStopping,
 )
 from mainstem.core.limits import CREDIT_BYTES_MAX, MESSAGE_BYTES_MAX, MIB, SUBSCRIPTIONS_PER_CONNECTION_MAX
-from mainstem.log.batcher import Outcomes
+from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import Appended, Rejected
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
@@ -185,10 +185,11 @@ class Session:
                 pending.places.append(index)
                 pending.size += header.stored_len
         self._waiting.append(pending)
-        self.submit_waiting()
+        self._server.submit_soon(self)
 
     def submit_waiting(self) -> None:
-        """Hand waiting appends to the log, in order, as far as it takes them; read on only when none wait."""
+        """Hand waiting appends to the log, in order, as far as it takes them; read on only when none wait. The caller
+        wakes the log afterwards."""
         while self._waiting:
             pending = self._waiting[0]
             if not self._try_submit(pending):
@@ -208,7 +209,8 @@ class Session:
             self.answer_append(pending, [])
         else:
             try:
-                self._server.log.append(pending.admitted, partial(self._server.complete, self, pending))
+                submission = Submission(pending.admitted, partial(self._server.complete, self, pending))
+                self._server.log.batcher.submit(submission, wake=False)
             except Busy:
                 if self._server.clock.monotonic() < pending.deadline:
                     return False
@@ -234,7 +236,8 @@ class Session:
             self._refuse(pending, result)
         else:
             self.answer_append(pending, result)
-        self.submit_waiting()
+        if self._waiting or self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX:
+            self._server.submit_soon(self)
 
     def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:
         if not pending.acknowledge:

@@ -27,7 +27,7 @@ from mainstem.log import disk, folder, reader, recovery, scan
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
-from mainstem.log.ledger.sqlite import SqliteLedger
+from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from mainstem.transport.wire import MessageReader
 
 # What is planted in this process now, in the order in which it was.
@@ -72,28 +72,25 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 @_bug
 def ack_before_write() -> Iterator[None]:
     """A flush is acknowledged while its bytes are still in the process: they are written along with the next one."""
-    append = LocalBlockWriter.append
+    append, close = LocalBlockWriter.append, LocalBlockWriter.close
     waiting: dict[LocalBlockWriter, list[Buffer]] = {}
 
-    def late(writer: LocalBlockWriter, buffers: Sequence[Buffer]) -> None:
-        earlier = waiting.pop(writer, None)
-        if earlier:
-            # The position already counts them.
-            writer.position -= sum(len(buffer) for buffer in earlier)
-            append(writer, earlier)
+    def catch_up(writer: LocalBlockWriter) -> None:
+        earlier = waiting.pop(writer, [])
+        # The position counts them already.
+        writer.position -= sum(len(buffer) for buffer in earlier)
+        append(writer, earlier)
+
+    def append_late(writer: LocalBlockWriter, buffers: Sequence[Buffer]) -> None:
+        catch_up(writer)
         waiting[writer] = list(buffers)
         writer.position += sum(len(buffer) for buffer in buffers)
 
-    close = LocalBlockWriter.close
-
     def close_late(writer: LocalBlockWriter) -> None:
-        earlier = waiting.pop(writer, None)
-        if earlier:
-            writer.position -= sum(len(buffer) for buffer in earlier)
-            append(writer, earlier)
+        catch_up(writer)
         close(writer)
 
-    with _patched(LocalBlockWriter, "append", late), _patched(LocalBlockWriter, "close", close_late):
+    with _patched(LocalBlockWriter, "append", append_late), _patched(LocalBlockWriter, "close", close_late):
         yield
 
 
@@ -194,6 +191,13 @@ def ignore_checksum() -> Iterator[None]:
         return memoryview(data)[begin : begin + header.stored_len]
 
     with _patched(scan, "payload_of", unchecked), _patched(reader, "payload_of", unchecked):
+        yield
+
+
+@_bug
+def stale_reader() -> Iterator[None]:
+    """A reader of a folder is not told that another process wrote to it."""
+    with _patched(SqliteLedgerReader, "data_version", lambda self: 1):
         yield
 
 

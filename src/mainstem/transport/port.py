@@ -97,7 +97,7 @@ _decode_call = msgspec.msgpack.Decoder(Call).decode
 
 
 def checked(call: Call) -> Call:
-    """The call, or InvalidSetting if a field is not of its type: it is told to the caller, not to the wire or the log."""
+    """The call, or InvalidSetting if a field is not of its type: the caller is told, before the wire or the log."""
     try:
         return _decode_call(_encode_call(call))
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -119,7 +119,9 @@ def test_timestamps(hub, orders):
         producer.send("orders", b"number", timestamp=1_770_091_506_789_123)
         producer.send("orders", b"before 1970", timestamp=-1)
     found = [(record.timestamp, record.timestamp_us) for record in read_all(hub, "orders")]
-    assert found == [(moment, 1_770_091_506_789_123)] * 3 + [(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), -1)]
+    assert found == [(moment, 1_770_091_506_789_123)] * 3 + [
+        (datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), -1)
+    ]
 
 
 def test_without_a_timestamp_it_is_the_time_of_sending(hub, orders):
@@ -189,7 +191,8 @@ def test_text_that_is_no_unicode_is_refused(hub, orders, field):
 
 
 @pytest.mark.parametrize(
-    "timestamp", [datetime(2026, 1, 1), "2026-01-01", 1.5, True, 2**63, -(2**63), 2**70, [1]]  # noqa: DTZ001
+    "timestamp",
+    [datetime(2026, 1, 1), "2026-01-01", 1.5, True, 2**63, -(2**63), 2**70, [1]],  # noqa: DTZ001
 )
 def test_a_timestamp_is_an_aware_datetime_or_microseconds(hub, orders, timestamp):
     with hub.producer() as producer, pytest.raises(mainstem.InvalidRecord, match="timestamp"):

@@ -8,6 +8,8 @@ import tempfile
 
 import pytest
 
+pytestmark = pytest.mark.slow("starts a server and three producers, and lets them run for three seconds")
+
 SECONDS = ("--seconds", "3", "--rate", "5000")
 
 
@@ -25,7 +27,6 @@ def cli(local, tmp_path, monkeypatch):
     assert leftovers() == set()
 
 
-@pytest.mark.slow("lets a server and three producers run for three seconds")
 def test_every_acknowledged_record_is_read_back(cli):
     out = cli.out("demo", *SECONDS)
     assert "every acknowledged record is there, once, unchanged" in out
@@ -36,7 +37,6 @@ def test_every_acknowledged_record_is_read_back(cli):
     assert out.count("\n  mainstem ") + out.count("\n  seq ") == 3
 
 
-@pytest.mark.slow("lets a server and three producers run for three seconds")
 @pytest.mark.parametrize("fault", ["missing", "doubled"])
 def test_a_planted_fault_is_found_and_named(cli, fault):
     done = cli.run("demo", *SECONDS, "--break", "--fault", fault, code=1)
@@ -46,14 +46,12 @@ def test_a_planted_fault_is_found_and_named(cli, fault):
     assert "the comparison found it" in done.stdout.decode()
 
 
-@pytest.mark.slow("lets a server and three producers run for three seconds")
 def test_killing_the_server_loses_nothing(cli):
     out = cli.out("demo", *SECONDS, "--kill")
     assert "killed the server with SIGKILL and started it again" in out
     assert "every acknowledged record is there" in out
 
 
-@pytest.mark.slow("starts a server and three producers")
 def test_ctrl_c_ends_the_writing_and_still_compares(cli):
     process = cli.start("demo", "--seconds", "60", "--data", "kept", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:

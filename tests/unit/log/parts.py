@@ -14,6 +14,8 @@ from mainstem.log.frame import FlushWriter, Place
 from mainstem.log.log import Log, Waiter
 
 NOW_US = 1_767_225_600_000_000
+# Records of tests are of NOW_US, whatever the day they run.
+FOREVER_US = 1000 * 365 * 86_400_000_000
 LOG_UUID = "0123456789abcdef" * 2
 
 
@@ -60,7 +62,7 @@ def values_of(batch: Batch | FetchedBatch) -> list[bytes | None]:
 
 def make_stream(log: Log, name: str = "orders", shards: int = 1) -> int:
     """A new stream; its id."""
-    return log.execute(CreateStream(new_stream_uuid(), name, shards, "crc32", 7 * 86_400_000_000, NOW_US)).stream
+    return log.execute(CreateStream(new_stream_uuid(), name, shards, "crc32", FOREVER_US, NOW_US)).stream
 
 
 def append(log: Log, *batches: Batch) -> list[Outcome]:

@@ -43,7 +43,11 @@ class LocalBlocks:
 
     def create(self, header: BlockHeader) -> LocalBlockWriter:
         writer = LocalBlockWriter(self._disk.create(self._path(header.block)), header.block)
-        writer.append([header.pack()])
+        try:
+            writer.append([header.pack()])
+        except BaseException:
+            writer.close()
+            raise
         return writer
 
     def read(self, block: int, position: int, length: int) -> bytes:

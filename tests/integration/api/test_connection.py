@@ -1,0 +1,387 @@
+"""The connection behind a remote hub: made, refused, lost, made again; nothing lost, nothing twice."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+import mainstem
+from mainstem.hub import remote
+from mainstem.testing.server import ServerProcess
+from tests.integration.api.conftest import read_all, values
+
+
+@pytest.fixture
+def server(tmp_path):
+    with ServerProcess(tmp_path / "data") as server:
+        yield server
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+# Connecting.
+
+
+def test_nobody_there_is_said_with_what_to_do(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(mainstem.ConnectionLost, match="mainstem serve") as caught:
+        mainstem.connect(f"mainstem://127.0.0.1:{free_port()}", timeout=0.5)
+    assert 0.3 < time.monotonic() - began < 5
+    assert caught.value.retriable
+    assert "refused" in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:7070",
+        "http://localhost:7070",
+        "mainstem://",
+        "mainstem://:7070",
+        "mainstem://host:port",
+        "mainstem://host:70700",
+        "mainstem://host:7070/path",
+        "mainstem://user@host:7070",
+        None,
+        7,
+        b"mainstem://localhost",
+    ],
+)
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(mainstem.InvalidSetting):
+        mainstem.connect(url, timeout=1)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.000_001])
+def test_no_time_to_connect_is_a_clean_no(server, timeout):
+    threads = threading.active_count()
+    for _ in range(20):
+        try:
+            mainstem.connect(server.url, timeout=timeout).close()
+        except mainstem.ConnectionLost:
+            continue
+    assert threading.active_count() <= threads
+
+
+def test_a_stranger_on_the_port_is_not_taken_for_a_server():
+    """Something that answers, but not in our protocol."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"mainstem://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(mainstem.MainstemError):
+            mainstem.connect(url, timeout=1)
+
+
+def test_a_listener_that_never_answers_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        began = time.monotonic()
+        with pytest.raises(mainstem.ConnectionLost):
+            mainstem.connect(f"mainstem://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5)
+        assert time.monotonic() - began < 5
+
+
+def test_a_hub_is_one_connection_however_much_it_is_used(server):
+    with mainstem.connect(server.url) as hub, mainstem.connect(server.url) as other:
+        hub.streams.create("orders")
+        producers = [hub.producer() for _ in range(10)]
+        consumers = [hub.consumer("orders", start="earliest") for _ in range(10)]
+        for producer in producers:
+            producer.send("orders", b"v").result(10)
+        for consumer in consumers:
+            assert consumer.poll(10) is not None
+        found = other.statistics()
+        assert (found["connections"], found["subscriptions"]) == (2, 10)
+    threads = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in threads if name.startswith("mainstem")]
+
+
+def test_many_hubs_at_once(server):
+    hubs = [mainstem.connect(server.url) for _ in range(20)]
+    hubs[0].streams.create("orders")
+    producers = [hub.producer() for hub in hubs]
+    acks = [producer.send("orders", b"%d" % number) for number, producer in enumerate(producers)]
+    assert sorted(ack.result(10)[1] for ack in acks) == list(range(20))
+    for hub in hubs:
+        hub.close()
+
+
+# The server goes away and comes back.
+
+
+def test_a_killed_server_loses_nothing_and_repeats_nothing(server):
+    """Records are sent and read all the time while the server is killed three times."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        got: list[bytes] = []
+        finished = threading.Event()
+
+        def follow() -> None:
+            with hub.consumer("orders", start="earliest") as consumer:
+                for record in consumer:
+                    assert record.offset == len(got)
+                    got.append(record.value)
+                    if record.value == b"end":
+                        finished.set()
+                        return
+
+        reader = threading.Thread(target=follow, daemon=True)
+        reader.start()
+        acks = []
+        with hub.producer(batch_bytes=2_048) as producer:
+            for round_ in range(4):
+                starter = threading.Thread(target=server.start)
+                for number in range(500):
+                    acks.append(producer.send("orders", b"%d" % (500 * round_ + number)))
+                    if number == 250 and round_ < 3:
+                        server.kill()
+                        starter.start()
+                if round_ < 3:
+                    starter.join()
+            producer.send("orders", b"end")
+            offsets = [ack.result(30)[1] for ack in acks]
+        assert finished.wait(20)
+        reader.join(10)
+    assert offsets == list(range(2_000))
+    assert got == [*(b"%d" % number for number in range(2_000)), b"end"]
+
+
+def test_a_stopped_server_answers_first_and_loses_nothing(server):
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        stopped: list[int] = []
+        with hub.producer(batch_bytes=2_048) as producer:
+            acks = [producer.send("orders", b"%d" % number) for number in range(2_000)]
+            stopper = threading.Thread(target=lambda: stopped.append(server.stop()))
+            stopper.start()
+            acks += [producer.send("orders", b"%d" % number) for number in range(2_000, 4_000)]
+            stopper.join()
+            server.start()
+            assert [ack.result(30)[1] for ack in acks] == list(range(4_000))
+        assert stopped == [0]
+        assert values(hub, "orders") == [b"%d" % number for number in range(4_000)]
+
+
+def test_calls_wait_for_a_server_that_comes_back(server):
+    with mainstem.connect(server.url) as hub:
+        server.kill()
+        starter = threading.Timer(0.3, server.start)
+        starter.start()
+        assert hub.streams.create("orders").name == "orders"
+        assert [stream.name for stream in hub.streams.list()] == ["orders"]
+        starter.join()
+
+
+def test_a_repeated_create_or_delete_is_recognised_as_its_own(server):
+    """The server is killed at any moment around the call, so that its answer may be lost: the caller sees success."""
+    with mainstem.connect(server.url) as hub:
+        for number in range(6):
+            killer = threading.Timer(0.002 * number, server.kill)
+            killer.start()
+            starter = threading.Thread(target=lambda killer=killer: (killer.join(), server.start()))
+            starter.start()
+            assert hub.streams.create(f"s{number}").name == f"s{number}"
+            starter.join()
+        assert len(hub.streams.list()) == 6
+
+
+def test_a_call_gives_up_in_the_end(server, monkeypatch):
+    monkeypatch.setattr(remote, "_CALL_SECONDS", 0.5)
+    with mainstem.connect(server.url) as hub:
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(mainstem.DeadlineExceeded) as caught:
+            hub.streams.list()
+        assert 0.4 < time.monotonic() - began < 5
+        assert isinstance(caught.value, TimeoutError)
+        monkeypatch.undo()
+        server.start()
+        assert hub.streams.list() == []
+
+
+@pytest.fixture
+def paused(server):
+    """Stops the server's process without closing a socket, as a machine that hangs does."""
+    paused: list[int] = []
+
+    def pause() -> None:
+        os.kill(server.pid, signal.SIGSTOP)
+        paused.append(server.pid)
+
+    def resume() -> None:
+        os.kill(paused.pop(), signal.SIGCONT)
+
+    yield pause, resume
+    if paused:
+        resume()
+
+
+def test_an_ack_fails_at_its_deadline_and_the_outcome_is_unknown(server, paused):
+    pause, resume = paused
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        producer = hub.producer(delivery_timeout=1.0)
+        producer.send("orders", b"first").result(10)
+        pause()
+        began = time.monotonic()
+        ack = producer.send("orders", b"second")
+        with pytest.raises(mainstem.DeadlineExceeded, match="not known"):
+            ack.result(10)
+        assert 0.9 < time.monotonic() - began < 2
+        resume()
+        assert producer.send("orders", b"third").result(10)[1] in (1, 2)
+        found = values(hub, "orders")
+        assert found in ([b"first", b"second", b"third"], [b"first", b"third"])
+
+
+def test_a_result_asked_for_with_little_time_is_not_lost(server, paused):
+    pause, resume = paused
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        producer = hub.producer()
+        producer.send("orders", b"first").result(10)
+        pause()
+        ack = producer.send("orders", b"second")
+        with pytest.raises(mainstem.DeadlineExceeded):
+            ack.result(0.1)
+        with pytest.raises(mainstem.DeadlineExceeded):
+            producer.flush(0.1)
+        assert not ack.done()
+        resume()
+        assert ack.result(10) == (0, 1)
+        producer.close()
+
+
+def test_a_full_buffer_blocks_no_longer_than_the_delivery_timeout(server, paused):
+    pause, resume = paused
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        producer = hub.producer(batch_bytes=4_096, buffer_bytes=8_192, delivery_timeout=0.5)
+        producer.send("orders", b"first").result(10)
+        pause()
+        began = time.monotonic()
+        with pytest.raises(mainstem.DeadlineExceeded):
+            for _ in range(100):
+                producer.send("orders", b"x" * 3_000)
+        assert time.monotonic() - began < 5
+        resume()
+
+
+def test_acks_none_goes_on_after_the_server_was_away(server):
+    """What was sent meanwhile may be gone; what is sent after it is not."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        producer = hub.producer(acks="none", batch_bytes=1_024, buffer_bytes=4_096)
+        producer.send("orders", b"before")
+        producer.flush()
+        server.kill()
+        for number in range(500):
+            producer.send("orders", b"during %d" % number)
+        server.start()
+        with hub.consumer("orders") as consumer:
+            for attempt in range(200):
+                producer.send("orders", b"after %d" % attempt)
+                record = consumer.poll(0.1)
+                if record is not None and record.value.startswith(b"after"):
+                    break
+            else:
+                pytest.fail("nothing arrives any more")
+        producer.close()
+        found = values(hub, "orders")
+        assert len(found) == len(set(found))
+
+
+def test_a_follower_is_told_nothing_of_a_short_absence(server):
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders", shards=3)
+        with hub.producer() as producer, hub.consumer("orders", start="earliest") as consumer:
+            sent = 0
+            for _ in range(3):
+                for number in range(30):
+                    producer.send("orders", b"%d" % sent, key=b"%d" % number)
+                    sent += 1
+                producer.flush()
+                server.kill()
+                server.start()
+                for _ in range(30):
+                    assert consumer.poll(10) is not None
+            assert consumer.poll(0) is None
+            assert sum(consumer.cursor.offsets) == sent
+
+
+def test_another_log_on_the_same_address_is_refused(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_CALL_SECONDS", 3.0)
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        consumer = hub.consumer("orders")
+        consumer.poll(0)
+        server.kill()
+        other = ServerProcess(tmp_path / "other")
+        other.address = server.address
+        with other:
+            with pytest.raises(mainstem.MainstemError):
+                hub.streams.list()
+            with pytest.raises(mainstem.InvalidRequest, match="another log"):
+                consumer.poll(5)
+
+
+def test_a_slow_reader_stalls_nobody(server):
+    """One consumer takes nothing while ten megabytes pass; another reads all of it meanwhile."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        slow = hub.consumer("orders", start="earliest", prefetch_bytes=65_536)
+        slow.poll(0)
+        with hub.producer(compression=None) as producer:
+            for number in range(100):
+                producer.send("orders", bytes([number]) * 100_000)
+        assert len(read_all(hub, "orders")) == 100
+        assert [slow.poll(10).value[0] for _ in range(100)] == list(range(100))
+
+
+def test_closing_while_the_server_is_away_ends(server):
+    hub = mainstem.connect(server.url)
+    hub.streams.create("orders")
+    producer = hub.producer(delivery_timeout=0.5)
+    producer.send("orders", b"v").result(10)
+    consumer = hub.consumer("orders")
+    consumer.poll(0)
+    server.kill()
+    producer.send("orders", b"w")
+    began = time.monotonic()
+    with pytest.raises(mainstem.DeadlineExceeded):
+        hub.close()
+    assert time.monotonic() - began < 5
+    with pytest.raises(mainstem.Closed):
+        hub.streams.list()
+    server.start()
+
+
+def test_one_producer_that_cannot_flush_does_not_keep_the_others_from_it(server):
+    """Closing a hub: every producer gets its chance, and the first error is raised after that."""
+    hub = mainstem.connect(server.url)
+    hub.streams.create("doomed")
+    hub.streams.create("orders")
+    producers = [hub.producer(linger=60) for _ in range(4)]
+    for producer in producers[::2]:
+        producer.send("doomed", b"v")
+    acks = [producer.send("orders", b"v") for producer in producers[1::2]]
+    hub.streams.delete("doomed")
+    with pytest.raises(mainstem.StreamDeleted):
+        hub.close()
+    assert sorted(ack.result(1) for ack in acks) == [(0, 0), (0, 1)]

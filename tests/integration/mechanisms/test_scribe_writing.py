@@ -1,0 +1,382 @@
+"""The write path of Scribe: categories, batches, acknowledgements, the shared buffer, and how a request is taken apart."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+import mainstem
+from mainstem.core.batch import Batch
+from mainstem.hub.hub import Hub
+from mainstem.produce.producer import Producer
+from mainstem.testing import planted
+from mainstem.testing.server import ServerProcess
+from tests.integration.mechanisms.rig import embedded, percentile, read_all, repeats, values
+
+
+@pytest.fixture
+def server(tmp_path):
+    with ServerProcess(tmp_path / "data") as server:
+        yield server
+
+
+def python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+# S1: a thousand streams, and one that is not there.
+
+
+WRITE_TENS = """
+    import sys, mainstem
+    url, first = sys.argv[1], int(sys.argv[2])
+    with mainstem.connect(url) as hub, hub.producer() as producer:
+        for number in range(5):
+            for stream in range(1000):
+                producer.send(f"s{stream}", b"%d:%d" % (stream, first + number))
+"""
+
+
+@pytest.mark.mechanism("S1")
+@pytest.mark.slow("creates a thousand streams and reads each of them")
+def test_s1(server, tmp_path):
+    """1,000 streams, 10 records to each from 2 processes, 20 readers at a time: everything, and nothing of others.
+
+    A write to a stream that is not there is refused within 100 ms and not tried again. Where streams are made by
+    writing to them the refusal is switched off, and the slip of the pen is a stream."""
+    with mainstem.connect(server.url) as hub:
+        for number in range(1_000):
+            hub.streams.create(f"s{number}")
+        writers = [python(WRITE_TENS, server.url, first) for first in (0, 5)]
+        assert [writer.wait(30) for writer in writers] == [0, 0]
+        for writer in writers:
+            assert writer.stdout is not None
+            writer.stdout.close()
+        with ThreadPoolExecutor(20) as pool:
+            found = list(pool.map(lambda number: values(hub, f"s{number}"), range(1_000)))
+        for number, records in enumerate(found):
+            assert sorted(records) == sorted(b"%d:%d" % (number, n) for n in range(10))
+
+        before = hub.statistics()["unknown_streams"]
+        with hub.producer() as producer:
+            began = time.perf_counter()
+            with pytest.raises(mainstem.UnknownStream) as caught:
+                producer.send("nope", b"v")
+            assert time.perf_counter() - began < 0.1
+        assert not caught.value.retriable
+        assert hub.statistics()["unknown_streams"] == before + 1
+
+    with ServerProcess(tmp_path / "control", "--auto-create") as loose, mainstem.connect(loose.url) as hub:
+        with hub.producer() as producer:
+            producer.send("nope", b"v").result(10)
+        assert [stream.name for stream in hub.streams.list()] == ["nope"]
+
+
+# S4: one by one, or as a table.
+
+
+def enqueued(producer: Producer, work: Callable[[], object]) -> int:
+    """How many times something was put into the producer's buffer."""
+    count = 0
+
+    def counting(call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object) -> object:
+            nonlocal count
+            count += 1
+            return call(*arguments)
+
+        return counted
+
+    send, send_batches = producer.send, producer._send_batches
+    producer.send = counting(send)  # type: ignore[assignment]
+
+    def send_counted(*arguments: object, **options: bool) -> object:
+        nonlocal count
+        count += 1
+        return send_batches(*arguments, **options)  # type: ignore[arg-type]
+
+    producer._send_batches = send_counted  # type: ignore[method-assign, assignment]
+    work()
+    return count
+
+
+@pytest.mark.mechanism("S4")
+def test_s4(server):
+    """20,000 rows as 20 tables and one by one: the same records, at least 50 times fewer steps in the producer, and
+    the bytes that are read are the bytes that were sent: nobody on the way has taken them apart."""
+    rows = [b'{"number":%d}' % number for number in range(20_000)]
+    tables = [pa.table({"value": rows[first : first + 1_000]}) for first in range(0, 20_000, 1_000)]
+    with mainstem.connect(server.url) as hub:
+        for name in ("tables", "singles"):
+            hub.streams.create(name)
+        sent: list[bytes] = []
+        with hub.producer() as producer:
+            append = producer._port.append
+
+            def remember(batches: Sequence[Batch], *rest: object) -> None:
+                sent.extend(bytes(batch.payload) for batch in batches)
+                append(batches, *rest)  # type: ignore[arg-type]
+
+            producer._port.append = remember  # type: ignore[method-assign, assignment]
+            by_table = enqueued(producer, lambda: [producer.send_batch("tables", table) for table in tables])
+            producer.flush()
+            producer._port.append = append  # type: ignore[method-assign]
+        with hub.producer() as producer:
+            one_by_one = enqueued(producer, lambda: [producer.send("singles", row) for row in rows])
+        assert values(hub, "tables") == values(hub, "singles") == rows
+        assert by_table * 50 <= one_by_one
+        with hub.consumer("tables", start="earliest", follow=False) as consumer:
+            batches = list(consumer.batches())
+        assert [bytes(batch._fetched.payload) for batch in batches] == sent
+        assert pa.Table.from_batches([batch.to_arrow() for batch in batches]).column("value").to_pylist() == rows
+
+
+# S5: what belongs together stays together.
+
+
+def write_groups(hub: Hub, worker: int, atomic: bool) -> None:
+    with hub.producer(batch_bytes=2_048) as producer:
+        for number in range(60):
+            group = [b"%d:%d:%d" % (worker, number, member) for member in range(50)]
+            if atomic:
+                producer.send_batch("grouped", pa.table({"value": group}), atomic=True)
+            else:
+                for value in group:
+                    producer.send("grouped", value)
+            for _ in range(50):
+                producer.send("grouped", b"loose")
+
+
+def broken_groups(records: Sequence[bytes]) -> int:
+    """Groups of which a member is missing, or has a stranger beside it."""
+    places: dict[bytes, list[int]] = {}
+    for place, value in enumerate(records):
+        if value != b"loose":
+            group, _, member = value.rpartition(b":")
+            places.setdefault(group, []).append(place - int(member))
+    return sum(1 for found in places.values() if len(set(found)) != 1 or len(found) != 50)
+
+
+@pytest.mark.mechanism("S5")
+@pytest.mark.parametrize("atomic", [True, False])
+def test_s5(server, atomic):
+    """Four producers, atomic tables of 50 among loose records, and the server is killed on the way: no group is torn.
+
+    Sent one by one instead, groups are torn."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("grouped")
+        threads = [threading.Thread(target=write_groups, args=(hub, worker, atomic)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        with hub.consumer("grouped", start="earliest") as consumer:
+            assert consumer.poll(10) is not None
+        server.kill()
+        server.start()
+        for thread in threads:
+            thread.join()
+        records = values(hub, "grouped")
+    assert len(records) == 4 * 60 * 100
+    assert (broken_groups(records) == 0) is atomic
+
+
+# S13: what the answer to a send says, and when.
+
+
+@pytest.mark.mechanism("S13")
+def test_s13(server):
+    """1,000 acknowledged places are the places at which the records are read. With the server hung, an ack stays open
+    until its deadline and then fails, within a tenth; one with a later deadline is still open."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("acked", shards=4)
+        with hub.producer() as producer:
+            acks = [producer.send("acked", b"%d" % number, key=b"%d" % number) for number in range(1_000)]
+        placed = {ack.result(10): b"%d" % number for number, ack in enumerate(acks)}
+        assert {(record.shard, record.offset): record.value for record in read_all(hub, "acked")} == placed
+
+        patient = hub.producer()
+        patient.send("acked", b"warm").result(10)
+        hasty = hub.producer(delivery_timeout=3.0)
+        hasty.send("acked", b"warm").result(10)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            failing, waiting = hasty.send("acked", b"hasty"), patient.send("acked", b"patient")
+            assert not failing.done()
+            error = failing.exception(10)
+            took = time.monotonic() - began
+            assert isinstance(error, mainstem.DeadlineExceeded)
+            assert "not known" in str(error)
+            assert 2.7 <= took <= 3.3
+            assert not waiting.done()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        waiting.result(10)
+
+
+# S14: one buffer for all streams.
+
+
+def requests_for(server: ServerProcess, producers: int) -> tuple[int, int]:
+    """Requests and bytes of buffers for 20,000 records of 200 bytes, round-robin over 500 streams."""
+    with mainstem.connect(server.url) as hub:
+        for number in range(500):
+            hub.streams.create(f"s{number}", exist_ok=True)
+        before = hub.statistics()["appends"]
+        options = {"batch_bytes": 64 << 10, "linger": 0.1}
+        made = [hub.producer(**options) for _ in range(producers)]
+        names = [f"s{number}" for number in range(500)]
+        for producer in made:
+            for name in names[:: max(1, producers)]:
+                producer._stream(name)  # looked up before the clock starts
+        value = b"v" * 200
+        for number in range(20_000):
+            made[number % producers].send(names[number % 500], value)
+        for producer in made:
+            producer.flush()
+        count = hub.statistics()["appends"] - before
+        buffers = sum(producer._options.buffer_bytes for producer in made)
+        assert sum(hub.streams.get(name).records for name in names[:10]) % 400 == 0
+        return count, buffers
+
+
+@pytest.mark.mechanism("S14")
+@pytest.mark.slow("five hundred producers as the control")
+def test_s14(server):
+    """One buffer: about as many requests as 64 KB fit into 4 MB. A producer per stream: many times that."""
+    shared, shared_buffers = requests_for(server, 1)
+    apart, apart_buffers = requests_for(server, 500)
+    assert shared <= 75 * 1.2
+    assert apart > 5 * shared
+    assert apart_buffers == 500 * shared_buffers
+
+
+# S15: not waiting, or waiting for certainty.
+
+
+def call_times(producer: Producer, count: int) -> list[float]:
+    clock = time.perf_counter
+    found = []
+    for _ in range(count):
+        began = clock()
+        try:
+            producer.send("orders", b"x" * 100)
+        except mainstem.MainstemError:
+            break
+        found.append(clock() - began)
+    return found
+
+
+@pytest.mark.mechanism("S15")
+@pytest.mark.xdist_group("measure")
+def test_s15_fire_and_forget(server):
+    """With the server gone, acks="none" takes 100 us at most in 99 of 100 calls and loses only what was not shipped.
+    acks="durable" waits for room instead: there the slowest call takes as long as its timeout."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        options = {"batch_bytes": 16 << 10, "buffer_bytes": 64 << 10}
+        light, strict = hub.producer(acks="none", **options), hub.producer(delivery_timeout=0.5, **options)
+        for producer in (light, strict):
+            producer.send("orders", b"warm")
+            producer.flush()
+        server.kill()
+        assert percentile(call_times(light, 20_000), 0.99) < 100e-6
+        assert light.dropped > 0
+        began = time.perf_counter()
+        assert len(call_times(strict, 20_000)) < 20_000
+        assert time.perf_counter() - began > 0.4
+        server.start()
+        light.close()
+        with pytest.raises(mainstem.DeadlineExceeded):
+            strict.close()
+
+
+def acknowledged_but_gone(server: ServerProcess, kills: int) -> int:
+    """Send with acknowledgements while the server is killed; how many that were promised are not there."""
+    promised: list[bytes] = []
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        stop = threading.Event()
+
+        def write(worker: int) -> None:
+            with hub.producer() as producer:
+                number = 0
+                while not stop.is_set():
+                    value = b"%d:%d" % (worker, number)
+                    producer.send("orders", value).result(30)
+                    promised.append(value)
+                    number += 1
+
+        threads = [threading.Thread(target=write, args=(worker,)) for worker in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(kills):
+            seen = len(promised)
+            while len(promised) < seen + 50:
+                time.sleep(0.002)
+            server.kill()
+            server.start()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        found = values(hub, "orders")
+        assert repeats(found) == 0
+        return len(set(promised) - set(found))
+
+
+@pytest.mark.mechanism("S15")
+def test_s15_acknowledged(server, tmp_path):
+    """Killed three times under load: everything promised is there. A server that answers before it writes loses some."""
+    assert acknowledged_but_gone(server, kills=3) == 0
+    with planted.ack_before_write(), ServerProcess(tmp_path / "control") as careless:
+        assert acknowledged_but_gone(careless, kills=2) > 0
+
+
+# S22: one request, many streams.
+
+
+@pytest.mark.mechanism("S22")
+def test_s22(tmp_path):
+    """One request for 200 streams, a quarter of which cannot take it: the others are there, each record is told its own
+    fate, and only what failed is sent again. Sending the whole request again doubles the healthy ones."""
+    with embedded(tmp_path) as hub:
+        names = [f"s{number}" for number in range(200)]
+        for name in names:
+            hub.streams.create(name)
+
+        def send_to_all(producer: Producer, chosen: Sequence[str], value: bytes) -> list[str]:
+            """Send in one request; the streams that refused it."""
+            before = hub.statistics()["flushes_applied"]
+            acks = {name: producer.send(name, value) for name in chosen}
+            failed = [name for name, ack in acks.items() if ack.exception(10) is not None]
+            assert hub.statistics()["flushes_applied"] - before <= 2
+            return failed
+
+        producer = hub.producer(linger=10)
+        assert send_to_all(producer, names, b"first") == []
+        for name in names[::4]:
+            hub.streams.delete(name)
+        began = time.monotonic()
+        failed = send_to_all(producer, names, b"second")
+        assert failed == names[::4]
+        healthy = [name for name in names if name not in failed]
+        assert all(values(hub, name) == [b"first", b"second"] for name in healthy)
+        assert time.monotonic() - began < 2
+        for name in failed:
+            hub.streams.create(name)
+        assert send_to_all(producer, failed, b"second") == []
+        assert all(values(hub, name) == [b"second"] for name in failed)
+        assert sum(repeats(values(hub, name)) for name in names) == 0
+
+        # The control: one fate for the whole request, so the whole request again.
+        send_to_all(producer, names, b"second")
+        assert sum(repeats(values(hub, name)) for name in healthy) == len(healthy)
+        producer.close()

@@ -1,0 +1,162 @@
+"""Admission: what a client claims of a batch is proven before it reaches the disk."""
+
+import msgspec
+import pytest
+
+from mainstem.core import payload
+from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.checksum import crc32c
+from mainstem.core.errors import (
+    InvalidPayload,
+    InvalidRequest,
+    MainstemError,
+    RecordTooLarge,
+    StreamDeleted,
+    UnknownStream,
+)
+from mainstem.core.limits import RECORD_BYTES_MAX
+from mainstem.log.ledger.base import StreamRow
+from mainstem.produce.gateway import Gateway
+from tests.unit.log.parts import NOW_US, make_batch
+
+ROWS = {
+    1: StreamRow(1, "0" * 32, "orders", 2, "crc32", 0, 0, 1, NOW_US, 0),
+    2: StreamRow(2, "1" * 32, "gone", 1, "crc32", 0, 0, 1, NOW_US, NOW_US),
+}
+
+
+@pytest.fixture
+def gateway():
+    return Gateway(ROWS.get, RECORD_BYTES_MAX)
+
+
+def changed(batch: Batch, **fields: object) -> BatchHeader:
+    return msgspec.structs.replace(batch.header, **fields)
+
+
+def sound() -> Batch:
+    return make_batch([b"a", b"b", None], producer=7)
+
+
+def refused(
+    gateway: Gateway, header: BatchHeader, data: bytes, kind: type[MainstemError], acknowledge: bool = True
+) -> str:
+    verdict = gateway.admit(header, data, acknowledge=acknowledge)
+    assert isinstance(verdict, kind), verdict
+    return str(verdict)
+
+
+def test_a_sound_batch_is_admitted_as_it_came(gateway):
+    batch = sound()
+    assert gateway.admit(batch.header, batch.payload, acknowledge=True) == batch
+    assert gateway.refused == gateway.unknown_streams == 0
+
+
+def test_an_unknown_stream_is_counted(gateway):
+    batch = sound()
+    refused(gateway, changed(batch, stream=9), batch.payload, UnknownStream)
+    assert (gateway.refused, gateway.unknown_streams) == (1, 1)
+
+
+def test_a_deleted_stream_and_a_missing_shard(gateway):
+    batch = sound()
+    assert "gone" in refused(gateway, changed(batch, stream=2), batch.payload, StreamDeleted)
+    assert "no shard 2" in refused(gateway, changed(batch, shard=2), batch.payload, InvalidRequest)
+
+
+def test_a_batch_has_a_producer_exactly_if_it_wants_an_answer(gateway):
+    batch = sound()
+    anonymous = changed(batch, producer=0)
+    refused(gateway, anonymous, batch.payload, InvalidRequest)
+    refused(gateway, batch.header, batch.payload, InvalidRequest, acknowledge=False)
+    assert isinstance(gateway.admit(anonymous, batch.payload, acknowledge=False), Batch)
+
+
+@pytest.mark.parametrize("fields", [{"schema_id": 1}, {"transaction": 5}, {"statistics": b"12345678"}])
+def test_what_is_the_servers_to_give_is_not_taken_from_a_client(gateway, fields):
+    batch = sound()
+    refused(gateway, changed(batch, **fields), batch.payload, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"count": 2},
+        {"count": 4},
+        {"count": 0},
+        {"count": 2**32 - 1},
+        {"encoding": 0},
+        {"encoding": 2},
+        {"encoding": 9},
+        {"layout": 1},
+        {"layout": 8},
+        {"raw_len": 1},
+        {"raw_len": 2**31},
+        {"time_low": NOW_US - 1},
+    ],
+)
+def test_a_header_that_does_not_fit_its_payload_is_refused(gateway, fields):
+    batch = sound()
+    refused(gateway, changed(batch, **fields), batch.payload, InvalidPayload)
+
+
+def test_every_flipped_bit_is_refused(gateway):
+    batch = sound()
+    data = bytes(batch.payload)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x04
+        assert "checksum" in refused(gateway, batch.header, bytes(damaged), InvalidPayload)
+
+
+def test_a_lying_checksum_does_not_help(gateway):
+    """The client computed it over bytes that are no batch."""
+    batch = sound()
+    for data in (b"", b"x" * len(batch.payload), bytes(batch.payload)[:-8], bytes(len(batch.payload))):
+        header = changed(batch, payload_crc=crc32c(data), stored_len=len(data))
+        refused(gateway, header, data, InvalidPayload)
+
+
+def timed(times: list[int], **claimed: int) -> tuple[BatchHeader, bytes]:
+    table = payload.build([b"v"] * len(times), timestamps=times)
+    encoded = payload.encode(table, None)
+    batch = make_batch([b"v"], producer=7)
+    header = changed(
+        batch,
+        count=encoded.count,
+        layout=encoded.layout,
+        encoding=encoded.encoding,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        **claimed,
+    )
+    return header, encoded.payload
+
+
+def test_the_range_of_times_is_what_the_records_say(gateway):
+    good = timed([50, 10, 90], time_low=10, time_high=90)
+    assert isinstance(gateway.admit(*good, acknowledge=True), Batch)
+    for low, high in ((10, 89), (11, 90), (0, 100), (90, 10)):
+        assert "times" in refused(gateway, *timed([50, 10, 90], time_low=low, time_high=high), InvalidPayload)
+
+
+def test_a_record_over_the_servers_limit_is_refused():
+    strict = Gateway(ROWS.get, 10_000)
+    for size, is_fine in ((9_000, True), (11_000, False)):
+        batch = make_batch([b"x", b"y" * size], producer=7)
+        verdict = strict.admit(batch.header, batch.payload, acknowledge=True)
+        assert isinstance(verdict, Batch) if is_fine else isinstance(verdict, RecordTooLarge)
+
+
+def test_a_payload_of_many_small_records_may_be_larger_than_one_record():
+    strict = Gateway(ROWS.get, 10_000)
+    batch = make_batch([b"y" * 1_000] * 50, producer=7)
+    assert isinstance(strict.admit(batch.header, batch.payload, acknowledge=True), Batch)
+
+
+def test_a_compressed_batch_is_admitted_as_it_came(gateway):
+    for compression in ("zstd", "lz4"):
+        batch = make_batch([b"abc" * 1_000] * 10, producer=7, compression=compression)
+        assert len(batch.payload) < batch.header.raw_len
+        assert gateway.admit(batch.header, batch.payload, acknowledge=True) == batch
