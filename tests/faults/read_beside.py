@@ -21,7 +21,7 @@ from tests.faults.trials import Trials
 READERS = 2
 _STREAM = "beside"
 _LIFE_SECONDS_MAX = 0.5
-_CATCH_UP_SECONDS_MAX = 10.0
+_CATCH_UP_SECONDS_MAX = 4.0
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -48,8 +48,9 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     except AssertionError as error:
         result.add_finding(f"seed {seed}, kill {result.trials}: {error}")
         ends = ()
+    deadline = time.monotonic() + _CATCH_UP_SECONDS_MAX
     for reader in readers:
-        wrong = reader.finish(ends)
+        wrong = reader.finish(ends, deadline)
         if wrong:
             result.add_finding(f"seed {seed}, reader {reader.number}: {wrong}")
     count_report(result, history.check(), f"seed {seed}")
@@ -69,9 +70,8 @@ class _Reader:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def finish(self, ends: tuple[int, ...]) -> str:
+    def finish(self, ends: tuple[int, ...], deadline: float) -> str:
         """Let it catch up and end it; what went wrong, or nothing."""
-        deadline = time.monotonic() + _CATCH_UP_SECONDS_MAX
         while self._thread.is_alive() and tuple(self._got) != ends and time.monotonic() < deadline:
             time.sleep(0.02)
         self._stopping.set()

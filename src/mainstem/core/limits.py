@@ -55,6 +55,8 @@ RECEIVE_BYTES_MAX: Final = 256 * MIB
 APPEND_BATCHES_MAX: Final = 4_096
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
 CREDIT_BYTES_MAX: Final = 256 * MIB
+# What a batch on its way to a reader counts beside its payload, so that tiny ones are limited too.
+BATCH_OVERHEAD_BYTES: Final = 128
 
 # Reading: how much one read of a block brings in, and how many ledger rows are looked at in one query.
 READ_BYTES_MAX: Final = 1 * MIB

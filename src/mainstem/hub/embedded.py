@@ -97,9 +97,9 @@ class LogPort:
         for submission, failure in ended:
             submission.done(failure)
 
-    def _drive(self) -> None:
+    def _drive(self, is_done: Callable[[], bool] = lambda: False) -> None:
         self._submit_deferred()
-        self.log.batcher.drive()
+        self.log.batcher.drive(is_done)
 
     def can_take(self) -> bool:
         return self.log.batcher.pending_bytes < PENDING_BYTES_MAX // 2
@@ -150,7 +150,7 @@ class LogPort:
             while not event.is_set():
                 self.check_usable()
                 with DeferredInterrupt():
-                    self._drive()
+                    self._drive(event.is_set)
                 if event.is_set():
                     break
                 # Nothing was pending here: another thread commits it, or a retry is due.

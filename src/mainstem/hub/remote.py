@@ -30,6 +30,7 @@ from mainstem.core.errors import (
     UnknownStream,
 )
 from mainstem.core.identity import RANDOMNESS
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES
 from mainstem.hub.liveness import Liveness
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.loop import new_loop
@@ -66,7 +67,6 @@ _PORT_DEFAULT: Final = 7070
 _CALL_SECONDS: Final = 30.0
 _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
-_CREDIT_OVERHEAD: Final = 128
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
 _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
 
@@ -105,6 +105,8 @@ class RemotePort:
         self._first_error: MainstemError | None = None
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
         self._ids = _Ids()
+        # Appends handed over by any thread, in the order of their sequence numbers.
+        self._appends: deque[tuple[Callable[..., list[Buffer]], float, Callable[[Any], None]]] = deque()
         # The I/O thread's own from here on.
         self._connection: FramedConnection | None = None
         self._is_ready = False
@@ -159,7 +161,12 @@ class RemotePort:
         payloads = [batch.payload for batch in batches]
         buffers = partial(pack, Kind.APPEND, header=header, payloads=payloads)
         take = partial(_finish_append, done, len(batches))
-        self._soon(self._begin, buffers, time.monotonic() + timeout, take, "append", True)
+        # Through one queue, whoever ships: what another thread has handed over before must leave before.
+        self._appends.append((buffers, time.monotonic() + timeout, take))
+        if threading.current_thread() is self._thread:
+            self._begin_appends()
+        else:
+            self._soon(self._begin_appends)
 
     def can_take(self) -> bool:
         connection = self._connection
@@ -350,6 +357,11 @@ class RemotePort:
             request.sent = 1
             self._connection.send(request.buffers)
 
+    def _begin_appends(self) -> None:
+        while self._appends:
+            build, deadline, take = self._appends.popleft()
+            self._begin(build, deadline, take, "append", True)
+
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
         if request is None:
@@ -459,7 +471,7 @@ class RemoteSubscription:
                     raise ProtocolError(f"batch {base} of shard {shard} came out of order")
                 self._offsets[shard] = batch.end
                 self._queue.append(batch)
-                self._queued_bytes += len(payload) + _CREDIT_OVERHEAD
+                self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
             self._arrived.notify()
 
     def lose(self, loss: DataLoss) -> None:
@@ -486,7 +498,7 @@ class RemoteSubscription:
             if not isinstance(item, FetchedBatch):
                 # The end stays at the head of the queue: whoever asks again gets it again.
                 raise item
-            size = len(item.payload) + _CREDIT_OVERHEAD
+            size = len(item.payload) + BATCH_OVERHEAD_BYTES
             self._queued_bytes -= size
             self._taken_bytes += size
             give = self._taken_bytes if self._taken_bytes >= self._credit // 4 else 0

@@ -138,10 +138,14 @@ class Batcher:
                     return
             self.drive()
 
-    def drive(self) -> None:
-        """Commit what is pending, if anything is, in this thread; returns when it is applied and published."""
+    def drive(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Commit what is pending, if anything is, in this thread; returns when it is applied and published.
+
+        A thread that waits for something passes `is_done`: if another has committed it while this one waited for its
+        turn, it goes its way, and what others have submitted meanwhile gathers for whoever still needs a flush.
+        """
         while True:
-            done = self._commit()
+            done = self._commit(is_done)
             if done is None:
                 return
             # No lock is held here: a completion may submit again.
@@ -160,10 +164,12 @@ class Batcher:
                 return
             # Go around once more to say that the checkpoint is complete: a crash before that would cost a rebuild.
 
-    def _commit(self) -> "_Committed | None":
+    def _commit(self, is_done: Callable[[], bool]) -> "_Committed | None":
         """One flush through write and apply, the locks taken hand over hand; None if there was nothing to do."""
         submissions: list[Submission] = []
         with self._write_lock:
+            if is_done():
+                return None
             try:
                 submissions = self._take()
                 if self._failure is not None or not (submissions or self._maintenance.wants_flush):

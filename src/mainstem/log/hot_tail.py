@@ -10,6 +10,7 @@ from collections import deque
 from typing import Final
 
 from mainstem.core.batch import BatchHeader, FetchedBatch
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES
 
 # What a batch costs beside its payload.
 _OVERHEAD_BYTES: Final = 512
@@ -91,10 +92,10 @@ class HotTail:
                 return []
             first = bisect.bisect_right(batches, offset, lo=tail.head, key=_base) - 1
             last = first
-            size = batches[first].header.stored_len
+            size = batches[first].header.stored_len + BATCH_OVERHEAD_BYTES
             while last + 1 < len(batches) and size < bytes_max:
                 last += 1
-                size += batches[last].header.stored_len
+                size += batches[last].header.stored_len + BATCH_OVERHEAD_BYTES
             return batches[first : last + 1]
 
     @property

@@ -214,7 +214,7 @@ class Waiter:
 
     def wait(self, batcher: Batcher) -> Outcomes:
         while not self._event.is_set():
-            batcher.drive()
+            batcher.drive(self._event.is_set)
         if isinstance(self._result, MainstemError):
             raise self._result
         if self._result is None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
-from mainstem.core.limits import READ_BYTES_MAX, READ_ENTRIES_MAX
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.frame import FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
 from mainstem.log.hot_tail import HotTail
@@ -79,9 +79,12 @@ class LogReader:
         for run in _neighbours(entries, bytes_max):
             for batch in self._frames(stream, run, offset):
                 yield batch
-                got += batch.header.stored_len
+                got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 if got >= bytes_max:
                     return
+            if 2 * got >= bytes_max:
+                # Another run would be read for a part of it only.
+                return
 
     def _frames(self, stream: StreamRow, run: list[Entry], offset: int) -> Iterator[FetchedBatch]:
         """The batches of entries that lie near each other in one block, from the one that holds `offset`."""

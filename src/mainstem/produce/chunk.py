@@ -29,7 +29,7 @@ Placed = tuple[int, int]
 class Chunk:
     """Records of one stream that are shipped together. Filled under the producer's lock, then owned by the shipper.
 
-    States: filling, shipped (has `parcel`), done (`error` or `bases` set, `parcel.done` set).
+    States: filling, shipped (has `parcel`), done (`error` or `bases` set, `parcel.is_done`).
     """
 
     __slots__ = (
@@ -192,17 +192,35 @@ class _Gone(list[Any]):
 
 
 class Parcel:
-    """Chunks of several streams that travel in one request. `done` is set when every record's fate is known."""
+    """Chunks of several streams that travel in one request."""
 
-    __slots__ = ("callbacks", "chunks", "deadline", "done", "size", "waiter")
+    __slots__ = ("_event", "callbacks", "chunks", "deadline", "is_done", "size", "waiter")
 
     def __init__(self, waiter: Callable[["Parcel", float | None], bool], deadline: float) -> None:
         self.chunks: list[Chunk] = []
-        self.done = threading.Event()
+        # Whether every record's fate is known. Most parcels are never waited for: the event is made when one is.
+        self.is_done = False
+        self._event: threading.Event | None = None
         self.waiter = waiter
         self.deadline = deadline
         self.size = 0
         self.callbacks: list[Callable[[], None]] = []
+
+    def finish(self) -> None:
+        """Every record's fate is known."""
+        self.is_done = True
+        if self._event is not None:
+            self._event.set()
+
+    def event(self) -> threading.Event:
+        """Set when the parcel is done."""
+        event = self._event
+        if event is None:
+            event = self._event = threading.Event()
+        # `finish` may have looked before there was one.
+        if self.is_done:
+            event.set()
+        return event
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -213,7 +231,7 @@ class Ack(msgspec.Struct, gc=False):
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self.chunk.parcel.done.is_set()
+        return self.chunk.parcel.is_done
 
     def result(self, timeout: float | None = None) -> Placed:
         """(shard, offset) of the record, durable; raises what went wrong, DeadlineExceeded if that is not known yet."""
@@ -230,7 +248,7 @@ class Ack(msgspec.Struct, gc=False):
         """Call `call(self)` when the outcome is known, from the hub's thread; at once if it is known."""
         parcel = self.chunk.parcel
         parcel.callbacks.append(lambda: call(self))
-        if parcel.done.is_set():
+        if parcel.is_done:
             run_callbacks(parcel)
 
 
@@ -240,7 +258,7 @@ class BatchAck(msgspec.Struct, gc=False):
     chunks: list[Chunk]
 
     def done(self) -> bool:
-        return all(chunk.parcel.done.is_set() for chunk in self.chunks)
+        return all(chunk.parcel.is_done for chunk in self.chunks)
 
     def result(self, timeout: float | None = None) -> list[tuple[int, int, int]]:
         """(shard, offset, count) of every run of records, durable."""
@@ -282,5 +300,5 @@ def _count_in(chunk: Chunk, shard: int) -> int:
 
 
 def _wait(parcel: Parcel, timeout: float | None) -> None:
-    if not parcel.done.is_set() and not parcel.waiter(parcel, timeout):
+    if not parcel.is_done and not parcel.waiter(parcel, timeout):
         raise DeadlineExceeded(f"no acknowledgement within {timeout} s; the outcome is not known yet")

@@ -47,7 +47,7 @@ class Intake:
         if self._open and self._open[-1] is chunk:
             return
         self._open.append(chunk)
-        while self._open[0].parcel.done.is_set():
+        while self._open[0].parcel.is_done:
             self._settle()
             if not self._open:
                 return

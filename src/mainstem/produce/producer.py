@@ -108,7 +108,6 @@ class Producer:
         self._streams: dict[str, StreamInfo] = {}
         # Guards the buffer: the filling parcel, the queue of rolled ones and the byte counts.
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
         # Whether a thread is encoding, numbering and handing over: one at a time, so that the numbers have an order.
         self._shipping = False
         self._rolled: deque[Parcel] = deque()
@@ -336,7 +335,7 @@ class Producer:
         return self._buffered > 0 and self._buffered + size > self._options.buffer_bytes
 
     def _oldest_done(self) -> threading.Event:
-        return self._waiting[0].done if self._waiting else _NEVER
+        return self._waiting[0].event() if self._waiting else _NEVER
 
     def _drop_oldest(self) -> None:
         """With acks="none" parcels are never in flight, so what is buffered is in the queue."""
@@ -444,7 +443,6 @@ class Producer:
                 self._forget_streams(parcel)
             if self._in_flight == 0:
                 self._roll()
-            self._room.notify_all()
         self._finish(parcel, None)
         self._ship()
 
@@ -458,7 +456,7 @@ class Producer:
         if error is not None:
             for chunk in parcel.chunks:
                 chunk.error = error
-        parcel.done.set()
+        parcel.finish()
         run_callbacks(parcel)
 
     # Waiting and ending.
@@ -470,7 +468,7 @@ class Producer:
             if parcel is self._parcel:
                 self._roll()
         self._ship()
-        return self._port.wait(parcel.done, timeout)
+        return self._port.wait(parcel.event(), timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """Ship everything and wait until its fate is known; raises the first error since the last flush that no ack has
@@ -483,7 +481,7 @@ class Producer:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         for parcel in waiting:
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-            if not self._port.wait(parcel.done, left):
+            if not self._port.wait(parcel.event(), left):
                 raise DeadlineExceeded(f"flush: not everything was acknowledged within {timeout} s")
         with self._lock:
             errors = [chunk.error for chunk in self._failed if chunk.error is not None and not chunk.is_told]
@@ -501,7 +499,6 @@ class Producer:
             with self._lock:
                 self._closed = True
                 self._chunks.clear()
-                self._room.notify_all()
 
     def __enter__(self) -> "Producer":
         return self
@@ -535,7 +532,6 @@ class Producer:
         """In a child made by fork: make every `send` take the general way, which says what is wrong."""
         # Made anew, not released: a thread of the parent may have had it without having marked it as locked.
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
         self._chunks.clear()
 
 

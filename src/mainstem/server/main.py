@@ -1,6 +1,7 @@
 """The server process from start to end: `run` is what `mainstem serve` calls."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -57,6 +58,7 @@ async def _serve(settings: Settings) -> int:
         ready["http"] = http.address
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()
+    _settle_memory()
     logger.info("serving %s on %s", settings.data, ready)
     sys.stdout.write(f"ready {json.dumps(ready)}\n")
     sys.stdout.flush()
@@ -68,6 +70,14 @@ async def _serve(settings: Settings) -> int:
         await http_task
     logger.info("stopped")
     return 0
+
+
+def _settle_memory() -> None:
+    """What exists now stays: keep it out of every later collection of garbage, which would stop commits and pushes
+    for tens of milliseconds. What comes after rarely has cycles, so it is looked at less often than usual."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def _on_signals() -> "asyncio.Future[str]":

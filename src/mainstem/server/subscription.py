@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Final
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss, MainstemError, StreamDeleted
-from mainstem.core.limits import CREDIT_BYTES_MAX, READ_BYTES_MAX
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import Batches, Kind, encode_header, pack, pack_encoded, wire_error
 
 if TYPE_CHECKING:
     from mainstem.transport.connection import FramedConnection
 
-# What a pushed batch costs in credit beside its payload, so that tiny ones are limited too.
-_BATCH_OVERHEAD: Final = 128
 _ENCODED_MAX: Final = 256
 # Pushed in one message from memory, so that small batches travel together and the loop stays responsive.
 _HOT_BYTES_MAX: Final = 256 << 10
@@ -127,7 +125,7 @@ class PushSubscription:
 
     def _send(self, batches: Sequence[FetchedBatch]) -> None:
         payloads = [batch.payload for batch in batches]
-        self._credit -= sum(len(payload) + _BATCH_OVERHEAD for payload in payloads)
+        self._credit -= sum(len(payload) + BATCH_OVERHEAD_BYTES for payload in payloads)
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))
 
     def end_deleted(self) -> None:

@@ -92,6 +92,8 @@ class Link:
             answers.cancel()
         except OSError:
             pass  # the target is not there
+        except asyncio.CancelledError:
+            pass  # the link ends; asyncio of Python 3.11 would report a handler that was cancelled as an error
         finally:
             for end in (writer, far):
                 if end is not None:

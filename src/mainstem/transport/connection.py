@@ -11,6 +11,8 @@ from mainstem.transport.wire import Kind, Message, MessageReader, ReceiveBudget,
 
 # Received bytes of all connections of a loop go through one buffer of this size.
 SCRATCH_BYTES: Final = 256 << 10
+# More than this is not held back until the end of the turn.
+_TURN_BYTES_MAX: Final = 32 << 10
 # More unsent bytes than this and the connection counts as blocked.
 _WRITE_HIGH_BYTES: Final = 64 << 10
 
@@ -42,6 +44,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._clock = clock
         self._transport: asyncio.Transport | None = None
+        self._outgoing: list[Buffer] = []
+        self._outgoing_bytes = 0
         self._paused_by: set[str] = set()
         self.is_blocked = False
         self.heard_at = clock.monotonic()
@@ -50,9 +54,20 @@ class FramedConnection(asyncio.BufferedProtocol):
     # Called by the owner.
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        transport = self._transport
-        if transport is not None and not transport.is_closing():
-            transport.writelines(cast("Any", buffers))
+        """Send soon: what is sent in one turn of the loop leaves in one system call, unless it is much."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing += buffers
+        self._outgoing_bytes += sum(map(len, buffers))
+        if self._outgoing_bytes > _TURN_BYTES_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        buffers, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
+        if buffers and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(cast("Any", buffers))
 
     def allow_large(self) -> None:
         self._reader.allow_large()
@@ -79,7 +94,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         self.close()
 
     def close(self) -> None:
+        """Send what is still to be sent, then end the connection."""
         if self._transport is not None:
+            self._flush()
             self._transport.close()
 
     def abort(self) -> None:
@@ -93,7 +110,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._outgoing_bytes + self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def peer_name(self) -> str:
         found = self._transport.get_extra_info("peername") if self._transport is not None else None

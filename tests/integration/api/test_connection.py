@@ -162,6 +162,17 @@ def test_a_killed_server_loses_nothing_and_repeats_nothing(server):
     assert got == [*(b"%d" % number for number in range(2_000)), b"end"]
 
 
+def test_what_several_threads_hand_over_leaves_in_the_order_of_its_numbers(server):
+    """The thread that sends and the thread that hears the answers take turns in shipping: a swap would be refused."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        for _ in range(3):
+            with hub.producer() as producer:
+                acks = [producer.send_many("orders", [b"x" * 200] * 100) for _ in range(150)]
+                bases = [ack.result(20)[0][1] for ack in acks]
+            assert bases == list(range(bases[0], bases[0] + 15_000, 100))
+
+
 def test_a_stopped_server_answers_first_and_loses_nothing(server):
     with mainstem.connect(server.url) as hub:
         hub.streams.create("orders")

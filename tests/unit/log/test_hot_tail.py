@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mainstem.core.batch import FetchedBatch
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES
 from mainstem.log.hot_tail import HotTail
 from tests.unit.log.parts import make_batch
 
@@ -40,7 +41,7 @@ def test_a_run_of_batches_is_about_as_long_as_was_asked_for():
     tail = HotTail(1 << 20)
     batches = [fetched(number, 1) for number in range(10)]
     tail.append(batches)
-    size = batches[0].header.stored_len
+    size = batches[0].header.stored_len + BATCH_OVERHEAD_BYTES
     assert tail.find(1, 0, 3, 1) == batches[3:4]
     assert tail.find(1, 0, 3, 2 * size) == batches[3:5]
     assert tail.find(1, 0, 3, 2 * size + 1) == batches[3:6]

@@ -1,0 +1,203 @@
+"""The read path of Scribe: where a reader begins, and how it gets what it reads."""
+
+import gc
+import itertools
+import subprocess
+import sys
+import textwrap
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import mainstem
+from mainstem.hub.hub import Hub
+from mainstem.log.flush import TrimShard
+from mainstem.log.log import Log
+from mainstem.testing.server import ServerProcess
+from tests.integration.mechanisms.rig import SlowLink, embedded
+
+# S6: a time, the tail, or where one was.
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def write_twenty_seconds(hub: Hub, shards: int) -> None:
+    """20,000 records whose times spread over 20 seconds."""
+    hub.streams.create("timed", shards=shards, retention="300000d")
+    with hub.producer() as producer:
+        for second in range(20):
+            moments = [BEGAN + timedelta(seconds=second, milliseconds=number) for number in range(1_000)]
+            numbers = [b"%d" % (1_000 * second + number) for number in range(1_000)]
+            table = {"value": numbers, "key": numbers, "timestamp": pa.array(moments, pa.timestamp("us", "UTC"))}
+            producer.send_batch("timed", pa.table(table))
+
+
+READ_AND_DIE = """
+    import os, sys, mainstem
+    path, saved, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    hub = mainstem.open(path, read_only=True)
+    consumer = hub.consumer("timed", start="earliest")
+    for number, record in enumerate(consumer, 1):
+        print(record.shard, record.offset)
+        if number == count:
+            with open(saved, "w") as file:
+                file.write(str(consumer.cursor))
+        if number == count + 700:
+            sys.stdout.flush()
+            os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.mechanism("S6")
+def test_s6_time(tmp_path):
+    """Opened in the middle: the first record is of that time, and none after it is missing. From the tail: none."""
+    with embedded(tmp_path) as hub:
+        write_twenty_seconds(hub, shards=3)
+        start = BEGAN + timedelta(seconds=10)
+        with hub.consumer("timed", start=start, follow=False) as consumer:
+            found = list(consumer)
+        assert min(record.timestamp for record in found) == start
+        assert sorted(int(record.value or b"") for record in found) == list(range(10_000, 20_000))
+        with hub.consumer("timed", start="latest", follow=False) as consumer:
+            assert list(consumer) == []
+        # The control: the whole stream is twice as much.
+        with hub.consumer("timed", start="earliest", follow=False) as consumer:
+            assert len(list(consumer)) == 20_000
+
+
+@pytest.mark.mechanism("S6")
+def test_s6_cursor(tmp_path):
+    """Killed some time after it saved its cursor, the next reader begins exactly behind it. Without the cursor it would
+    read again what it had, or miss what it had not."""
+    with embedded(tmp_path / "data") as hub:
+        write_twenty_seconds(hub, shards=3)
+        saved = tmp_path / "cursor"
+        command = [sys.executable, "-c", textwrap.dedent(READ_AND_DIE), tmp_path / "data", saved, "7000"]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == -9, done.stderr
+        before = [tuple(map(int, line.split())) for line in done.stdout.splitlines()][:7_000]
+        cursor = mainstem.Cursor.parse(saved.read_text())
+        with hub.consumer("timed", start=cursor, follow=False) as consumer:
+            after = [(record.shard, record.offset) for record in consumer]
+        assert len(before) == 7_000
+        assert len(after) == 13_000
+        assert set(before).isdisjoint(after)
+        for start, repeated, missed in (("earliest", 7_000, 0), ("latest", 0, 13_000)):
+            with hub.consumer("timed", start=start, follow=False) as consumer:
+                again = {(record.shard, record.offset) for record in consumer}
+            assert len(again & set(before)) == repeated
+            assert len(set(after) - again) == missed
+
+
+@pytest.mark.mechanism("S6")
+def test_s6_trimmed(tmp_path):
+    """Half of every shard is trimmed: a reader from the beginning is told once for each shard, then gets the rest."""
+    with embedded(tmp_path) as hub:
+        write_twenty_seconds(hub, shards=3)
+        info = hub.streams.get("timed")
+        with hub.consumer("timed", start=BEGAN) as consumer:
+            cursor = consumer.cursor
+        log: Log = hub._port.log
+        for shard, end in enumerate(info.ends):
+            log.execute(TrimShard(info.id, shard, end // 2))
+        losses: list[mainstem.DataLoss] = []
+        found: list[tuple[int, int]] = []
+        with hub.consumer("timed", start=cursor, follow=False) as consumer:
+            while True:
+                try:
+                    found.extend((record.shard, record.offset) for record in consumer)
+                    break
+                except mainstem.DataLoss as loss:
+                    losses.append(loss)
+        told = sorted((loss.shard, loss.first, loss.last) for loss in losses)
+        assert told == [(shard, 0, end // 2 - 1) for shard, end in enumerate(info.ends)]
+        assert sorted(found) == [
+            (shard, offset) for shard, end in enumerate(info.ends) for offset in range(end // 2, end)
+        ]
+
+
+# S38: much on the way at once, in order, and not copied.
+
+
+def seconds_to_read(link: SlowLink, prefetch_bytes: int, batches: int) -> float:
+    with mainstem.connect(f"mainstem://{link.address}") as hub:
+        with hub.consumer("orders", start="earliest", follow=False, prefetch_bytes=prefetch_bytes) as consumer:
+            began = time.perf_counter()
+            found = [value for batch in itertools.islice(consumer.batches(), batches) for value in batch.values()]
+            took = time.perf_counter() - began
+    assert found == [b"%05d" % number * 400 for number in range(len(found))]
+    assert len(found) >= batches
+    return took
+
+
+@pytest.mark.mechanism("S38")
+@pytest.mark.xdist_group("measure")
+def test_s38_on_the_way_at_once(tmp_path):
+    """Twenty milliseconds away: with room for many batches on the way at least five times as fast as with room for one,
+    and in the same order."""
+    with ServerProcess(tmp_path / "data") as server, SlowLink(server.address, delay=0.01) as link:
+        with mainstem.connect(server.url) as hub:
+            hub.streams.create("orders")
+            with hub.producer(compression=None) as producer:
+                for first in range(0, 300, 2):
+                    producer.send_many("orders", [b"%05d" % number * 400 for number in (first, first + 1)]).result(10)
+        many = seconds_to_read(link, 1 << 20, 60)
+        one = seconds_to_read(link, 4_096, 60)
+    assert one / many >= 5
+
+
+def traced(work) -> int:
+    """Bytes that Python has more after `work` than before, at its highest."""
+    gc.collect()
+    tracemalloc.start()
+    kept = work()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del kept
+    return peak
+
+
+@pytest.mark.mechanism("S38")
+def test_s38_not_copied(tmp_path):
+    """A batch as a table lies in the bytes it came in: less than 200 bytes for a record of 1,000. Taken apart into
+    records, each value is an object of its own."""
+    with embedded(tmp_path) as hub:
+        hub.streams.create("orders")
+        with hub.producer(compression=None) as producer:
+            producer.send_many("orders", [b"%04d" % number * 250 for number in range(4_000)])
+        with hub.consumer("orders", start="earliest", follow=False) as consumer:
+            batches = list(consumer.batches())
+        count = sum(batch.count for batch in batches)
+        assert traced(lambda: [batch.to_arrow() for batch in batches]) / count < 200
+        for batch in batches:
+            values = batch.to_arrow().column("value").buffers()[2]
+            held = pa.py_buffer(batch._fetched.payload)
+            assert held.address <= values.address < held.address + held.size
+        assert traced(lambda: [list(batch.records()) for batch in batches]) / count > 1_000
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
+
+
+@pytest.mark.mechanism("S38")
+def test_s38_idle_consumers(tmp_path):
+    """Twenty consumers that wait cost less than twenty megabytes, threads and all."""
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        hub.consumer("orders").poll(0)
+        gc.collect()
+        before = resident_bytes()
+        consumers = [hub.consumer("orders") for _ in range(20)]
+        for consumer in consumers:
+            assert consumer.poll(0) is None
+        assert resident_bytes() - before < 20 << 20
+        # The control: as many hubs, for a consumer each, are as many connections and threads.
+        hubs = [mainstem.connect(server.url) for _ in range(20)]
+        assert hub.statistics()["connections"] == 21
+        for other in hubs:
+            other.close()
