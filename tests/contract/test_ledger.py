@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import (
     InvalidRequest,
+    LedgerDamaged,
     OutOfSequence,
     ProducerFenced,
     StaleGeneration,
@@ -55,7 +56,7 @@ from mainstem.log.ledger.base import (
     StreamRow,
 )
 from mainstem.log.ledger.memory import MemoryLedger
-from mainstem.log.ledger.sqlite import LedgerDamaged, SqliteLedger, SqliteLedgerReader
+from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from tests.unit.log.parts import LOG_UUID, NOW_US
 
 FACTORIES: dict[str, Callable[[Path], Ledger]] = {
@@ -608,7 +609,7 @@ def rows_of(ledger: Ledger) -> dict[str, Any]:
         "shards": {key: ledger.load_shard(*key) for key in keys},
         "entries": {key: list(ledger.entries_from(*key, 0, 10_000)) for key in keys},
         "producers": {key: row for key in producers if (row := ledger.load_producer(key)) is not None},
-        "blocks": {block: row for block in range(1, 6) if (row := ledger.load_block(block)) is not None},
+        "blocks": {number: block for number in range(1, 6) if (block := ledger.load_block(number)) is not None},
     }
 
 

@@ -41,7 +41,7 @@ class Consumer:
         prefetch_bytes: int = PREFETCH_BYTES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if not isinstance(prefetch_bytes, int) or not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
+        if type(prefetch_bytes) is not int or not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
             raise InvalidSetting(f"prefetch_bytes must be between 4 KiB and 256 MiB, not {prefetch_bytes}")
         port.check_usable()
         self._port = port

@@ -53,6 +53,8 @@ class Link:
     def __enter__(self) -> "Link":
         self._thread.start()
         listener = socket.create_server(("127.0.0.1", 0))
+        # Connections inherit it. asyncio does it only for sockets that were made with the protocol's number.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         self._run(self._listen(listener))
         return self

@@ -99,9 +99,10 @@ _decode_call = msgspec.msgpack.Decoder(Call).decode
 def checked(call: Call) -> Call:
     """The call, or InvalidSetting if a field is not of its type: the caller is told, before the wire or the log."""
     try:
-        return _decode_call(_encode_call(call))
+        decoded: Call = _decode_call(_encode_call(call))
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidSetting(f"{type(call).__name__.removesuffix('Call')}: {error}") from None
+    return decoded
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

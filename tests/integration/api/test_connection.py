@@ -136,7 +136,7 @@ def test_a_killed_server_loses_nothing_and_repeats_nothing(server):
             with hub.consumer("orders", start="earliest") as consumer:
                 for record in consumer:
                     assert record.offset == len(got)
-                    got.append(record.value)
+                    got.append(record.value or b"")
                     if record.value == b"end":
                         finished.set()
                         return
@@ -288,8 +288,7 @@ def test_a_full_buffer_blocks_no_longer_than_the_delivery_timeout(server, paused
         pause()
         began = time.monotonic()
         with pytest.raises(mainstem.DeadlineExceeded):
-            for _ in range(100):
-                producer.send("orders", b"x" * 3_000)
+            list(map(producer.send, ["orders"] * 100, [b"x" * 3_000] * 100))
         assert time.monotonic() - began < 5
         resume()
 
@@ -309,7 +308,7 @@ def test_acks_none_goes_on_after_the_server_was_away(server):
             for attempt in range(200):
                 producer.send("orders", b"after %d" % attempt)
                 record = consumer.poll(0.1)
-                if record is not None and record.value.startswith(b"after"):
+                if record is not None and (record.value or b"").startswith(b"after"):
                     break
             else:
                 pytest.fail("nothing arrives any more")
@@ -362,7 +361,8 @@ def test_a_slow_reader_stalls_nobody(server):
             for number in range(100):
                 producer.send("orders", bytes([number]) * 100_000)
         assert len(read_all(hub, "orders")) == 100
-        assert [slow.poll(10).value[0] for _ in range(100)] == list(range(100))
+        late = [slow.poll(10) for _ in range(100)]
+        assert [record.value[0] for record in late if record and record.value] == list(range(100))
 
 
 def test_closing_while_the_server_is_away_ends(server):

@@ -526,5 +526,5 @@ def test_a_record_is_a_value(hub, orders):
     first, again = read_all(hub, "orders")[5], read_all(hub, "orders")[5]
     assert first == again
     with pytest.raises(AttributeError):
-        first.value = b"other"
+        first.value = b"other"  # type: ignore[misc]
     assert sys.getsizeof(first) < 200

@@ -5,6 +5,7 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -20,28 +21,27 @@ from tests.integration.api.conftest import values
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def run(code: str, *arguments: object, timeout: float = 20, **options: object) -> str:
+def run(code: str, *arguments: object, timeout: float = 20) -> str:
     """Run Python in a process of its own; what it printed. A failure shows what it said."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        **options,
+        check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @contextmanager
-def started(code: str, *arguments: object, **options: object) -> Iterator[subprocess.Popen[str]]:
+def started(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Python in a process of its own that runs beside the test; killed at the end if it still does."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
         text=True,
-        **options,
     )
     try:
         yield process
@@ -132,10 +132,9 @@ def test_a_reader_of_a_folder_sees_streams_come_and_go(tmp_path):
         with hub.producer() as producer:
             producer.send("orders", b"last words")
         hub.streams.delete("orders")
-        got = []
+        got: list[bytes | None] = []
         with pytest.raises(mainstem.StreamDeleted):
-            for record in consumer:
-                got.append(record.value)
+            got.extend(record.value for record in consumer)
         assert got == [b"last words"]
         with pytest.raises(mainstem.StreamDeleted):
             consumer.poll(5)
@@ -215,16 +214,13 @@ AS_NOBODY = """
 
 
 @pytest.fixture
-def open_folder(tmp_path_factory):
-    """A folder that everybody may read and only its owner may write; pytest's own are closed to others."""
+def open_folder():
+    """A folder that everybody may read and only its owner may write; those of pytest are closed to others."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user; enable: run the tests as root, as in a container")
-    folder = tmp_path_factory.mktemp("shared") / "data"
-    for parent in folder.parents:
-        if parent == Path("/tmp") or parent.stat().st_mode & 0o055 == 0o055:
-            continue
-        parent.chmod(parent.stat().st_mode | 0o055)
-    return folder
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "data"
 
 
 @pytest.mark.parametrize("asked", ["asked", "found out"])
@@ -294,7 +290,7 @@ def forked(hub: Hub) -> Hub:
 
 def test_a_child_is_told_that_the_hub_is_its_parents(forked):
     hub = forked
-    producer = hub.producer()
+    producer = hub.producer(linger=60)
     producer.send("orders", b"0").result(10)
     pending = producer.send("orders", b"1")
     consumer = hub.consumer("orders", start="earliest")
@@ -302,11 +298,11 @@ def test_a_child_is_told_that_the_hub_is_its_parents(forked):
 
     def use_everything() -> None:
         for use in (
-            lambda: hub.streams.list(),
+            hub.streams.list,
             lambda: hub.streams.create("child"),
-            lambda: hub.producer(),
+            hub.producer,
             lambda: hub.consumer("orders"),
-            lambda: hub.statistics(),
+            hub.statistics,
             lambda: producer.send("orders", b"from the child"),
             lambda: producer.send("orders", b"from the child", key=b"k"),
             lambda: producer.send_many("orders", [b"from the child"]),
@@ -420,8 +416,7 @@ def test_a_child_may_connect_on_its_own(shared_server):
         "producer = hub.producer(); producer.send('orders', b'x').result(10)",
         "producer = hub.producer(linger=60); producer.send('orders', b'x')",
         "consumer = hub.consumer('orders', start='earliest'); consumer.poll(0)",
-        "import threading; consumer = hub.consumer('orders');"
-        " threading.Thread(target=lambda: list(consumer), daemon=True).start()",
+        "import threading; c = hub.consumer('orders'); threading.Thread(target=lambda: list(c), daemon=True).start()",
         "raise SystemExit(0)",
     ],
 )
@@ -432,7 +427,7 @@ def test_a_hub_that_was_not_closed_never_blocks_the_exit(use, place, request, tm
     else:
         opened = f"mainstem.connect({request.getfixturevalue('shared_server').url!r})"
     code = f"import mainstem\nhub = {opened}\nhub.streams.create('orders', exist_ok=True)\n{use}\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

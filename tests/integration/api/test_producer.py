@@ -3,13 +3,14 @@
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
 import mainstem
 from mainstem.core import placement
-from mainstem.produce.chunk import Ack
 from mainstem.core.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.produce.chunk import Ack
 from tests.integration.api.conftest import read_all, values
 
 
@@ -183,7 +184,12 @@ def test_headers_are_text_to_bytes(hub, orders, headers):
 @pytest.mark.parametrize("field", ["key", "name", "value"])
 def test_text_that_is_no_unicode_is_refused(hub, orders, field):
     bad = "\ud800"
-    arguments = {"key": {"key": bad}, "name": {"headers": {bad: b"v"}}, "value": {"headers": {"a": bad}}}[field]
+    choices: dict[str, dict[str, Any]] = {
+        "key": {"key": bad},
+        "name": {"headers": {bad: b"v"}},
+        "value": {"headers": {"a": bad}},
+    }
+    arguments = choices[field]
     with hub.producer() as producer:
         with pytest.raises(mainstem.InvalidRecord):
             producer.send("orders", b"v", **arguments)
@@ -207,8 +213,8 @@ def test_nanoseconds_are_not_taken_for_microseconds(hub, orders):
             producer.send("orders", b"v", timestamp=nanoseconds)
         producer.send("orders", b"v", timestamp=datetime.max.replace(tzinfo=UTC))
         producer.send("orders", b"v", timestamp=datetime.min.replace(tzinfo=UTC))
-    found = [record.timestamp.replace(tzinfo=None) for record in read_all(hub, "orders")]
-    assert found == [datetime.max, datetime.min]
+    found = [record.timestamp for record in read_all(hub, "orders")]
+    assert found == [datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)]
 
 
 @pytest.mark.parametrize("stream", [None, 7, b"orders", ["orders"], {"a": 1}, {"orders"}])
@@ -289,7 +295,7 @@ def test_a_callback_added_late_is_called_at_once(hub, orders):
     with hub.producer() as producer:
         ack = producer.send("orders", b"v")
         ack.result(10)
-        heard = []
+        heard: list[Ack] = []
         ack.add_done_callback(heard.append)
         assert heard == [ack]
 
@@ -312,7 +318,7 @@ def test_a_callback_hears_of_failure(hub, orders):
 
 def test_a_callback_that_raises_hurts_nobody(hub, orders, caplog):
     """It runs in a thread of the hub, where its exception has nowhere to go but the log."""
-    heard = []
+    heard: list[Ack] = []
     with hub.producer() as producer:
         ack = producer.send("orders", b"0")
         ack.add_done_callback(lambda ack: 1 / 0)
@@ -348,7 +354,8 @@ def test_results_may_be_asked_for_by_many_threads(hub, orders):
 
         def send() -> None:
             for _ in range(20):
-                found.append(producer.send("orders", b"v").result(10))
+                place = producer.send("orders", b"v").result(10)
+                found.append(place)
 
         threads = [threading.Thread(target=send) for _ in range(8)]
         for thread in threads:
@@ -410,16 +417,24 @@ def test_close_flushes(hub, orders):
 
 
 def test_the_end_of_the_block_flushes_also_when_it_raises(hub, orders):
-    with pytest.raises(KeyError), hub.producer(linger=60) as producer:
-        producer.send("orders", b"v")
-        raise KeyError
+    def fail() -> None:
+        with hub.producer(linger=60) as producer:
+            producer.send("orders", b"v")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert values(hub, "orders") == [b"v"]
 
 
 def test_the_end_of_the_block_raises_what_nobody_was_told(hub, orders):
-    with pytest.raises(mainstem.StreamDeleted), hub.producer(linger=60) as producer:
-        producer.send("orders", b"v")
-        hub.streams.delete("orders")
+    def lose() -> None:
+        with hub.producer(linger=60) as producer:
+            producer.send("orders", b"v")
+            hub.streams.delete("orders")
+
+    with pytest.raises(mainstem.StreamDeleted):
+        lose()
 
 
 def test_after_close_nothing_is_taken(hub, orders):

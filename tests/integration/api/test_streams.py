@@ -224,10 +224,9 @@ def test_a_follower_gets_what_was_written_before_the_deletion(hub):
     with hub.producer() as producer:
         producer.send_many("orders", [b"%d" % number for number in range(100)])
     hub.streams.delete("orders")
-    got = []
+    got: list[bytes | None] = []
     with pytest.raises(mainstem.StreamDeleted):
-        for record in consumer:
-            got.append(record.value)
+        got.extend(record.value for record in consumer)
     assert got == [b"%d" % number for number in range(100)]
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import mainstem
+from mainstem.consume.consumer import Consumer
 from mainstem.consume.record import Record
 from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
@@ -26,6 +27,10 @@ class SlowLink(Link):
         self._delay = delay
         self.requests_bytes = 0
         self.answers_bytes = 0
+
+    def __enter__(self) -> "SlowLink":
+        super().__enter__()
+        return self
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, holds: bool) -> None:
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -72,6 +77,16 @@ def read_all(hub: Hub, stream: str) -> list[Record]:
 
 def values(hub: Hub, stream: str) -> list[bytes]:
     return [record.value or b"" for record in read_all(hub, stream)]
+
+
+def take(consumer: Consumer, count: int) -> list[bytes]:
+    """The values of the next records of a follower; each must come within ten seconds."""
+    found: list[bytes] = []
+    for _ in range(count):
+        record = consumer.poll(10)
+        assert record is not None, f"nothing came after {len(found)} of {count}"
+        found.append(record.value or b"")
+    return found
 
 
 def repeats(found: Iterable[bytes]) -> int:

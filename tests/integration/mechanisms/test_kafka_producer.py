@@ -80,10 +80,10 @@ def test_k2_a_broker_refuses_what_was_changed_on_the_way(tmp_path):
                 damaged = [type(b)(b.header, bytes(b.payload[:-1]) + bytes([b.payload[-1] ^ 1])) for b in batches]
                 append(damaged, *rest)
 
-            producer._port.append = flip
+            producer._port.append = flip  # type: ignore[method-assign]
             with pytest.raises(mainstem.InvalidPayload, match="checksum"):
                 producer.send("orders", b"changed").result(10)
-            producer._port.append = append
+            producer._port.append = append  # type: ignore[method-assign]
         assert values(hub, "orders") == [b"fine"]
         assert hub.statistics()["batches_refused"] == 1
 
@@ -159,31 +159,34 @@ EVENTS = [event(number) for number in range(20_000)]
 def shares(path: Path, compression: str | None) -> tuple[float, float, float]:
     """Bytes over the link and on disk as a share of the raw ones, and the server's seconds of processor time."""
     raw = sum(map(len, EVENTS))
-    with ServerProcess(path) as server, SlowLink(server.address) as link:
-        with mainstem.connect(f"mainstem://{link.address}") as hub:
-            hub.streams.create("events")
-            before = hub.statistics()["bytes_written"]
-            wire, seconds = link.requests_bytes, processor_seconds(server.pid)
-            sent: list[bytes] = []
-            with hub.producer(compression=compression) as producer:
-                append = producer._port.append
+    with (
+        ServerProcess(path) as server,
+        SlowLink(server.address) as link,
+        mainstem.connect(f"mainstem://{link.address}") as hub,
+    ):
+        hub.streams.create("events")
+        before = hub.statistics()["bytes_written"]
+        wire, seconds = link.requests_bytes, processor_seconds(server.pid)
+        sent: list[bytes] = []
+        with hub.producer(compression=compression) as producer:
+            append = producer._port.append
 
-                def remember(batches, *rest):
-                    sent.extend(bytes(batch.payload) for batch in batches)
-                    append(batches, *rest)
+            def remember(batches, *rest):
+                sent.extend(bytes(batch.payload) for batch in batches)
+                append(batches, *rest)
 
-                producer._port.append = remember
-                for first in range(0, len(EVENTS), 200):
-                    producer.send_many("events", EVENTS[first : first + 200])
-                producer.flush()
-                producer._port.append = append
-            seconds = processor_seconds(server.pid) - seconds
-            wire = link.requests_bytes - wire
-            disk = hub.statistics()["bytes_written"] - before
-            with hub.consumer("events", start="earliest", follow=False) as consumer:
-                batches = list(consumer.batches())
-            assert [bytes(batch._fetched.payload) for batch in batches] == sent
-            assert [value for batch in batches for value in batch.values()] == EVENTS
+            producer._port.append = remember  # type: ignore[method-assign]
+            for first in range(0, len(EVENTS), 200):
+                producer.send_many("events", EVENTS[first : first + 200])
+            producer.flush()
+            producer._port.append = append  # type: ignore[method-assign]
+        seconds = processor_seconds(server.pid) - seconds
+        wire = link.requests_bytes - wire
+        disk = hub.statistics()["bytes_written"] - before
+        with hub.consumer("events", start="earliest", follow=False) as consumer:
+            batches = list(consumer.batches())
+        assert [bytes(batch._fetched.payload) for batch in batches] == sent
+        assert [value for batch in batches for value in batch.values()] == EVENTS
     return wire / raw, disk / raw, seconds
 
 
@@ -195,8 +198,8 @@ def processor_seconds(pid: int) -> float:
 @pytest.mark.mechanism("K13")
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_k13(tmp_path, compression):
-    """Events in sets of 200: at most a third of the bytes on the wire and on disk, stored as they were sent, and no more
-    work for the server. Without compression it is all of them."""
+    """Events in sets of 200: at most a third of the bytes on the wire and on disk, stored as they were sent, and no
+    more work for the server. Without compression it is all of them."""
     wire, disk, seconds = shares(tmp_path / "compressed", compression)
     assert max(wire, disk) <= 1 / 3
     wire, disk, seconds_plain = shares(tmp_path / "control", None)

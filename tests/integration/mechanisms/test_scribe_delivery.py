@@ -144,13 +144,16 @@ def test_s77_chaos(tmp_path):
 @pytest.mark.mechanism("S77")
 def test_s77_control(tmp_path):
     """Promised before it is written: lost."""
-    with planted.ack_before_write(), ServerProcess(tmp_path / "data") as server:
-        with mainstem.connect(server.url) as hub:
-            hub.streams.create("orders")
-            hub.producer().send("orders", b"promised").result(10)
-            server.kill()
-            with pytest.raises(ServerFailed, match="acknowledged are gone"):
-                server.start()
+    with (
+        planted.ack_before_write(),
+        ServerProcess(tmp_path / "data") as server,
+        mainstem.connect(server.url) as hub,
+    ):
+        hub.streams.create("orders")
+        hub.producer().send("orders", b"promised").result(10)
+        server.kill()
+        with pytest.raises(ServerFailed, match="acknowledged are gone"):
+            server.start()
 
 
 # S79: a repeat is small.

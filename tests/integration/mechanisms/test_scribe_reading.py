@@ -124,11 +124,13 @@ def test_s6_trimmed(tmp_path):
 
 
 def seconds_to_read(link: SlowLink, prefetch_bytes: int, batches: int) -> float:
-    with mainstem.connect(f"mainstem://{link.address}") as hub:
-        with hub.consumer("orders", start="earliest", follow=False, prefetch_bytes=prefetch_bytes) as consumer:
-            began = time.perf_counter()
-            found = [value for batch in itertools.islice(consumer.batches(), batches) for value in batch.values()]
-            took = time.perf_counter() - began
+    with (
+        mainstem.connect(f"mainstem://{link.address}") as hub,
+        hub.consumer("orders", start="earliest", follow=False, prefetch_bytes=prefetch_bytes) as consumer,
+    ):
+        began = time.perf_counter()
+        found = [value for batch in itertools.islice(consumer.batches(), batches) for value in batch.values()]
+        took = time.perf_counter() - began
     assert found == [b"%05d" % number * 400 for number in range(len(found))]
     assert len(found) >= batches
     return took

@@ -1,5 +1,7 @@
 """The limits fit each other, and what is built from them fits them."""
 
+from typing import Any
+
 from mainstem.core import limits, payload
 from mainstem.core.batch import BatchHeader
 from mainstem.core.cursor import Cursor
@@ -32,7 +34,8 @@ def test_the_largest_record_can_be_encoded():
 
 
 def test_a_message_of_one_largest_payload_is_allowed():
-    header = BatchHeader(*[2**31] * 15)
+    numbers: list[Any] = [2**31] * 15
+    header = BatchHeader(*numbers)
     encoded = wire.encode_header(wire.Append([header]))
     assert limits.PAYLOAD_STORED_BYTES_MAX + len(encoded) + wire.PREFIX_BYTES <= limits.MESSAGE_BYTES_MAX
 
@@ -40,8 +43,20 @@ def test_a_message_of_one_largest_payload_is_allowed():
 def test_a_message_of_the_most_batches_has_a_header_that_is_allowed():
     """Every number at its largest, so every number at its longest."""
     large = (1 << 63) - 1
-    fields = [large, 2**32 - 1, 2**32 - 1, 255, 255, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, large, 2**32 - 1]
-    header = BatchHeader(*fields, large, 2**32 - 1, 1 << 62, 1 << 62, large)
+    fields: list[Any] = [
+        large,
+        2**32 - 1,
+        2**32 - 1,
+        255,
+        255,
+        2**32 - 1,
+        2**32 - 1,
+        2**32 - 1,
+        2**32 - 1,
+        large,
+        2**32 - 1,
+    ]
+    header = BatchHeader(*fields, large, 2**32 - 1, 1 << 62, 1 << 62, large)  # type: ignore[call-arg]
     encoded = wire.encode_header(wire.Append([header] * limits.APPEND_BATCHES_MAX))
     assert len(encoded) <= limits.MESSAGE_HEADER_BYTES_MAX
 

@@ -1,6 +1,6 @@
 """Reading the flushes of a block back: all that are whole, and where they stop being."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
 from mainstem.log.flush import Command, CreateStream, OpenBlock, TrimShard, WrittenBatch, encode_command
 from mainstem.log.frame import BLOCK_HEADER_BYTES, FRAME_BYTES, BlockHeader, FrameDamaged
-from mainstem.log.scan import BlockScanner
+from mainstem.log.scan import BlockScanner, ReadFlush
 from mainstem.log.writer import FlushFile, WriterIdentity
 from mainstem.testing.clock import SimulatedClock
 from tests.unit.log.parts import LOG_UUID, NOW_US, make_batch, make_blocks
@@ -33,7 +33,10 @@ class Written:
         self.blocks.close()
 
     def scanner(self) -> BlockScanner:
-        return BlockScanner(LocalBlocks(self.path.parent, LocalDisk()), 1)
+        """A scanner of the file as it is now; the one before is done with."""
+        self.blocks.close()
+        self.blocks = LocalBlocks(self.path.parent, LocalDisk())
+        return BlockScanner(self.blocks, 1)
 
     def numbers(self) -> list[int]:
         """The flushes that can be read before the first damage."""
@@ -54,18 +57,32 @@ class Written:
         return self.flushes[number - 1].commit_position + FRAME_BYTES + 32
 
 
+@pytest.fixture
+def write() -> Iterator[Callable[..., Written]]:
+    """Writes blocks, and closes their files after the test."""
+    made: list[Written] = []
+
+    def write_block(path: Path, flushes: Sequence[Sequence[Batch | Command]], *, sealed: bool = False) -> Written:
+        made.append(Written(path, flushes, sealed=sealed))
+        return made[-1]
+
+    yield write_block
+    for written in made:
+        written.blocks.close()
+
+
 def some_flushes(count: int = 4) -> list[list[Batch | Command]]:
     return [[CREATE, make_batch([b"%d" % n] * 3), make_batch([b"w" * 500], shard=1)] for n in range(count)]
 
 
-def test_what_was_written_is_read_back(tmp_path):
+def test_what_was_written_is_read_back(tmp_path, write):
     items: list[list[Batch | Command]] = [
         [CREATE],
         [make_batch([b"a", b"b"], producer=3, sequence=7), make_batch([b"c" * 5_000])],
         [TrimShard(1, 0, 1), make_batch([b"d"])],
         [],
     ]
-    written = Written(tmp_path, items)
+    written = write(tmp_path, items)
     found = list(written.scanner().flushes())
     assert [read.flush for read in found] == written.flushes
     assert [read.applied for read in found] == [0, 1, 2, 3]
@@ -79,43 +96,45 @@ def test_what_was_written_is_read_back(tmp_path):
     )
 
 
-def test_the_header_of_the_block(tmp_path):
-    written = Written(tmp_path, some_flushes(1))
+def test_the_header_of_the_block(tmp_path, write):
+    written = write(tmp_path, some_flushes(1))
     header = written.scanner().header()
     assert (header.block, header.log_uuid.hex(), header.first_flush) == (1, LOG_UUID, 1)
 
 
-def test_a_block_under_another_number_is_recognised(tmp_path):
-    written = Written(tmp_path, some_flushes(1))
+def test_a_block_under_another_number_is_recognised(tmp_path, write):
+    written = write(tmp_path, some_flushes(1))
     written.path.rename(written.path.with_name("0000000000000002.block"))
-    scanner = BlockScanner(make_blocks(tmp_path), 2)
+    blocks = make_blocks(tmp_path)
+    scanner = BlockScanner(blocks, 2)
     with pytest.raises(FrameDamaged, match="this is block 1"):
         scanner.header()
     with pytest.raises(FrameDamaged, match="belongs to block 1"):
         list(scanner.flushes())
+    blocks.close()
 
 
-def test_reading_may_begin_at_any_flush(tmp_path):
-    written = Written(tmp_path, some_flushes())
+def test_reading_may_begin_at_any_flush(tmp_path, write):
+    written = write(tmp_path, some_flushes())
     for number in range(1, 5):
         begin = written.end_of(number)
         assert [read.flush.number for read in written.scanner().flushes(begin)] == list(range(number + 1, 5))
 
 
-def test_a_sealed_block_ends_at_its_footer(tmp_path):
-    written = Written(tmp_path, some_flushes(3), sealed=True)
+def test_a_sealed_block_ends_at_its_footer(tmp_path, write):
+    written = write(tmp_path, some_flushes(3), sealed=True)
     assert written.numbers() == [1, 2, 3]
     assert written.path.stat().st_size > written.end_of(3)
 
 
-def test_a_block_with_a_header_only_has_no_flushes(tmp_path):
-    written = Written(tmp_path, [])
+def test_a_block_with_a_header_only_has_no_flushes(tmp_path, write):
+    written = write(tmp_path, [])
     assert written.path.stat().st_size == BLOCK_HEADER_BYTES
     assert list(written.scanner().flushes()) == []
 
 
-def test_every_torn_tail_leaves_the_flushes_before_it(tmp_path):
-    written = Written(tmp_path, some_flushes(3))
+def test_every_torn_tail_leaves_the_flushes_before_it(tmp_path, write):
+    written = write(tmp_path, some_flushes(3))
     data = written.path.read_bytes()
     ends = [written.end_of(number) for number in (1, 2, 3)]
     for length in range(BLOCK_HEADER_BYTES, len(data), 41):
@@ -123,9 +142,9 @@ def test_every_torn_tail_leaves_the_flushes_before_it(tmp_path):
         assert written.numbers() == [number for number, end in enumerate(ends, 1) if end <= length]
 
 
-def test_zeros_after_the_last_flush_are_a_torn_tail(tmp_path):
+def test_zeros_after_the_last_flush_are_a_torn_tail(tmp_path, write):
     """What a file system leaves when it had grown the file and not written to it."""
-    written = Written(tmp_path, some_flushes(2))
+    written = write(tmp_path, some_flushes(2))
     with written.path.open("ab") as file:
         file.write(bytes(4_096))
     scanner = written.scanner()
@@ -135,16 +154,16 @@ def test_zeros_after_the_last_flush_are_a_torn_tail(tmp_path):
     assert scanner.flush_beyond(caught.value.position, 2) is None
 
 
-def test_every_flip_in_a_flush_is_noticed(tmp_path):
+def test_every_flip_in_a_flush_is_noticed(tmp_path, write):
     """In a header or a commit frame the flush is no flush; in a payload it is one that names its damage."""
-    written = Written(tmp_path, some_flushes(3))
+    written = write(tmp_path, some_flushes(3))
     data = written.path.read_bytes()
     begin, end = written.end_of(1), written.end_of(2)
     for position in range(begin, end):
         damaged = bytearray(data)
         damaged[position] ^= 0x10
         written.path.write_bytes(damaged)
-        found = []
+        found: list[ReadFlush] = []
         try:
             found.extend(written.scanner().flushes())
         except FrameDamaged as error:
@@ -172,8 +191,8 @@ def command_ends(written: Written) -> list[int]:
     return [position + FRAME_BYTES + len(encode_command(CREATE))]
 
 
-def test_a_damaged_payload_is_named_and_the_flush_still_read(tmp_path):
-    written = Written(tmp_path, some_flushes(3))
+def test_a_damaged_payload_is_named_and_the_flush_still_read(tmp_path, write):
+    written = write(tmp_path, some_flushes(3))
     batch = written.flushes[1].items[1]
     assert isinstance(batch, WrittenBatch)
     written.flip(batch.position + FRAME_BYTES + 10)
@@ -184,8 +203,8 @@ def test_a_damaged_payload_is_named_and_the_flush_still_read(tmp_path):
     assert damaged.position == batch.position
 
 
-def test_a_flush_beyond_damage_proves_that_more_was_there(tmp_path):
-    written = Written(tmp_path, some_flushes(4))
+def test_a_flush_beyond_damage_proves_that_more_was_there(tmp_path, write):
+    written = write(tmp_path, some_flushes(4))
     written.flip(written.end_of(1) + 20)
     scanner = written.scanner()
     with pytest.raises(FrameDamaged) as caught:
@@ -199,10 +218,10 @@ def test_a_flush_beyond_damage_proves_that_more_was_there(tmp_path):
     assert scanner.flush_beyond(caught.value.position, 4) is None
 
 
-def test_a_frame_inside_a_payload_is_not_taken_for_a_flush(tmp_path):
+def test_a_frame_inside_a_payload_is_not_taken_for_a_flush(tmp_path, write):
     """Somebody stores a copy of a block file as a record: its frames name another place."""
-    inner = Written(tmp_path / "inner", some_flushes(4)).path.read_bytes()
-    written = Written(tmp_path / "outer", [[make_batch([b"x"])], [make_batch([inner])]])
+    inner = write(tmp_path / "inner", some_flushes(4)).path.read_bytes()
+    written = write(tmp_path / "outer", [[make_batch([b"x"])], [make_batch([inner])]])
     data = written.path.read_bytes()
     written.path.write_bytes(data[:-40])
     scanner = written.scanner()
@@ -211,9 +230,9 @@ def test_a_frame_inside_a_payload_is_not_taken_for_a_flush(tmp_path):
     assert scanner.flush_beyond(caught.value.position, 2) is None
 
 
-def test_the_commit_of_another_flush_does_not_fit(tmp_path):
+def test_the_commit_of_another_flush_does_not_fit(tmp_path, write):
     """Frames of two flushes that lie one after the other, the first without its commit frame."""
-    written = Written(tmp_path, some_flushes(2))
+    written = write(tmp_path, some_flushes(2))
     data = bytearray(written.path.read_bytes())
     commit = written.flushes[0].commit_position
     del data[commit : written.end_of(1)]
@@ -222,8 +241,8 @@ def test_the_commit_of_another_flush_does_not_fit(tmp_path):
         list(written.scanner().flushes())
 
 
-def test_commit_at_knows_a_commit_frame(tmp_path):
-    written = Written(tmp_path, some_flushes(2))
+def test_commit_at_knows_a_commit_frame(tmp_path, write):
+    written = write(tmp_path, some_flushes(2))
     scanner = written.scanner()
     header, commit, after = scanner.commit_at(written.flushes[0].commit_position)
     assert (header.flush, after) == (1, written.end_of(1))
@@ -232,14 +251,14 @@ def test_commit_at_knows_a_commit_frame(tmp_path):
         scanner.commit_at(BLOCK_HEADER_BYTES)
 
 
-def test_a_block_larger_than_the_window_is_read_through(tmp_path):
-    written = Written(tmp_path, [[make_batch([bytes([n]) * 3_000_000])] for n in range(4)])
+def test_a_block_larger_than_the_window_is_read_through(tmp_path, write):
+    written = write(tmp_path, [[make_batch([bytes([n]) * 3_000_000])] for n in range(4)])
     found = list(written.scanner().flushes())
     assert [read.flush for read in found] == written.flushes
     assert all(read.damaged is None for read in found)
 
 
-def test_the_block_header_is_what_the_writer_says(tmp_path):
-    written = Written(tmp_path, [])
+def test_the_block_header_is_what_the_writer_says(tmp_path, write):
+    written = write(tmp_path, [])
     data = written.path.read_bytes()
     assert BlockHeader.parse(data).writer_epoch == 1

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mainstem.core import payload
-from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
     InvalidPayload,
@@ -39,16 +39,16 @@ def sound() -> Batch:
 
 
 def refused(
-    gateway: Gateway, header: BatchHeader, data: bytes, kind: type[MainstemError], acknowledge: bool = True
+    gateway: Gateway, header: BatchHeader, data: Buffer, kind: type[MainstemError], acknowledge: bool = True
 ) -> str:
-    verdict = gateway.admit(header, data, acknowledge=acknowledge)
+    verdict = gateway.admit(header, bytes(data), acknowledge=acknowledge)
     assert isinstance(verdict, kind), verdict
     return str(verdict)
 
 
 def test_a_sound_batch_is_admitted_as_it_came(gateway):
     batch = sound()
-    assert gateway.admit(batch.header, batch.payload, acknowledge=True) == batch
+    assert gateway.admit(batch.header, bytes(batch.payload), acknowledge=True) == batch
     assert gateway.refused == gateway.unknown_streams == 0
 
 
@@ -69,7 +69,7 @@ def test_a_batch_has_a_producer_exactly_if_it_wants_an_answer(gateway):
     anonymous = changed(batch, producer=0)
     refused(gateway, anonymous, batch.payload, InvalidRequest)
     refused(gateway, batch.header, batch.payload, InvalidRequest, acknowledge=False)
-    assert isinstance(gateway.admit(anonymous, batch.payload, acknowledge=False), Batch)
+    assert isinstance(gateway.admit(anonymous, bytes(batch.payload), acknowledge=False), Batch)
 
 
 @pytest.mark.parametrize("fields", [{"schema_id": 1}, {"transaction": 5}, {"statistics": b"12345678"}])
@@ -145,18 +145,18 @@ def test_a_record_over_the_servers_limit_is_refused():
     strict = Gateway(ROWS.get, 10_000)
     for size, is_fine in ((9_000, True), (11_000, False)):
         batch = make_batch([b"x", b"y" * size], producer=7)
-        verdict = strict.admit(batch.header, batch.payload, acknowledge=True)
+        verdict = strict.admit(batch.header, bytes(batch.payload), acknowledge=True)
         assert isinstance(verdict, Batch) if is_fine else isinstance(verdict, RecordTooLarge)
 
 
 def test_a_payload_of_many_small_records_may_be_larger_than_one_record():
     strict = Gateway(ROWS.get, 10_000)
     batch = make_batch([b"y" * 1_000] * 50, producer=7)
-    assert isinstance(strict.admit(batch.header, batch.payload, acknowledge=True), Batch)
+    assert isinstance(strict.admit(batch.header, bytes(batch.payload), acknowledge=True), Batch)
 
 
 def test_a_compressed_batch_is_admitted_as_it_came(gateway):
     for compression in ("zstd", "lz4"):
         batch = make_batch([b"abc" * 1_000] * 10, producer=7, compression=compression)
         assert len(batch.payload) < batch.header.raw_len
-        assert gateway.admit(batch.header, batch.payload, acknowledge=True) == batch
+        assert gateway.admit(batch.header, bytes(batch.payload), acknowledge=True) == batch

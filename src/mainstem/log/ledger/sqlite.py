@@ -220,8 +220,12 @@ class SqliteLedger(SqliteLedgerReader):
         self._wal = path.with_name(path.name + "-wal")
         # Frames in the WAL after our last commit; None before the first.
         self._wal_frames: int | None = None
-        with _Translated(path):
-            self._prepare()
+        try:
+            with _Translated(path):
+                self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
 
     @classmethod
     def create(cls, path: Path, *, log_uuid: str, epoch: int, vfs: str | None = None) -> "SqliteLedger":

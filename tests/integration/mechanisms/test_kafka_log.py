@@ -1,0 +1,182 @@
+"""Kafka's log: nobody sees what is not safe, and an offset means the same bytes for ever, whatever happens."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import mainstem
+from mainstem.consume.feed import Feed
+from mainstem.log.flush import Appended
+from mainstem.log.log import Log, Waiter
+from mainstem.log.recovery import Recovery
+from mainstem.testing import planted
+from mainstem.testing.server import ServerFailed, ServerProcess
+from tests.integration.mechanisms.rig import values
+from tests.unit.log.parts import WatchedDisk, append_values, make_batch, make_stream, values_of
+
+# K6: visible once it is on disk, and not before.
+
+
+class HeldDisk:
+    """A log whose writes to disk wait for the test."""
+
+    def __init__(self, path: Path) -> None:
+        self.is_open, self.arrived = threading.Event(), threading.Event()
+        self.is_open.set()
+        self.writes = 0
+        self.log = Log(path, disk=WatchedDisk(self._hold))
+        self.stream = make_stream(self.log)
+
+    def _hold(self, _: Path) -> None:
+        self.writes += 1
+        self.arrived.set()
+        assert self.is_open.wait(10)
+
+    def visible(self) -> list[bytes | None]:
+        feed = Feed(self.log.reader, self.log.reader.require_stream(self.stream), (0,), None)
+        found: list[bytes | None] = []
+        while batches := feed.read(1 << 20):
+            found += [value for batch in batches for value in values_of(batch)]
+        return found
+
+
+@pytest.mark.mechanism("K6")
+def test_k6_exposure(tmp_path):
+    """A record is nowhere to be seen while its flush is on the way to the disk, and within 50 ms after it got there."""
+    held = HeldDisk(tmp_path)
+    append_values(held.log, held.stream, b"first")
+    told = threading.Event()
+    held.log.batcher.add_listener(lambda notice: told.set())
+    held.arrived.clear()
+    held.is_open.clear()
+    waiter = Waiter()
+    held.log.append([make_batch([b"second"], stream=held.stream)], waiter.set)
+    committing = threading.Thread(target=held.log.batcher.drive)
+    committing.start()
+    assert held.arrived.wait(5)
+    for _ in range(20):
+        assert held.visible() == [b"first"]
+        assert not waiter.is_set
+        time.sleep(0.005)
+    assert not told.is_set()
+    began = time.perf_counter()
+    held.is_open.set()
+    assert told.wait(5)
+    assert held.visible() == [b"first", b"second"]
+    assert time.perf_counter() - began < 0.05
+    committing.join()
+    assert waiter.wait(held.log.batcher) == [Appended(1)]
+    held.log.close()
+
+
+@pytest.mark.mechanism("K6")
+def test_k6_one_write_for_a_flush(tmp_path):
+    """A flush reaches the disk in one write, whatever is in it; it needs neither a count nor a time to start."""
+    held = HeldDisk(tmp_path)
+    append_values(held.log, held.stream, b"0")
+    before, flushes = held.writes, held.log.counters()["flushes_applied"]
+    for number in range(1, 30):
+        append_values(held.log, held.stream, *[b"%d" % number] * number)
+    assert held.writes - before == held.log.counters()["flushes_applied"] - flushes == 29
+    held.log.close()
+
+
+def seen_and_gone(path: Path) -> int:
+    """A follower notes what it sees, the server is killed: how much of that the next life does not have."""
+    seen: list[bytes] = []
+    with ServerProcess(path) as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        producer = hub.producer()
+        with hub.consumer("orders", start="earliest") as consumer:
+            for number in range(200):
+                producer.send("orders", b"%d" % number)
+                record = consumer.poll(10)
+                assert record is not None
+                seen.append(record.value or b"")
+        server.kill()
+        try:
+            server.start()
+        except ServerFailed:
+            return len(seen)
+        found = values(hub, "orders")
+    return len(set(seen) - set(found))
+
+
+@pytest.mark.mechanism("K6")
+def test_k6_what_was_seen_stays(tmp_path):
+    """Everything a reader ever saw is there after a kill. Where records are shown before they are written, not."""
+    assert seen_and_gone(tmp_path / "right") == 0
+    with planted.ack_before_write():
+        assert seen_and_gone(tmp_path / "control") > 0
+
+
+# K30: after a crash the same offsets mean the same records.
+
+WRITE_FOR_EVER = """
+    import sys, mainstem
+    hub = mainstem.open(sys.argv[1])
+    hub.streams.create("orders", shards=2, exist_ok=True)
+    producer = hub.producer()
+    number = int(sys.argv[2])
+    while True:
+        acks = [producer.send("orders", b"%d" % (number + n), key=b"%d" % (number + n)) for n in range(7)]
+        for n, ack in enumerate(acks):
+            shard, offset = ack.result()
+            print(shard, offset, number + n, flush=True)
+        number += 7
+"""
+
+
+def write_until_killed(path: Path, first: int, lines: int) -> dict[tuple[int, int], bytes]:
+    """The places that were handed out before the process was killed in the middle of its work."""
+    command = [sys.executable, "-c", textwrap.dedent(WRITE_FOR_EVER), str(path), str(first)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [writer.stdout.readline() for _ in range(lines)]
+        writer.kill()
+        said += writer.stdout.read().splitlines()
+    whole = [line.split() for line in said if len(line.split()) == 3]
+    return {(int(shard), int(offset)): value.encode() for shard, offset, value in whole}
+
+
+@pytest.mark.mechanism("K30")
+@pytest.mark.slow("starts a writer and kills it ten times")
+def test_k30_kills(tmp_path):
+    """Killed ten times under load: it starts within two seconds, and every place that was ever handed out has its
+    record."""
+    handed_out: dict[tuple[int, int], bytes] = {}
+    for life in range(10):
+        handed_out |= write_until_killed(tmp_path, 100_000 * life, 20 + 13 * life)
+        began = time.perf_counter()
+        with mainstem.open(tmp_path) as hub:
+            assert time.perf_counter() - began < 2
+            with hub.consumer("orders", start="earliest", follow=False) as consumer:
+                found = {(record.shard, record.offset): record.value for record in consumer}
+        assert {place: found.get(place) for place in handed_out} == handed_out
+
+
+def lost_after_losing_the_ledger(path: Path) -> int:
+    """Killed, and the newest rows of the ledger never reached the disk: how many places have no record any more."""
+    handed_out = write_until_killed(path, 0, 200)
+    for name in ("ledger.db-wal", "ledger.db-shm"):
+        (path / name).unlink()
+    with mainstem.open(path) as hub:
+        if not hub.streams.list():
+            return len(handed_out)
+        with hub.consumer("orders", start="earliest", follow=False) as consumer:
+            found = {(record.shard, record.offset): record.value for record in consumer}
+    return sum(1 for place, value in handed_out.items() if found.get(place) != value)
+
+
+@pytest.mark.mechanism("K30")
+def test_k30_replay(tmp_path, monkeypatch):
+    """The ledger is behind: the flushes it has not seen are applied again, to the same places. Without that, places
+    that were handed out are empty."""
+    assert lost_after_losing_the_ledger(tmp_path / "right") == 0
+    monkeypatch.setattr(Recovery, "_replay", lambda *_: 0)
+    assert lost_after_losing_the_ledger(tmp_path / "control") > 0
