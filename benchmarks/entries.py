@@ -33,4 +33,3 @@ def build(talk: Talk, folder: str, stream: str, count: int) -> dict[str, int]:
     ledger.checkpoint()
     ledger.close()
     return {"entries": count}
-

@@ -162,7 +162,10 @@ def _kill(seed: int, rng: random.Random, folder: Path) -> tuple[str, Verdict, St
     done = len(child.stdout.split())
     script = Script(seed, STEPS)
     states = [script.state_after(done), script.state_after(done + 1)]
-    return f"killed at operation {at} leaving {leaves}", judge(folder, states, go_on=True), states[0]
+    verdict = judge(folder, states, go_on=True)
+    if list(folder.glob("damaged-*")):
+        verdict.wrong.append("the ledger was rebuilt after a mere kill")
+    return f"killed at operation {at} leaving {leaves}", verdict, states[0]
 
 
 def _child(seed: int, folder: Path, at: int, leaves: str) -> None:

@@ -17,7 +17,7 @@ from mainstem.core.errors import MainstemError
 from mainstem.hub.hub import Hub
 from mainstem.testing import planted
 from mainstem.testing.history import History
-from tests.faults.stamped import PipeTeller, StampedProducer, count_report, read_back, take_told
+from tests.faults.stamped import PipeTeller, StampedProducer, check_kept, count_report, read_back, take_told
 from tests.faults.trials import Trials
 
 LIVES_PER_FOLDER = 5
@@ -48,6 +48,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             result.add_finding(f"{name}: {type(error).__name__}: {error}")
             is_last = True
         if is_last:
+            check_kept(result, place, name)
             shutil.rmtree(place)
             histories = []
     return result

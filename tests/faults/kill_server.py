@@ -18,7 +18,7 @@ from mainstem.core.errors import MainstemError
 from mainstem.testing.history import History
 from mainstem.testing.link import Link
 from mainstem.testing.server import ServerFailed, ServerProcess
-from tests.faults.stamped import StampedProducer, count_report, read_back
+from tests.faults.stamped import StampedProducer, check_kept, count_report, read_back
 from tests.faults.trials import Trials
 
 PRODUCERS = 3
@@ -61,6 +61,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                 result.add_finding(f"seed {seed}: {text}")
     except (ServerFailed, MainstemError) as error:
         result.add_finding(f"seed {seed}, kill {result.trials}: {error}")
+    check_kept(result, folder / "killed", f"seed {seed}")
     count_report(result, history.check(), f"seed {seed}")
     return result
 

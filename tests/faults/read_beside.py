@@ -15,7 +15,7 @@ from mainstem.core.errors import MainstemError
 from mainstem.hub.hub import Hub
 from mainstem.testing.history import History
 from tests.faults.kill_embedded import SHARDS, WritingProcess
-from tests.faults.stamped import count_report
+from tests.faults.stamped import check_kept, count_report
 from tests.faults.trials import Trials
 
 READERS = 2
@@ -53,6 +53,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         wrong = reader.finish(ends, deadline)
         if wrong:
             result.add_finding(f"seed {seed}, reader {reader.number}: {wrong}")
+    check_kept(result, place, f"seed {seed}")
     count_report(result, history.check(), f"seed {seed}")
     return result
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,6 +100,12 @@ def read_back(hub: Hub, stream: str, history: History, reader: int) -> None:
                 return
             except DataLoss as loss:
                 history.excused(loss.shard, loss.first, loss.last)
+
+
+def check_kept(result: Trials, folder: Path, name: str) -> None:
+    """A kill leaves the ledger usable as it is: a start that rebuilds it takes long, and says that something is wrong."""
+    if list(folder.glob("damaged-*")):
+        result.add_finding(f"{name}: the ledger was rebuilt after nothing but kills")
 
 
 def count_report(result: Trials, report: Report, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Mutated payloads against `payload.check` and `payload.verify`: what comes out is a valid batch or `InvalidPayload`, in bounded memory.
+"""Mutated payloads against `payload.check` and `verify`: a valid batch or `InvalidPayload`, in bounded memory.
 
 Run it for as long as wanted with `python -m tests.fuzz.payload_fuzz SEED COUNT`; a failure names the case's seed.
 """

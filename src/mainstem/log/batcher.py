@@ -206,23 +206,26 @@ class Batcher:
     def _write(self, items: list[Batch | Command]) -> Flush:
         number = self._written + 1
         size = sum(item.header.stored_len for item in items if isinstance(item, Batch))
-        if self._file.is_full(size):
-            # The footer lists offsets, which the flush before this one may not have yet.
+        is_full, announces = self._file.is_full(size), self._maintenance.wants_checkpoint
+        if is_full or announces:
+            # The footer lists offsets, which the flush before this one may not have yet; and what is announced to be in
+            # a checkpoint must be in the ledger, so that a kill at this moment does not cast doubt on it.
             with self._apply_lock:
-                self._file.roll(number, self._applier.applied)
-        begun, done = self._maintenance.checkpoint_for(number)
+                if is_full:
+                    self._file.roll(number, self._applier.applied)
+        begun, done = self._maintenance.checkpoint_for(number, announces=announces)
         flush = self._file.write(number, self._applier.applied, items, begun, done)
         self._written = number
         return flush
 
     def _apply(self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]) -> "_Committed":
+        self._maintenance.before(flush.number)
         changes, outcomes = self._applier.apply(flush)
         self._file.note_entries(changes.entries)
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]
         by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
         self._hot.append(_appended(items, outcomes))
-        self._maintenance.after(flush.number)
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
         results = [(submission, [by_item[id(item)] for item in submission.items]) for submission in submissions]

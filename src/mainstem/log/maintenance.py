@@ -1,7 +1,9 @@
 """When the ledger is checkpointed and copied: beside the commits, never in their way for long.
 
-A checkpoint is announced in a commit frame before it starts (`checkpoint_begun`, the number of that very flush) and
-reported in the next one (`checkpoint_done`), so that recovery recognises a database file that one was writing to.
+A checkpoint is announced in a commit frame before it starts (`checkpoint_begun`, the last flush it will hold) and
+reported in the next one (`checkpoint_done`), so that recovery recognises a database file that one was writing to. It is
+carried out when the announcing flush is durable and not yet applied: a ledger that lacks that flush because the process
+was killed in between is then still one that no unfinished checkpoint can have spoilt.
 """
 
 import logging
@@ -52,20 +54,25 @@ class Maintenance:
         """Whether an empty flush should say that a checkpoint is complete."""
         return self._said_done < self._done
 
-    def checkpoint_for(self, number: int) -> tuple[int, int]:
-        """(begun, done) for the commit frame of flush `number`. Called by the thread that writes it."""
-        if self._announced == 0 and self._wants_checkpoint():
-            self._announced = self._begun = number
+    def checkpoint_for(self, number: int, *, announces: bool) -> tuple[int, int]:
+        """(begun, done) for the commit frame of flush `number`. Called by the thread that writes it.
+
+        One that announces a checkpoint is written when the flush before it is applied.
+        """
+        if announces:
+            self._announced, self._begun = number, number - 1
         self._said_done = self._done
         return self._begun, self._said_done
 
-    def _wants_checkpoint(self) -> bool:
-        if self._snapshotting is not None and self._snapshotting.is_alive():
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the next flush should announce a checkpoint. Asked by the thread that writes it."""
+        if self._announced or (self._snapshotting is not None and self._snapshotting.is_alive()):
             return False
         return self._ledger.wal_bytes() >= max(self._checkpoint_bytes, self._retry_bytes) or self._snapshot_due()
 
-    def after(self, number: int) -> None:
-        """Flush `number` is applied, the next one is not: carry out the checkpoint it announced."""
+    def before(self, number: int) -> None:
+        """Flush `number` is durable and not yet applied: carry out the checkpoint it announced."""
         if number != self._announced:
             return
         self._announced = 0
@@ -74,7 +81,7 @@ class Maintenance:
             logger.warning("a reader holds up the checkpoint of the ledger; it is tried again later")
             return
         self._retry_bytes = 0
-        self._done = number
+        self._done = number - 1
         if self._snapshot_due():
             self._snapshot_at = self._file.bytes_written
             self._snapshotting = threading.Thread(target=self._snapshot, name="mainstem-snapshot", daemon=True)

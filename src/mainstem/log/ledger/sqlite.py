@@ -10,6 +10,7 @@ verified, because SQLite's page checksums do not cover the WAL and a checkpoint 
 
 import ctypes
 import functools
+import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -103,17 +104,43 @@ def number_without_wal(path: Path) -> int:
 
 
 class SqliteLedgerReader:
-    """Committed rows of a ledger file. Any thread: calls take turns. No read transaction outlives a call."""
+    """Committed rows of a ledger file. Any thread: calls take turns. No read transaction outlives a call.
+
+    A writer that rebuilds the ledger puts another file in its place. A reader that only reads goes over to it.
+    """
 
     def __init__(self, path: Path, *, read_only: bool = True, vfs: str | None = None) -> None:
         _load_checksum_vfs()
         self.path = path
-        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+        self._read_only = read_only
+        self._vfs = vfs
         self._lock = threading.Lock()
-        with _Translated(path):
-            self._db = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=_STATEMENTS_CACHED)
-            self._db.set_busy_timeout(_READ_BUSY_MS)
-            self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA query_only = ON;" if read_only else "")
+        self._inode = _inode_of(path)
+        # How often another file has come into this one's place.
+        self._replaced = 0
+        self._db = self._connect()
+
+    def _connect(self) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READONLY if self._read_only else apsw.SQLITE_OPEN_READWRITE
+        with _Translated(self.path):
+            db = apsw.Connection(str(self.path), flags=flags, vfs=self._vfs, statementcachesize=_STATEMENTS_CACHED)
+            db.set_busy_timeout(_READ_BUSY_MS)
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA query_only = ON;" if self._read_only else "")
+        return db
+
+    def _follow(self) -> None:
+        """Go over to the file that is at the path now. Called with the lock held."""
+        inode = _inode_of(self.path)
+        if inode in (0, self._inode):
+            return
+        try:
+            db = self._connect()
+            list(db.execute("SELECT number FROM applied"))
+        except (apsw.Error, LedgerDamaged):
+            return  # not complete yet: the old one still answers
+        self._db.close()
+        self._db, self._inode = db, inode
+        self._replaced += 1
 
     def applied(self) -> AppliedPlace:
         rows = self._rows("SELECT number, block, commit_position FROM applied")
@@ -128,8 +155,9 @@ class SqliteLedgerReader:
         return str(self._value("SELECT v FROM meta WHERE k = 'uuid'"))
 
     def data_version(self) -> int:
-        """Changes whenever another connection committed."""
-        return int(self._value("PRAGMA data_version"))
+        """Changes whenever another connection committed, or another file came into this one's place."""
+        version = int(self._value("PRAGMA data_version"))
+        return (self._replaced << 32) + version
 
     def stream_named(self, name: str) -> StreamRow | None:
         sql = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE name = ? AND deleted_us = 0"
@@ -203,6 +231,8 @@ class SqliteLedgerReader:
 
     def _rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._lock, _Translated(self.path):
+            if self._read_only:
+                self._follow()
             return list(self._db.execute(sql, bindings))
 
     def _value(self, sql: str) -> Any:
@@ -333,6 +363,14 @@ def _insert(execute: Callable[[str, Sequence[Any]], Any], into: str, rows: Seque
 def _insert_sql(into: str, rows: int, columns: int) -> str:
     row = f"({','.join('?' * columns)})"
     return f"{into} VALUES {','.join([row] * rows)}"
+
+
+def _inode_of(path: Path) -> int:
+    """Which file is at the path; 0 if none is."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
