@@ -103,7 +103,7 @@ def read_back(hub: Hub, stream: str, history: History, reader: int) -> None:
 
 
 def check_kept(result: Trials, folder: Path, name: str) -> None:
-    """A kill leaves the ledger usable as it is: a start that rebuilds it takes long, and says that something is wrong."""
+    """A kill leaves the ledger usable as it is: a rebuild takes long, and says that something is wrong."""
     if list(folder.glob("damaged-*")):
         result.add_finding(f"{name}: the ledger was rebuilt after nothing but kills")
 

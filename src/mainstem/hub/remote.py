@@ -6,10 +6,12 @@ arrived.
 """
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -67,6 +69,7 @@ _PORT_DEFAULT: Final = 7070
 _CALL_SECONDS: Final = 30.0
 _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
+_EXIT_SECONDS: Final = 1.0
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
 _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
 
@@ -117,6 +120,7 @@ class RemotePort:
         self._idle_timeout = 15.0
         self._lost: asyncio.Event | None = None
         self._thread.start()
+        _open_ports.add(self)
         self._await_welcome(timeout)
 
     def _await_welcome(self, timeout: float) -> None:
@@ -210,6 +214,13 @@ class RemotePort:
         self._soon(self._stop)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=5.0)
+
+    def stop_at_exit(self) -> None:
+        """The interpreter is about to end: a thread in the event loop's native code must not outlive it."""
+        thread = self._thread
+        if thread is not None:
+            self._soon(self._stop)
+            thread.join(timeout=_EXIT_SECONDS)
 
     def _forget_thread(self) -> None:
         """In a child made by fork: the thread was not copied, and its sockets are the parent's."""
@@ -426,6 +437,17 @@ class RemotePort:
         for subscription in self._subscriptions.values():
             subscription.finish(error)
         self._subscriptions.clear()
+
+
+# Hubs that were not closed when the process ends. Their thread is a daemon, so that it never keeps a process from
+# ending; but a daemon that is inside the loop's native code when the interpreter is torn down can crash it.
+_open_ports: "weakref.WeakSet[RemotePort]" = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all_at_exit() -> None:
+    for port in list(_open_ports):
+        port.stop_at_exit()
 
 
 class RemoteSubscription:
