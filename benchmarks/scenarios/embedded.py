@@ -42,7 +42,7 @@ def send(talk: Talk, folder: str, count: int, busy: bool) -> dict[str, list[floa
                 time.sleep(PAUSE_S)
         ended.set()
         with hub.consumer(product.STREAM, start="earliest", follow=False) as consumer:
-            numbers = [NUMBER.unpack_from(record.value)[0] for record in consumer]
+            numbers = [NUMBER.unpack_from(record.value or b"")[0] for record in consumer]
     check(numbers == list(range(count)), "what was read back is not what was sent")
     return {"waited_ms": waited}
 

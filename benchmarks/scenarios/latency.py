@@ -73,7 +73,7 @@ def receive(talk: Talk, url: str, count: int) -> dict[str, list[float]]:
         talk.say("ready")
         for record in consumer:
             now = time.monotonic_ns()
-            number, due, sent = STAMP.unpack_from(record.value)
+            number, due, sent = STAMP.unpack_from(record.value or b"")
             check(number == len(from_due), f"message {number:,} came where {len(from_due):,} was due")
             from_due.append((now - due) / 1e6)
             from_sent.append((now - sent) / 1e6)

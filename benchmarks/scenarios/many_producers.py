@@ -96,7 +96,7 @@ def verify(talk: Talk, url: str, count: int) -> None:
         values = [record.value for record in consumer]
     total = PROCESSES * PRODUCERS
     check(len(values) == total * count, f"{len(values):,} messages received, {total * count:,} sent")
-    found = np.array([NUMBERS.unpack_from(value) for value in values])
+    found = np.array([NUMBERS.unpack_from(value or b"") for value in values])
     by_producer = found[np.argsort(found[:, 0], kind="stable")]
     check(
         bool(np.array_equal(by_producer[:, 0], np.repeat(np.arange(total), count))), "messages are missing or repeated"

@@ -107,6 +107,7 @@ class RemotePort:
         self._welcomed = threading.Event()
         self._first_error: MainstemError | None = None
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
+        self._is_exiting = False
         self._ids = _Ids()
         # Appends handed over by any thread, in the order of their sequence numbers.
         self._appends: deque[tuple[Callable[..., list[Buffer]], float, Callable[[Any], None]]] = deque()
@@ -219,6 +220,8 @@ class RemotePort:
         """The interpreter is about to end: a thread in the event loop's native code must not outlive it."""
         thread = self._thread
         if thread is not None:
+            # Daemon threads that wait for us end with the process; an error would only make them complain.
+            self._is_exiting = True
             self._soon(self._stop)
             thread.join(timeout=_EXIT_SECONDS)
 
@@ -237,7 +240,8 @@ class RemotePort:
         try:
             self._loop.run_until_complete(self._keep_connected())
         finally:
-            self._fail_all(self._liveness.closed_error())
+            if not self._is_exiting:
+                self._fail_all(self._liveness.closed_error())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
