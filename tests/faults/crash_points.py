@@ -27,6 +27,8 @@ STEPS = 90
 KILL_EVERY = 200
 # One in this many clones is also written to and opened again.
 GO_ON_EVERY = 4
+# How often each checkpoint is left half done.
+CHECKPOINT_TRIALS = 60
 # One in this many crashes a second time, while the first crash is being recovered from.
 TWICE_EVERY = 9
 
@@ -124,12 +126,15 @@ def _clones(session: Session, rng: random.Random) -> Iterator[tuple[CrashPoint, 
                 if kept is None:
                     del waiting[number]
                     continue
-                yield session.points[number], kept, faults[(number + turn) % len(faults)]
+                point = session.points[number]
+                is_half = point.what == "checkpoint" and rng.random() < 0.8
+                yield point, kept, "half_checkpoint" if is_half else faults[(number + turn) % len(faults)]
             turn += 1
 
 
 def _shuffled(point: CrashPoint, rng: random.Random) -> Iterator[tuple[bool, ...]]:
-    subsets = list(point.subsets(rng))
+    # What a checkpoint leaves is not a matter of our pieces but of SQLite's: it is tried as often as a large write.
+    subsets = list(point.subsets(rng)) * (CHECKPOINT_TRIALS if point.what == "checkpoint" else 1)
     rng.shuffle(subsets)
     return iter(subsets)
 

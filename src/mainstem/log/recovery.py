@@ -11,7 +11,8 @@ Whether `ledger.db` may be used as it is:
 - its number is not below `checkpoint_begun` of the newest commit frame: a checkpoint writes pages of newer flushes,
   and under a damaged WAL they would be mixed with older ones;
 - the number in the database file alone is not below `checkpoint_done`: else the file is an older copy;
-- if a checkpoint was begun and is not known to be done, the WAL is still there.
+- if a checkpoint was begun and is not known to be done, the WAL it copies is still there. (A rebuilt ledger has none,
+  and is known by holding more than that checkpoint: the flush that announced it.)
 
 If not, it is put aside, and the newest sound snapshot, or an empty ledger, takes its place. Then every flush above its
 number is applied again, in order, to the same offsets. A number that is missing, or blocks that end below what the
@@ -375,5 +376,5 @@ def _require_trusted(number: int, in_file: int, wal_frames: int, journal: _Journ
         raise LedgerDamaged(f"it ends at flush {number}, but a checkpoint up to {journal.checkpoint_begun} was begun")
     if in_file < journal.checkpoint_done:
         raise LedgerDamaged(f"the file is of flush {in_file}, older than the checkpoint of {journal.checkpoint_done}")
-    if journal.checkpoint_begun > journal.checkpoint_done and in_file < journal.checkpoint_begun and not wal_frames:
+    if journal.checkpoint_begun > journal.checkpoint_done and in_file <= journal.checkpoint_begun and not wal_frames:
         raise LedgerDamaged(f"a checkpoint up to {journal.checkpoint_begun} was begun and its WAL is gone")

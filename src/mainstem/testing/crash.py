@@ -367,7 +367,7 @@ def _wal_holes(point: CrashPoint, rng: random.Random) -> LedgerFiles:
 
 
 def _half_checkpoint(point: CrashPoint, rng: random.Random) -> LedgerFiles:
-    """Pages of the database from before and after; the WAL whole, or as a second fault, damaged."""
+    """Pages of the database from before and after; the WAL whole, or, as a second fault, cut or gone."""
     before, after = point.ledger, point.ledger_next
     if after is None or after.db is None:
         return before
@@ -376,7 +376,7 @@ def _half_checkpoint(point: CrashPoint, rng: random.Random) -> LedgerFiles:
         if rng.random() < 0.5 and at + PAGE_BYTES <= len(old):
             mixed[at : at + PAGE_BYTES] = old[at : at + PAGE_BYTES]
     wal = before.wal or b""
-    return LedgerFiles(bytes(mixed), wal if rng.random() < 0.5 else wal[: rng.randint(0, len(wal))])
+    return LedgerFiles(bytes(mixed), rng.choice((wal, wal[: rng.randint(0, len(wal))], b"", None)))
 
 
 LEDGER_FAULTS: Final[dict[str, LedgerFault]] = {

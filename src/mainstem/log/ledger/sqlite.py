@@ -78,6 +78,8 @@ _PAIR = struct.Struct("<QQ")
 _READ_BUSY_MS = 5_000
 _CHECKPOINT_BUSY_MS = 50
 _CACHE_KIB = 8 * 1_024
+_PAGE_BYTES = 4_096
+_WAL_FRAME_BYTES = wal.FRAME_HEADER_BYTES + _PAGE_BYTES
 # Rows in one INSERT, and prepared statements kept: one for each number of rows of each table.
 _ROWS_PER_STATEMENT = 64
 _STATEMENTS_CACHED = 512
@@ -248,7 +250,7 @@ class SqliteLedger(SqliteLedgerReader):
     def __init__(self, path: Path, vfs: str | None = None) -> None:
         super().__init__(path, read_only=False, vfs=vfs)
         self._wal = path.with_name(path.name + "-wal")
-        # Frames in the WAL after our last commit; None before the first.
+        # Frames in the WAL that wait for a checkpoint; None before our first commit.
         self._wal_frames: int | None = None
         try:
             with _Translated(path):
@@ -264,7 +266,7 @@ class SqliteLedger(SqliteLedgerReader):
         _load_checksum_vfs()
         db = apsw.Connection(str(path), vfs=vfs)
         db.reserve_bytes(reserve=8)
-        db.pragma("page_size", 4096)
+        db.pragma("page_size", _PAGE_BYTES)
         db.pragma("journal_mode", "wal")
         with db:
             db.execute(_SCHEMA)
@@ -319,24 +321,30 @@ class SqliteLedger(SqliteLedgerReader):
 
     def wal_bytes(self) -> int:
         """Bytes of the WAL that wait for a checkpoint."""
+        if self._wal_frames is not None:
+            return self._wal_frames * _WAL_FRAME_BYTES
         try:
             return self._wal.stat().st_size
         except FileNotFoundError:
             return 0
 
     def checkpoint(self) -> bool:
-        """Copy the WAL into the database file, after verifying it; True if all of it is there now, durably."""
+        """Copy the WAL into the database file, after verifying it; True if all of it is there now, durably.
+
+        The WAL is left as it is, and written from its beginning by the next commit: a database file that a checkpoint
+        was writing to, beside a WAL without a frame, is never what this leaves.
+        """
         with self._lock, _Translated(self.path):
             self._verify_wal()
             # Readers hold it up for moments only; one that was stopped in the middle must not hold up commits.
             self._db.set_busy_timeout(_CHECKPOINT_BUSY_MS)
             try:
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
             except apsw.BusyError:
                 return False
             finally:
                 self._db.set_busy_timeout(_READ_BUSY_MS)
-            self._wal_frames = None
+            self._wal_frames = 0
             return True
 
     def _verify_wal(self) -> None:
