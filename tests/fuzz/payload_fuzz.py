@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mainstem.core import payload
+from mainstem.core import layouts, payload
 from mainstem.core.errors import InvalidPayload
+from mainstem.core.message import inspect
 
 # Above this the process has reserved something for a number that was only claimed.
 GROWTH_BYTES_MAX = 256 << 20
@@ -70,8 +71,8 @@ def _survives(case: Case) -> bool:
         return False
     assert is_verified, "`verify` refuses what `check` accepts"
     assert batch.num_rows == case.count
-    wide = payload.widen(batch, case.layout, 1)
-    assert wide.schema.equals(payload.FULL_SCHEMA)
+    wide = layouts.widen(batch, case.layout, 1)
+    assert wide.schema.equals(layouts.FULL_SCHEMA)
     assert wide.slice(1).num_rows == case.count - 1
     batch.take(pa.array([0, case.count - 1])).serialize()
     if case.count <= 16:
@@ -99,8 +100,8 @@ def _seeds() -> list[Case]:
             for codec in payload._CODECS.values():
                 whole = codec.codec.compress(message, asbytes=True)
                 cases.append(Case(codec.whole, layout, count, message.size, whole))
-                packed = payload._compress_buffers(batch, codec, payload._SHAPES[layout])
-                raw_len = payload._inspect(packed, payload._SHAPES[layout], codec, count)
+                packed = payload._compress_buffers(batch, codec, layouts.SHAPES[layout])
+                raw_len = inspect(packed, layouts.SHAPES[layout], codec.flatbuffer_id, count)
                 cases.append(Case(codec.by_buffer, layout, count, raw_len, packed.to_pybytes()))
     for case in cases:
         assert _survives(case), case
@@ -110,15 +111,15 @@ def _seeds() -> list[Case]:
 def _batch(layout: int, count: int) -> pa.RecordBatch:
     rows = range(count)
     # Starting with a present key, header and time keeps the layout from being narrowed.
-    batch = payload.build(
+    batch = layouts.build(
         [None if i % 7 == 3 else b"value %d" % i * (i % 4) for i in rows],
-        [None if i % 3 == 1 else b"key %d" % i for i in rows] if layout & payload.HAS_KEY else None,
+        [None if i % 3 == 1 else b"key %d" % i for i in rows] if layout & layouts.HAS_KEY else None,
         [[None, {}][i % 2] if i % 4 else {"naïve": b"1", "n": None} for i in rows]
-        if layout & payload.HAS_HEADERS
+        if layout & layouts.HAS_HEADERS
         else None,
-        [1_700_000_000_000_000 + i for i in rows] if layout & payload.HAS_TIMESTAMP else None,
+        [1_700_000_000_000_000 + i for i in rows] if layout & layouts.HAS_TIMESTAMP else None,
     )
-    assert payload.layout_of(batch.schema) == layout
+    assert layouts.layout_of(batch.schema) == layout
     return batch
 
 

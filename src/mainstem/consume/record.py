@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from mainstem.core import payload
+from mainstem.core import layouts, payload
 from mainstem.core.batch import FetchedBatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ class RecordBatch:
     def to_arrow(self, *, metadata: bool = False) -> pa.RecordBatch:
         """Columns key, value, headers, timestamp; with `metadata` also _shard, _offset, _timestamp, _key, _headers."""
         header = self._fetched.header
-        batch = payload.widen(self._narrow(), header.layout, header.time_low)
+        batch = layouts.widen(self._narrow(), header.layout, header.time_low)
         if not metadata:
             return batch
         extra = {
@@ -92,11 +92,11 @@ class RecordBatch:
         keys: Any = repeat(None)
         headers: Any = repeat(None)
         times: Any = repeat(header.time_low)
-        if header.layout & payload.HAS_KEY:
+        if header.layout & layouts.HAS_KEY:
             keys = batch.column("key").to_pylist()
-        if header.layout & payload.HAS_HEADERS:
+        if header.layout & layouts.HAS_HEADERS:
             headers = map(_headers, batch.column("headers").to_pylist())
-        if header.layout & payload.HAS_TIMESTAMP:
+        if header.layout & layouts.HAS_TIMESTAMP:
             times = batch.column("timestamp").cast(pa.int64()).to_pylist()
         offsets = range(self.offset, self.end)
         return iter(list(map(Record, values, keys, repeat(self.shard), offsets, times, headers)))

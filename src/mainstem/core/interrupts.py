@@ -6,10 +6,13 @@ producer it would lose a parcel between two lists. So during such a step SIGINT 
 afterwards, at most a few milliseconds later. Nothing that waits for somebody else is such a step.
 """
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without its conversions to enums
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+_SIGINT = int(signal.SIGINT)
 
 
 class DeferredInterrupt:
@@ -21,10 +24,10 @@ class DeferredInterrupt:
         self._active = False
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.getsignal(signal.SIGINT)
+        if threading.get_ident() == threading.main_thread().ident:
+            self._previous = _signal.getsignal(_SIGINT)
             if callable(self._previous):
-                signal.signal(signal.SIGINT, self._note)
+                _signal.signal(_SIGINT, self._note)
                 self._active = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -34,6 +37,6 @@ class DeferredInterrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._active:
-            signal.signal(signal.SIGINT, self._previous)
+            _signal.signal(_SIGINT, self._previous)
             if self._noted is not None:
                 self._previous(*self._noted)

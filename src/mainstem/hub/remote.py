@@ -14,7 +14,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,23 +22,21 @@ from mainstem.core.errors import (
     Closed,
     ConnectionLost,
     DataLoss,
-    DeadlineExceeded,
     InvalidRequest,
     InvalidSetting,
     MainstemError,
     ProtocolError,
-    ServerStopping,
     UnknownStream,
 )
 from mainstem.core.identity import RANDOMNESS
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES
 from mainstem.hub.liveness import Liveness
+from mainstem.hub.requests import GATHER_BYTES, CallRequest, PendingAppend, Request, gather
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
     AppendDone,
-    AppendResult,
     Call,
     DeleteStreamCall,
     EndReached,
@@ -51,7 +48,6 @@ from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
     Append,
-    Appended,
     Batches,
     Credit,
     Hello,
@@ -70,30 +66,10 @@ _CALL_SECONDS: Final = 30.0
 _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 1.0
+# How long small appends wait for company while another one is under way.
+_GATHER_SECONDS: Final = 0.002
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
 _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
-
-
-class _Request:
-    """Something that wants an answer. It stays until answered, failed, or past its deadline."""
-
-    __slots__ = ("buffers", "deadline", "is_append", "on_answer", "sent", "what")
-
-    def __init__(
-        self,
-        buffers: list[Buffer],
-        deadline: float,
-        on_answer: Callable[[Any], None],
-        what: str,
-        *,
-        is_append: bool = False,
-    ) -> None:
-        self.buffers = buffers
-        self.deadline = deadline
-        self.on_answer = on_answer
-        self.what = what
-        self.is_append = is_append
-        self.sent = 0
 
 
 class RemotePort:
@@ -109,12 +85,18 @@ class RemotePort:
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
         self._is_exiting = False
         self._ids = _Ids()
-        # Appends handed over by any thread, in the order of their sequence numbers.
-        self._appends: deque[tuple[Callable[..., list[Buffer]], float, Callable[[Any], None]]] = deque()
+        # Handed over by any thread: what to do at the next turn, and appends in the order of their sequence numbers.
+        self._actions: deque[Callable[[], None]] = deque()
+        self._appends: deque[PendingAppend] = deque()
+        # Whether a turn is on its way already; whether the next one comes by itself, with an answer or a moment later.
+        self._is_woken = False
+        self._is_gathering = False
         # The I/O thread's own from here on.
         self._connection: FramedConnection | None = None
         self._is_ready = False
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
+        self._appends_in_flight = 0
+        self._turn_timer: asyncio.TimerHandle | None = None
         self._subscriptions: dict[int, RemoteSubscription] = {}
         self._log_uuid = ""
         self._heartbeat = 5.0
@@ -148,8 +130,7 @@ class RemotePort:
             results.append(result)
             done.set()
 
-        buffers = partial(pack, Kind.CALL, header=call)
-        self._soon(self._begin, buffers, time.monotonic() + _CALL_SECONDS, take, type(call).__name__, False)
+        self._soon(self._begin, CallRequest(call, time.monotonic() + _CALL_SECONDS, take))
         done.wait()
         result = results[0]
         if isinstance(result, tuple):
@@ -162,16 +143,11 @@ class RemotePort:
         return result
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        header = Append([batch.header for batch in batches], True, max(1, min(int(timeout * 1000), 1 << 31)))
-        payloads = [batch.payload for batch in batches]
-        buffers = partial(pack, Kind.APPEND, header=header, payloads=payloads)
-        take = partial(_finish_append, done, len(batches))
+        append = PendingAppend(batches, time.monotonic() + timeout, done)
         # Through one queue, whoever ships: what another thread has handed over before must leave before.
-        self._appends.append((buffers, time.monotonic() + timeout, take))
-        if threading.current_thread() is self._thread:
-            self._begin_appends()
-        else:
-            self._soon(self._begin_appends)
+        self._appends.append(append)
+        if append.size > GATHER_BYTES or not self._is_gathering:
+            self._wake()
 
     def can_take(self) -> bool:
         connection = self._connection
@@ -196,8 +172,10 @@ class RemotePort:
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
         if delay:
             self._soon(self._loop.call_later, delay, action)
-        else:
-            self._soon(action)
+            return
+        self._actions.append(action)
+        if not self._is_gathering:
+            self._wake()
 
     def wait(self, event: threading.Event, timeout: float | None) -> bool:
         return event.wait(timeout)
@@ -233,7 +211,35 @@ class RemotePort:
         with contextlib.suppress(RuntimeError):  # the loop is closed: everything was failed already
             self._loop.call_soon_threadsafe(action, *args)
 
+    def _wake(self) -> None:
+        """Have the I/O thread take a turn, unless one is on its way."""
+        if not self._is_woken:
+            self._is_woken = True
+            if threading.current_thread() is self._thread:
+                self._loop.call_soon(self._take_turn)
+            else:
+                self._soon(self._take_turn)
+
     # The I/O thread.
+
+    def _take_turn(self) -> None:
+        """Do what was handed over and send all appends that wait, in few messages.
+
+        While an append is under way, small ones gather for the next turn, which comes with an answer or after a moment:
+        many producers of one hub share messages, and a lone one does not wait. What is handed over after the flags are
+        taken back wakes us again; what was before is in the queues.
+        """
+        self._is_woken = self._is_gathering = False
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
+            self._turn_timer = None
+        for _ in range(len(self._actions)):
+            self._actions.popleft()()
+        while self._appends:
+            self._begin(gather(self._appends))
+        if self._appends_in_flight:
+            self._is_gathering = True
+            self._turn_timer = self._loop.call_later(_GATHER_SECONDS, self._take_turn)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -332,9 +338,8 @@ class RemotePort:
         self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
         self._first_error = None
         self._was_welcomed = self._is_ready = True
-        for request in self._requests.values():
-            request.sent += 1
-            self._connection.send(request.buffers)
+        for id_, request in self._requests.items():
+            self._connection.send(request.pack(id_))
         for subscription in self._subscriptions.values():
             self._connection.send(subscription.subscribe_message())
         self._welcomed.set()
@@ -347,45 +352,34 @@ class RemotePort:
             else:
                 subscription.finish(error)
         elif id_ in self._requests:
-            request = self._requests.pop(id_)
-            request.on_answer((error, request.sent))
+            self._forget(id_).fail(error)
         elif id_ == 0:
             logger.warning("%s: %s", self._where, error)
             if not self._log_uuid:
                 self._first_error = error
                 self._welcomed.set()
 
-    def _begin(
-        self,
-        build: Callable[..., list[Buffer]],
-        deadline: float,
-        on_answer: Callable[[Any], None],
-        what: str,
-        is_append: bool,
-    ) -> None:
+    def _begin(self, request: Request) -> None:
         if self._stopping.is_set():
-            on_answer((self._liveness.closed_error(), 0))
+            request.fail(self._liveness.closed_error())
             return
         id_ = self._ids.next()
-        request = self._requests[id_] = _Request(build(id_), deadline, on_answer, what, is_append=is_append)
+        self._requests[id_] = request
+        self._appends_in_flight += request.is_append
         if self._is_ready and self._connection is not None:
-            request.sent = 1
-            self._connection.send(request.buffers)
-
-    def _begin_appends(self) -> None:
-        while self._appends:
-            build, deadline, take = self._appends.popleft()
-            self._begin(build, deadline, take, "append", True)
+            self._connection.send(request.pack(id_))
 
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
-        if request is None:
-            return
-        if isinstance(answer, Appended) and _is_stopping(answer):
-            # Not written; the connection is about to close, and the next one gets it again.
-            return
-        del self._requests[id_]
-        request.on_answer(answer)
+        if request is not None and request.answer(answer):
+            self._forget(id_)
+            if self._is_gathering:
+                self._wake()
+
+    def _forget(self, id_: int) -> Request:
+        request = self._requests.pop(id_)
+        self._appends_in_flight -= request.is_append
+        return request
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
         if self._is_ready and self._connection is not None:
@@ -424,20 +418,17 @@ class RemotePort:
             self._expire(now)
 
     def _expire(self, now: float) -> None:
-        late = [id_ for id_, request in self._requests.items() if request.deadline <= now]
-        for id_ in late:
-            request = self._requests.pop(id_)
-            state = "the outcome is not known" if request.sent else "it was never sent"
-            error = DeadlineExceeded(f"{self._where} did not answer {request.what} in time; {state}")
-            request.on_answer((error, request.sent))
+        for id_ in [id_ for id_, request in self._requests.items() if request.expire(now, self._where)]:
+            self._forget(id_)
 
     def _stop(self) -> None:
         self._stopping.set()
 
     def _fail_all(self, error: MainstemError) -> None:
         requests, self._requests = self._requests, {}
+        self._appends_in_flight = 0
         for request in requests.values():
-            request.on_answer((error, request.sent))
+            request.fail(error)
         for subscription in self._subscriptions.values():
             subscription.finish(error)
         self._subscriptions.clear()
@@ -551,24 +542,6 @@ class _Ids:
             taken = self._next
             self._next = taken + 1 if taken < 0xFFFF_FFFF else 1
             return taken
-
-
-def _finish_append(done: AppendDone, count: int, answer: Any) -> None:
-    """The answer of the server, or (error, times sent), as one result per batch."""
-    if isinstance(answer, tuple):
-        done([answer[0]] * count)
-        return
-    if not isinstance(answer, Appended) or len(answer.bases) != count:
-        done([ProtocolError("the server answered an append with something else")] * count)
-        return
-    results: list[AppendResult] = list(answer.bases)
-    for index, error in answer.errors.items():
-        results[index] = error_from(error)
-    done(results)
-
-
-def _is_stopping(answer: Appended) -> bool:
-    return any(error.code == ServerStopping.code for error in answer.errors.values())
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core import payload
+from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.errors import (
     DataLoss,
@@ -117,7 +117,7 @@ class Lookup:
 
 def _first_at(header: BatchHeader, data: Buffer, time_us: int) -> int:
     """The index of the first record of a batch with a time of `time_us` or later; the batch has one."""
-    if not header.layout & payload.HAS_TIMESTAMP:
+    if not header.layout & layouts.HAS_TIMESTAMP:
         return 0
     batch = payload.decode(header.encoding, header.layout, header.count, header.raw_len, data)
     times = batch.column("timestamp").cast(pa.int64())

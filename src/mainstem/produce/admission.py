@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core import payload, placement
+from mainstem.core import payload, placement, tables
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
@@ -50,7 +50,7 @@ def columns(values: list[Any], keys: list[Any] | None) -> list[pa.RecordBatch]:
     table: dict[str, pa.Array] = {"value": pa.array(values, pa.binary())}
     if keys is not None:
         table["key"] = pa.array(keys, pa.binary())
-    return payload.as_batches(pa.table(table))
+    return tables.as_batches(pa.table(table))
 
 
 def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> int | None:

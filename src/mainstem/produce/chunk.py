@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mainstem.core import payload, placement
+from mainstem.core import layouts, payload, placement
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.checksum import crc32c
-from mainstem.core.errors import DeadlineExceeded, MainstemError
+from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
+from mainstem.core.layouts import FEW
+from mainstem.core.payload import Encoded
 from mainstem.transport.port import StreamInfo
 
 logger = logging.getLogger("mainstem.produce")
@@ -110,6 +112,10 @@ class Chunk:
 
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        few = self._encode_few(compression)
+        if few is not None:
+            self.shard_of = shard = sticky % self.stream.shards
+            return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
         sticky = sticky if self.pinned is None else self.pinned
         shards = self.stream.shards
@@ -123,6 +129,18 @@ class Chunk:
             self.rank, pieces = found.rank, found.pieces
         return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
 
+    def _encode_few(self, compression: str | None) -> Encoded | None:
+        """A few plain records of one shard, which take the short way; None for all others."""
+        if self.batch is not None or self.headers is not None or self.times is not None or self.pinned is not None:
+            return None
+        if self.count >= FEW or (self.keys is not None and self.stream.shards > 1):
+            return None
+        values, keys = self.values[: self.count], None if self.keys is None else self.keys[: self.count]
+        few = payload.encode_few(values, keys, compression)
+        if few is not None:
+            self.values, self.keys = _Gone(), None
+        return few
+
     def _take_columns(self) -> tuple[pa.RecordBatch, Sequence[bytes | None] | None]:
         """The records as a batch, and their keys where they decide the shard. The chunk keeps none of them."""
         if self.batch is not None:
@@ -132,11 +150,14 @@ class Chunk:
         columns = (self.values, self.keys, self.headers, self.times)
         self.values, self.keys, self.headers, self.times = _Gone(), None, None, None
         values, keys, headers, times = (_first(column, self.count) for column in columns)
-        return payload.build(values or [], keys, headers, times), keys
+        return layouts.build(values or [], keys, headers, times), keys
 
     def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
         encoded = payload.encode(piece, compression)
         low, high = payload.time_range(piece) or (self.created_us, self.created_us)
+        return self._with_header(shard, encoded, low, high)
+
+    def _with_header(self, shard: int, encoded: Encoded, low: int, high: int) -> Batch:
         header = BatchHeader(
             stream=self.stream.id,
             shard=shard,
@@ -161,6 +182,8 @@ class Chunk:
         if self.error is not None:
             self.is_told = True
             raise self.error
+        if not self.bases:
+            raise _no_place()
         if isinstance(self.shard_of, int):
             return self.shard_of, self.bases[self.shard_of] + index
         shard = int(self.shard_of[index])
@@ -268,6 +291,8 @@ class BatchAck(msgspec.Struct, gc=False):
             if chunk.error is not None:
                 chunk.is_told = True
                 raise chunk.error
+            if not chunk.bases:
+                raise _no_place()
             runs += [(shard, base, _count_in(chunk, shard)) for shard, base in sorted(chunk.bases.items())]
         return runs
 
@@ -297,6 +322,12 @@ def _count_in(chunk: Chunk, shard: int) -> int:
     if isinstance(chunk.shard_of, int):
         return chunk.count
     return int(np.count_nonzero(chunk.shard_of == shard))
+
+
+def _no_place() -> InvalidRequest:
+    return InvalidRequest(
+        "this producer was made with acks='none': nobody says where a record went, or whether; use acks='durable'"
+    )
 
 
 def _wait(parcel: Parcel, timeout: float | None) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mainstem.core import payload
+from mainstem.core import tables
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
@@ -256,33 +256,41 @@ class Producer:
         `atomic=True`: its records become visible together and stand next to each other; refused if they do not fit
         one batch or belong to several shards.
         """
-        return self._send_batches(stream, payload.as_batches(data), atomic=atomic)
+        return self._send_batches(stream, tables.as_batches(data), atomic=atomic)
 
     def _send_batches(self, stream: str, batches: Sequence[Any], *, atomic: bool) -> BatchAck:
         info = self._stream(stream)
         check_batches(stream, batches)
         pinned = check_atomic(info, batches) if atomic else None
+        batches = [batch for batch in batches if batch.num_rows]
+        # A caller that is refused may send the same table again: all of it or nothing.
+        is_refused_whole = self._options.on_full == "raise"
+        if is_refused_whole:
+            self._await_room(sum(batch.nbytes for batch in batches))
         chunks: list[Chunk] = []
         for batch in batches:
-            if not batch.num_rows:
-                continue
             with DeferredInterrupt(), self._lock:
                 # What was sent before goes before.
                 self._roll()
-            self._await_room(batch.nbytes)
-            with DeferredInterrupt(), self._lock:
-                self._check_open()
-                # Or the thread that owns the chunks could add a record to this one before it is sealed.
-                self._claim()
-                self._roll()
-                chunk = self._begin_chunk(info)
-                chunk.batch = batch
-                chunk.pinned = pinned
-                self._add_filled(batch.nbytes)
-                chunks.append(chunk)
-                self._roll()
+            if not is_refused_whole:
+                self._await_room(batch.nbytes)
+            chunks.append(self._add_batch(info, batch, pinned))
             self._ship()
         return BatchAck(chunks)
+
+    def _add_batch(self, info: StreamInfo, batch: Any, pinned: int | None) -> Chunk:
+        """A parcel with nothing but this batch, queued for shipping."""
+        with DeferredInterrupt(), self._lock:
+            self._check_open()
+            # Or the thread that owns the chunks could add a record to this one before it is sealed.
+            self._claim()
+            self._roll()
+            chunk = self._begin_chunk(info)
+            chunk.batch = batch
+            chunk.pinned = pinned
+            self._add_filled(batch.nbytes)
+            self._roll()
+            return chunk
 
     # The buffer. Called with the lock held.
 

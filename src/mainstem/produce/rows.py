@@ -121,11 +121,15 @@ def csv_rows(file: IO[bytes], key_field: str | None = None) -> Iterator[Row]:
     """The first line names the fields; every value stays text, as it stands in the file."""
     # utf-8-sig: spreadsheets put a mark in front of the first name.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="strict", newline="")
+    csv.field_size_limit(max(csv.field_size_limit(), RECORD_BYTES_MAX))
     reader = csv.DictReader(text, strict=True, restkey="\0extra")
     try:
         names = reader.fieldnames
         if not names:
             return
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidRecord(f"line 1 names the field {twice!r} twice; a row can hold it only once")
         to_row = _row_maker(names, key_field)
         for row in reader:
             with _place(f"line {reader.line_num}"):

@@ -10,6 +10,7 @@ import pytest
 
 import mainstem
 from mainstem.hub import remote
+from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 from tests.integration.api.conftest import read_all, values
 
@@ -396,3 +397,50 @@ def test_one_producer_that_cannot_flush_does_not_keep_the_others_from_it(server)
     with pytest.raises(mainstem.StreamDeleted):
         hub.close()
     assert sorted(ack.result(1) for ack in acks) == [(0, 0), (0, 1)]
+
+
+# Gathering: many producers of one hub.
+
+
+def assert_each_in_order(hub: Hub, producers: int, turns: int) -> None:
+    """Every record `turn number` is there once, and each producer's are in the order it sent them."""
+    read = [tuple(map(int, value.split())) for value in values(hub, "s") if value is not None and value != b"warm"]
+    assert len(read) == producers * turns
+    for number in range(producers):
+        assert [turn for turn, sender in read if sender == number] == list(range(turns))
+
+
+def test_producers_of_one_hub_share_requests_and_a_lone_one_does_not_wait(server):
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("s")
+        producers = [hub.producer() for _ in range(50)]
+        for producer in producers:
+            producer.send("s", b"warm").result(10)
+        before = hub.statistics()["appends"]
+        acks = [
+            producer.send("s", b"%d %d" % (turn, number))
+            for turn in range(20)
+            for number, producer in enumerate(producers)
+        ]
+        for ack in acks:
+            ack.result(30)
+        requests = hub.statistics()["appends"] - before
+        # Not gathered, each producer would need a request of its own for its first record and at least one more.
+        assert requests < 2 * len(producers)
+        assert_each_in_order(hub, producers=50, turns=20)
+
+
+def test_gathered_appends_survive_a_killed_server(server):
+    """Producers ship together while the server dies and comes back: every record once, each producer's in order."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("s")
+        producers = [hub.producer() for _ in range(10)]
+        acks = []
+        for turn in range(300):
+            if turn in (100, 200):
+                server.kill()
+                server.start()
+            acks += [producer.send("s", b"%d %d" % (turn, number)) for number, producer in enumerate(producers)]
+        for ack in acks:
+            ack.result(60)
+        assert_each_in_order(hub, producers=10, turns=300)

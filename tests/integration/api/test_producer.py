@@ -5,10 +5,11 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core import placement
+from mainstem.core import placement, tables
 from mainstem.core.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.produce.chunk import Ack
 from tests.integration.api.conftest import read_all, values
@@ -500,7 +501,36 @@ def test_a_full_buffer_raises_for_those_who_chose_it(hub, orders):
     assert hub.streams.get("orders").records == 3_000 - refused
 
 
+def test_a_table_is_refused_whole_or_taken_whole(hub, orders):
+    """Who is refused sends the same table again: nothing of it may be in the stream already."""
+    table = pa.table({"value": [b"x" * 200] * 200_000})
+    assert len(tables.as_batches(table)) > 1
+    with hub.producer(batch_bytes=4_096, buffer_bytes=8_192, on_full="raise") as producer:
+        for number in range(20):
+            producer.send("orders", b"%d" % number * 100)
+        refused = 0
+        while True:
+            try:
+                ack = producer.send_batch("orders", table)
+            except mainstem.BufferFull:
+                refused += 1
+                producer.flush()
+            else:
+                break
+        assert sum(count for _, _, count in ack.result(30)) == 200_000
+    assert hub.streams.get("orders").records == 20 + 200_000
+
+
 # Without acknowledgements.
+
+
+def test_without_acknowledgements_nobody_knows_the_place(hub, orders):
+    with hub.producer(acks="none") as producer:
+        acks = [producer.send("orders", b"x"), producer.send_many("orders", [b"y"])]
+        producer.flush()
+        for ack in acks:
+            with pytest.raises(mainstem.InvalidRequest, match="acks='none'"):
+                ack.result(10)
 
 
 def test_acks_none_delivers_when_nothing_is_wrong(hub, orders):

@@ -104,3 +104,11 @@ def test_a_follower_sees_what_is_written_meanwhile(remote, name):
             remote.run("write", name, stdin=line)
         assert process.communicate(timeout=20)[0] == b"a\nb\nc\n"
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_started_without_a_standard_stream(cli, name, closed):
+    """Its number must not go to a socket, and reading nothing is reading an empty file."""
+    cli.run("stream", "create", name)
+    assert cli.shell(f"mainstem write {name} {closed}; echo $?").splitlines()[-1] == "0"
+    assert cli.shell(f"mainstem stream list {closed}; echo $?").splitlines()[-1] == "0"

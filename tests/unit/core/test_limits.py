@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mainstem.core import limits, payload
+from mainstem.core import layouts, limits, payload
 from mainstem.core.batch import BatchHeader
 from mainstem.core.cursor import Cursor
 from mainstem.log import frame
@@ -29,7 +29,7 @@ def test_the_largest_record_fits_every_stage():
 
 
 def test_the_largest_record_can_be_encoded():
-    batch = payload.build([bytes(limits.RECORD_BYTES_MAX)])
+    batch = layouts.build([bytes(limits.RECORD_BYTES_MAX)])
     assert payload.encode(batch, None).raw_len <= limits.PAYLOAD_RAW_BYTES_MAX
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.core import payload
+from mainstem.core import layouts, message, payload, tables
 from mainstem.core.errors import InvalidPayload, RecordTooLarge
 from mainstem.core.limits import BATCH_RECORDS_MAX, PAYLOAD_RAW_BYTES_MAX, RECORD_BYTES_MAX
 
@@ -32,10 +32,10 @@ def rows(batch):
 def by_buffer(batch, name):
     """The payload in the codec's per-buffer encoding, whatever its size."""
     codec = payload._CODECS[name]
-    shape = payload._SHAPES[payload.layout_of(batch.schema)]
+    shape = layouts.SHAPES[layouts.layout_of(batch.schema)]
     packed = payload._compress_buffers(batch, codec, shape)
-    raw_len = payload._inspect(packed, shape, codec, batch.num_rows)
-    layout = payload.layout_of(batch.schema)
+    raw_len = message.inspect(packed, shape, codec.flatbuffer_id, batch.num_rows)
+    layout = layouts.layout_of(batch.schema)
     return codec.by_buffer, layout, batch.num_rows, raw_len, packed.to_pybytes()
 
 
@@ -43,12 +43,12 @@ def whole(batch, name):
     """The payload in the codec's whole-message encoding, whatever its size."""
     codec = payload._CODECS[name]
     message = batch.serialize()
-    layout = payload.layout_of(batch.schema)
+    layout = layouts.layout_of(batch.schema)
     return codec.whole, layout, batch.num_rows, message.size, codec.codec.compress(message, asbytes=True)
 
 
 def full_batch(count=3):
-    return payload.build(
+    return layouts.build(
         [b"value %d" % i for i in range(count)],
         [b"key %d" % i for i in range(count)],
         [{"trace": b"%d" % i, "who": b"me"} for i in range(count)],
@@ -76,7 +76,7 @@ def batches(draw):
     def column(element):
         return draw(st.none() | st.lists(element, min_size=count, max_size=count))
 
-    return payload.build(
+    return layouts.build(
         draw(st.lists(st.none() | blobs, min_size=count, max_size=count)),
         column(st.none() | blobs),
         column(headers_of_one),
@@ -101,19 +101,19 @@ def test_a_slice_is_encoded_without_its_neighbours(batch, data):
 
 @pytest.mark.parametrize("layout", range(8))
 def test_build_chooses_the_narrowest_layout(layout):
-    batch = payload.build(
+    batch = layouts.build(
         [b"a", None],
-        [None, b"k"] if layout & payload.HAS_KEY else [None, None],
-        [None, {"h": "text"}] if layout & payload.HAS_HEADERS else [None, None],
-        [5, 6] if layout & payload.HAS_TIMESTAMP else None,
+        [None, b"k"] if layout & layouts.HAS_KEY else [None, None],
+        [None, {"h": "text"}] if layout & layouts.HAS_HEADERS else [None, None],
+        [5, 6] if layout & layouts.HAS_TIMESTAMP else None,
     )
-    assert payload.layout_of(batch.schema) == layout
+    assert layouts.layout_of(batch.schema) == layout
     assert payload.encode(batch, None).layout == layout
 
 
 def test_build_takes_timestamps_as_an_array():
-    times = pa.array([1, 2], payload.TIMESTAMP_TYPE)
-    assert payload.build([b"a", b"b"], timestamps=times).column("timestamp").equals(times)
+    times = pa.array([1, 2], layouts.TIMESTAMP_TYPE)
+    assert layouts.build([b"a", b"b"], timestamps=times).column("timestamp").equals(times)
 
 
 @pytest.mark.parametrize(
@@ -130,26 +130,26 @@ def test_build_takes_timestamps_as_an_array():
 )
 def test_build_refuses_what_is_not_a_record(columns):
     with pytest.raises(InvalidPayload):
-        payload.build(*columns)
+        layouts.build(*columns)
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_encoding_follows_the_size(compression):
     codec = payload._CODECS[compression]
     text = [json.dumps({"id": i, "name": "somebody"}).encode() for i in range(10_000)]
-    assert payload.encode(payload.build(text[:5]), compression).encoding == payload.RAW
-    assert payload.encode(payload.build(text[:500]), compression).encoding == codec.whole
-    large = payload.encode(payload.build(text), compression)
+    assert payload.encode(layouts.build(text[:5]), compression).encoding == payload.RAW
+    assert payload.encode(layouts.build(text[:500]), compression).encoding == codec.whole
+    large = payload.encode(layouts.build(text), compression)
     assert large.encoding == codec.by_buffer
     assert len(large.payload) < large.raw_len / 2
-    assert payload.check(*parts(large)).equals(payload.build(text))
-    assert payload.encode(payload.build(text), None).encoding == payload.RAW
+    assert payload.check(*parts(large)).equals(layouts.build(text))
+    assert payload.encode(layouts.build(text), None).encoding == payload.RAW
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 @pytest.mark.parametrize("count", [20, 10_000])
 def test_what_does_not_shrink_is_stored_as_it_is(compression, count):
-    noise = payload.build([os.urandom(100) for _ in range(count)])
+    noise = layouts.build([os.urandom(100) for _ in range(count)])
     encoded = payload.encode(noise, compression)
     assert encoded.encoding == payload.RAW
     assert payload.check(*parts(encoded)).equals(noise)
@@ -157,15 +157,15 @@ def test_what_does_not_shrink_is_stored_as_it_is(compression, count):
 
 def test_encode_refuses_what_no_reader_would_accept():
     with pytest.raises(InvalidPayload, match="records, not 0"):
-        payload.encode(payload.build([]), None)
+        payload.encode(layouts.build([]), None)
     with pytest.raises(InvalidPayload, match="records, not"):
-        payload.encode(payload.build([None] * (BATCH_RECORDS_MAX + 1)), None)
+        payload.encode(layouts.build([None] * (BATCH_RECORDS_MAX + 1)), None)
     with pytest.raises(RecordTooLarge, match=f"the limit is {RECORD_BYTES_MAX}"):
-        payload.encode(payload.build([b"", b"x" * (RECORD_BYTES_MAX + 1)]), None)
+        payload.encode(layouts.build([b"", b"x" * (RECORD_BYTES_MAX + 1)]), None)
     with pytest.raises(InvalidPayload, match="bytes uncompressed"):
-        payload.encode(payload.build([b"x" * (1 << 20)] * (1 + (PAYLOAD_RAW_BYTES_MAX >> 20))), None)
+        payload.encode(layouts.build([b"x" * (1 << 20)] * (1 + (PAYLOAD_RAW_BYTES_MAX >> 20))), None)
     with pytest.raises(InvalidPayload, match="'zstd', 'lz4' or None"):
-        payload.encode(payload.build([b"x" * 2000]), "gzip")
+        payload.encode(layouts.build([b"x" * 2000]), "gzip")
     with pytest.raises(InvalidPayload, match="columns"):
         payload.encode(pa.record_batch({"value": pa.array(["text"])}), None)
     with pytest.raises(InvalidPayload, match="columns"):
@@ -173,9 +173,9 @@ def test_encode_refuses_what_no_reader_would_accept():
 
 
 def test_widen_fills_in_what_is_absent():
-    batch = payload.build([b"a", b"b"])
-    wide = payload.widen(batch, 0, 1_000_000)
-    assert wide.schema.equals(payload.FULL_SCHEMA)
+    batch = layouts.build([b"a", b"b"])
+    wide = layouts.widen(batch, 0, 1_000_000)
+    assert wide.schema.equals(layouts.FULL_SCHEMA)
     second = dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
     assert rows(wide) == [
         {"key": None, "value": b"a", "headers": None, "timestamp": second},
@@ -185,14 +185,14 @@ def test_widen_fills_in_what_is_absent():
 
 
 def test_widen_gives_a_null_timestamp_the_time_of_the_batch():
-    times = pa.array([None, 7], payload.TIMESTAMP_TYPE)
-    batch = payload.build([b"a", b"b"], timestamps=times)
-    assert payload.widen(batch, 4, 3).column("timestamp").cast(pa.int64()).to_pylist() == [3, 7]
+    times = pa.array([None, 7], layouts.TIMESTAMP_TYPE)
+    batch = layouts.build([b"a", b"b"], timestamps=times)
+    assert layouts.widen(batch, 4, 3).column("timestamp").cast(pa.int64()).to_pylist() == [3, 7]
 
 
 def test_widen_keeps_a_full_batch_as_it_is():
     batch = full_batch()
-    assert payload.widen(batch, 7, 0).equals(batch)
+    assert layouts.widen(batch, 7, 0).equals(batch)
 
 
 # Refusals
@@ -254,7 +254,7 @@ def test_every_number_of_the_metadata_is_checked():
 @pytest.mark.parametrize("name", ["zstd", "lz4"])
 @pytest.mark.parametrize("claim", [0, 1, 17, 1 << 20, PAYLOAD_RAW_BYTES_MAX, 2**40, 2**63 - 1, -1, -2, -(2**63)])
 def test_a_lying_uncompressed_length_is_refused(name, claim):
-    batch = payload.build([b"abc" * 100])
+    batch = layouts.build([b"abc" * 100])
     encoding, layout, count, raw_len, data = by_buffer(batch, name)
     body_at = 8 + struct.unpack_from("<i", data, 4)[0]
     original = struct.unpack_from("<q", data, body_at)[0]
@@ -306,7 +306,7 @@ def refuse(batch, match):
 
 
 def test_other_messages_are_refused():
-    schema = payload.SCHEMAS[0].serialize().to_pybytes()
+    schema = layouts.SCHEMAS[0].serialize().to_pybytes()
     with pytest.raises(InvalidPayload, match="not a record batch"):
         payload.check(payload.RAW, 0, 1, len(schema), schema)
     sink = pa.BufferOutputStream()
@@ -322,10 +322,10 @@ def test_other_messages_are_refused():
 
 def test_custom_metadata_is_refused():
     sink = pa.BufferOutputStream()
-    batch = payload.build([b"a"])
+    batch = layouts.build([b"a"])
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch, custom_metadata={"a": "b"})
-    stream = sink.getvalue().to_pybytes()[payload._SHAPES[0].schema_len : -8]
+    stream = sink.getvalue().to_pybytes()[layouts.SHAPES[0].schema_len : -8]
     with pytest.raises(InvalidPayload, match="plain record batch"):
         payload.check(payload.RAW, 0, 1, len(stream), stream)
 
@@ -333,7 +333,7 @@ def test_custom_metadata_is_refused():
 def test_values_that_leave_their_buffer_are_refused():
     offsets = pa.py_buffer(np.array([0, 4, 2, 5], np.int32).tobytes())
     array = pa.Array.from_buffers(pa.binary(), 3, [None, offsets, pa.py_buffer(b"01234")])
-    refuse(pa.RecordBatch.from_arrays([array], schema=payload.SCHEMAS[0]), "not a batch of records")
+    refuse(pa.RecordBatch.from_arrays([array], schema=layouts.SCHEMAS[0]), "not a batch of records")
 
 
 def test_header_names_that_are_not_text_are_refused():
@@ -341,7 +341,7 @@ def test_header_names_that_are_not_text_are_refused():
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32).tobytes()), pa.py_buffer(b"\xff\xfe")]
     )
     headers = pa.MapArray.from_arrays([0, 1], names, pa.array([b"v"], pa.binary()))
-    refuse(pa.RecordBatch.from_arrays([pa.array([b"v"]), headers], schema=payload.SCHEMAS[2]), "not a batch of records")
+    refuse(pa.RecordBatch.from_arrays([pa.array([b"v"]), headers], schema=layouts.SCHEMAS[2]), "not a batch of records")
 
 
 @pytest.mark.parametrize("entry", [{"key": None, "value": b"v"}, None])
@@ -354,9 +354,9 @@ def test_a_header_without_a_name_is_refused(entry):
 def test_a_record_over_the_limit_is_refused_by_the_reader_too():
     half = RECORD_BYTES_MAX // 2
     complaint = f"record 1 is {RECORD_BYTES_MAX + 1} bytes"
-    refuse(payload.build([b"", b"v" * half], [None, b"k" * half + b"k"]), complaint)
-    refuse(payload.build([b"", b"v" * half], None, [None, {"n": b"h" * half}]), complaint)
-    fits = parts(payload.encode(payload.build([b"v" * half], [b"k" * half]), None))
+    refuse(layouts.build([b"", b"v" * half], [None, b"k" * half + b"k"]), complaint)
+    refuse(layouts.build([b"", b"v" * half], None, [None, {"n": b"h" * half}]), complaint)
+    fits = parts(payload.encode(layouts.build([b"v" * half], [b"k" * half]), None))
     assert payload.check(*fits).num_rows == 1
 
 
@@ -372,7 +372,7 @@ def test_decode_wraps_every_error():
 
 
 def test_reading_shares_the_payload():
-    encoding, layout, count, raw_len, data = parts(payload.encode(payload.build([b"x" * 1000] * 1000), None))
+    encoding, layout, count, raw_len, data = parts(payload.encode(layouts.build([b"x" * 1000] * 1000), None))
     before = pa.total_allocated_bytes()
     batch = payload.check(encoding, layout, count, raw_len, memoryview(data))
     assert pa.total_allocated_bytes() == before
@@ -400,8 +400,8 @@ TABLE = {
     ids=["table", "batch", "pandas", "pandas with index", "polars"],
 )
 def test_as_batches_takes_tables_of_every_kind(data):
-    (batch,) = payload.as_batches(data)
-    assert payload.layout_of(batch.schema) == payload.HAS_KEY | payload.HAS_TIMESTAMP
+    (batch,) = tables.as_batches(data)
+    assert layouts.layout_of(batch.schema) == layouts.HAS_KEY | layouts.HAS_TIMESTAMP
     assert batch.column("value").to_pylist() == [b"a", None, b"c"]
     assert batch.column("key").to_pylist() == [b"x", b"y", None]
     assert batch.column("timestamp").to_pylist() == TABLE["timestamp"]
@@ -410,7 +410,7 @@ def test_as_batches_takes_tables_of_every_kind(data):
 @pytest.mark.parametrize(
     "headers",
     [
-        pa.array([[("a", b"1")], None, []], payload.HEADERS_TYPE),
+        pa.array([[("a", b"1")], None, []], layouts.HEADERS_TYPE),
         pa.array([[("a", "1")], None, []], pa.map_(pa.large_string(), pa.string())),
         pa.array([[{"key": "a", "value": b"1"}], None, []]),
         pa.array([[{"key": "a", "value": "1"}], None, []]),
@@ -419,17 +419,17 @@ def test_as_batches_takes_tables_of_every_kind(data):
     ids=["map", "map of text", "structs", "structs of text", "chunks"],
 )
 def test_as_batches_takes_headers_in_many_forms(headers):
-    (batch,) = payload.as_batches(pa.table({"headers": headers, "value": [b""] * 3}))
+    (batch,) = tables.as_batches(pa.table({"headers": headers, "value": [b""] * 3}))
     assert batch.column("headers").to_pylist() == [[("a", b"1")], None, []]
     payload.check(*parts(payload.encode(batch, None)))
 
 
 def test_as_batches_takes_headers_of_frames():
     pairs = [[{"key": "a", "value": b"1"}], None, []]
-    (from_polars,) = payload.as_batches(pl.DataFrame({"value": [b""] * 3, "headers": pairs}))
+    (from_polars,) = tables.as_batches(pl.DataFrame({"value": [b""] * 3, "headers": pairs}))
     assert from_polars.column("headers").to_pylist() == [[("a", b"1")], None, []]
     frame = pd.DataFrame({"value": [b""] * 3, "headers": [{"a": "1"}, None, {}]})
-    (from_pandas,) = payload.as_batches(frame)
+    (from_pandas,) = tables.as_batches(frame)
     assert from_pandas.column("headers").to_pylist() == [[("a", b"1")], None, []]
 
 
@@ -437,22 +437,22 @@ def test_as_batches_takes_headers_of_frames():
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 def test_as_batches_takes_timestamps_of_any_unit_and_zone(unit, zone):
     times = pa.array([1_700_000_000], pa.timestamp("s", zone)).cast(pa.timestamp(unit, zone))
-    (batch,) = payload.as_batches(pa.table({"value": [b""], "timestamp": times}))
+    (batch,) = tables.as_batches(pa.table({"value": [b""], "timestamp": times}))
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
 
 
 def test_as_batches_drops_digits_of_nanoseconds_but_refuses_an_overflow():
     fine = pa.array([1_999], pa.timestamp("ns"))
-    (batch,) = payload.as_batches(pa.table({"value": [b""], "timestamp": fine}))
+    (batch,) = tables.as_batches(pa.table({"value": [b""], "timestamp": fine}))
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1]
     far = pa.array([2**60], pa.timestamp("s"))
     with pytest.raises(InvalidPayload):
-        payload.as_batches(pa.table({"value": [b""], "timestamp": far}))
+        tables.as_batches(pa.table({"value": [b""], "timestamp": far}))
 
 
 def test_as_batches_takes_categories_and_nulls():
     table = pa.table({"value": pa.nulls(2), "key": pa.array(["a", "a"]).dictionary_encode(), "headers": pa.nulls(2)})
-    (batch,) = payload.as_batches(table)
+    (batch,) = tables.as_batches(table)
     assert rows(batch) == [{"key": b"a", "value": None}] * 2
 
 
@@ -474,18 +474,18 @@ def test_as_batches_takes_categories_and_nulls():
 )
 def test_as_batches_names_what_is_wrong(data, match):
     with pytest.raises(InvalidPayload, match=match):
-        payload.as_batches(data)
+        tables.as_batches(data)
 
 
 def test_as_batches_cuts_what_is_too_long_for_one_batch():
-    many = payload.as_batches(pa.table({"value": pa.nulls(BATCH_RECORDS_MAX + 1)}))
+    many = tables.as_batches(pa.table({"value": pa.nulls(BATCH_RECORDS_MAX + 1)}))
     assert [batch.num_rows for batch in many] == [BATCH_RECORDS_MAX, 1]
-    heavy = payload.as_batches(pa.table({"value": pa.array([b"x" * (1 << 20)] * 100)}))
+    heavy = tables.as_batches(pa.table({"value": pa.array([b"x" * (1 << 20)] * 100)}))
     assert sum(batch.num_rows for batch in heavy) == 100
     assert all(payload.encode(batch, None).raw_len <= PAYLOAD_RAW_BYTES_MAX for batch in heavy)
-    assert payload.as_batches(pa.table({"value": pa.array([], pa.binary())})) == []
+    assert tables.as_batches(pa.table({"value": pa.array([], pa.binary())})) == []
 
 
 def test_as_batches_joins_small_chunks():
     table = pa.table({"value": pa.chunked_array([[b"a"], [b"b"], [b"c"]])})
-    assert [batch.num_rows for batch in payload.as_batches(table)] == [3]
+    assert [batch.num_rows for batch in tables.as_batches(table)] == [3]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.core import payload, placement
+from mainstem.core import layouts, placement
 from mainstem.core.errors import InvalidSetting
 
 # From Kafka's UtilsTest.java.
@@ -73,7 +73,7 @@ def test_an_unknown_hash_is_refused():
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60))
 def test_split_keeps_every_record_in_its_shard_and_order(shard_of):
-    batch = payload.build([b"%d" % i for i in range(len(shard_of))])
+    batch = layouts.build([b"%d" % i for i in range(len(shard_of))])
     order, rank, pieces = placement.split(batch, np.array(shard_of, np.uint32), 6)
     expected = {s: [b"%d" % i for i, shard in enumerate(shard_of) if shard == s] for s in sorted(set(shard_of))}
     assert {shard: piece.column(0).to_pylist() for shard, piece in pieces} == expected
@@ -84,7 +84,7 @@ def test_split_keeps_every_record_in_its_shard_and_order(shard_of):
 
 
 def test_split_shares_a_batch_that_belongs_to_one_shard():
-    batch = payload.build([b"a", b"b"])
+    batch = layouts.build([b"a", b"b"])
     _, rank, pieces = placement.split(batch, np.array([3, 3], np.uint32), 4)
     assert pieces == [(3, batch)]
     assert pieces[0][1] is batch
@@ -92,11 +92,11 @@ def test_split_shares_a_batch_that_belongs_to_one_shard():
 
 
 def test_split_keeps_every_column():
-    batch = payload.build([b"a", b"b", b"c"], [b"x", b"y", b"x"], [{"n": b"1"}, None, {}], [1, 2, 3])
+    batch = layouts.build([b"a", b"b", b"c"], [b"x", b"y", b"x"], [{"n": b"1"}, None, {}], [1, 2, 3])
     _, _, pieces = placement.split(batch, np.array([1, 0, 1], np.uint32), 2)
     assert [piece.schema for _, piece in pieces] == [batch.schema] * 2
     assert pieces[1][1].equals(batch.take(pa.array([0, 2])))
 
 
 def test_split_of_nothing_has_no_pieces():
-    assert placement.split(payload.build([]), np.array([], np.uint32), 4).pieces == []
+    assert placement.split(layouts.build([]), np.array([], np.uint32), 4).pieces == []

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mainstem.core import payload
+from mainstem.core import layouts, payload
 from mainstem.core.batch import Batch, BatchHeader, Buffer, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.identity import new_stream_uuid
@@ -32,7 +32,7 @@ def make_batch(
     compression: str | None = None,
 ) -> Batch:
     """A batch as a producer would encode it."""
-    encoded = payload.encode(payload.build(list(values)), compression)
+    encoded = payload.encode(layouts.build(list(values)), compression)
     header = BatchHeader(
         stream=stream,
         shard=shard,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mainstem.core import payload
+from mainstem.core import layouts, payload
 from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
@@ -118,7 +118,7 @@ def test_a_lying_checksum_does_not_help(gateway):
 
 
 def timed(times: list[int], **claimed: int) -> tuple[BatchHeader, bytes]:
-    table = payload.build([b"v"] * len(times), timestamps=times)
+    table = layouts.build([b"v"] * len(times), timestamps=times)
     encoded = payload.encode(table, None)
     batch = make_batch([b"v"], producer=7)
     header = changed(

@@ -95,6 +95,16 @@ def test_csv_of_records_has_no_empty_keys():
     assert list(rows.csv_rows(io.BytesIO(text))) == [Row(b"v", b"k", {"h": b"1"}, time), Row(b"")]
 
 
+def test_a_field_named_twice_is_refused():
+    with pytest.raises(InvalidRecord, match="'a' twice"):
+        list(rows.csv_rows(io.BytesIO(b"a,b,a\n1,2,3\n")))
+
+
+def test_a_field_of_csv_may_be_as_long_as_a_record():
+    (row,) = rows.csv_rows(io.BytesIO(b"value\n" + b"x" * 500_000 + b"\n"))
+    assert row.value == b"x" * 500_000
+
+
 @pytest.mark.parametrize(
     "field", ['"timestamp":"noon"', '"timestamp":"2026-01-01"', '"headers":[1]', '"key":{"base64":"?"}']
 )

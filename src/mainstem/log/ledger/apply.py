@@ -69,6 +69,8 @@ class Applier:
         # Every shard that was ever written. Other threads read it; only the applying thread changes it.
         self._shards: dict[ShardKey, ShardRow] = dict(ledger.list_shards())
         self._producers: OrderedDict[ProducerKey, ProducerRow] = OrderedDict()
+        # The block that was touched last: nearly always the one that grows.
+        self._block: BlockRow | None = None
         self._stream_id_max = ledger.stream_id_max()
         self.applied = ledger.applied().number
 
@@ -104,7 +106,8 @@ class Applier:
         return row
 
     def block(self, block: int) -> BlockRow | None:
-        return self._ledger.load_block(block)
+        last = self._block
+        return last if last is not None and last.id == block else self._ledger.load_block(block)
 
     @property
     def stream_count(self) -> int:
@@ -124,6 +127,8 @@ class Applier:
                 self._names[row.name] = row.id
             elif self._names.get(row.name) == row.id:
                 del self._names[row.name]
+        for block in changes.blocks.values():
+            self._block = block
         if changes.forget_producers_before_us:
             self._producers.clear()
         producers = self._producers

@@ -23,6 +23,7 @@ import apsw
 import apsw.sqlite_extra
 
 from mainstem.core.errors import FolderUnusable, LedgerDamaged
+from mainstem.core.limits import PRODUCER_RECENT_MAX
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import (
     AppliedPlace,
@@ -75,6 +76,7 @@ _ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, tim
 _STREAM_COLUMNS = "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us"
 _BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us"
 _PAIR = struct.Struct("<QQ")
+_PAIRS = tuple(struct.Struct(f"<{2 * count}Q") for count in range(PRODUCER_RECENT_MAX + 1))
 _READ_BUSY_MS = 5_000
 _CHECKPOINT_BUSY_MS = 50
 _CACHE_KIB = 8 * 1_024
@@ -387,7 +389,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 
 def _producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
     (pid, stream, shard), row = item
-    recent = b"".join(_PAIR.pack(*pair) for pair in row.recent)
+    recent = _PAIRS[len(row.recent)].pack(*chain.from_iterable(row.recent))
     return (pid, stream, shard, row.epoch, recent, row.seen_us)
 
 

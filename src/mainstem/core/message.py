@@ -1,0 +1,262 @@
+"""An Arrow record-batch message, looked at and made without pyarrow.
+
+Looked at, because bytes from outside must be inspected before pyarrow sees them. Made, because a lone record costs
+less that way: a call into pyarrow lets go of the interpreter, and beside a busy thread it takes a while to get it back.
+
+    continuation  u32 = 0xFFFFFFFF
+    metadata_len  i32, of the flatbuffer with its padding
+    metadata      table Message { version, header_type, header, body_length, custom_metadata }
+                    header: table RecordBatch { length, nodes, buffers, compression, variadic_counts }
+                      nodes: [{ length i64, null_count i64 }], buffers: [{ offset i64, length i64 }]
+                      compression: table BodyCompression { codec, method }
+    body          buffers, each 8-aligned; a compressed one starts with its uncompressed length, i64, or -1 for "not"
+
+A flatbuffer table starts with the distance to its vtable, which holds the place of each field, 0 for absent. Every
+read goes through struct, which refuses to leave `metadata`; only a negative position would count from the end, and
+the one subtraction is checked.
+"""
+
+import functools
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import gt
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from mainstem.core.errors import InvalidPayload
+from mainstem.core.layouts import FEW, SHAPES, Shape
+
+_PREFIX: Final = struct.Struct("<Ii")
+_I16: Final = struct.Struct("<h")
+_I32: Final = struct.Struct("<i")
+_U32: Final = struct.Struct("<I")
+_I64: Final = struct.Struct("<q")
+_VTABLE: Final = struct.Struct("<HH")
+_SLOTS_MAX: Final = 5
+_SLOTS: Final = tuple(struct.Struct(f"<{n}H") for n in range(_SLOTS_MAX + 1))
+_OFFSETS: Final = tuple(struct.Struct(f"<{count + 1}i") for count in range(FEW))
+_ABSENT: Final = tuple((0,) * (_SLOTS_MAX - n) for n in range(_SLOTS_MAX + 1))
+
+_ZEROS: Final = tuple(bytes(count) for count in range(8))
+
+_CONTINUATION: Final = 0xFFFFFFFF
+_METADATA_V5: Final = 4
+_RECORD_BATCH: Final = 3
+# Our own writer needs 700 bytes for the widest layout; other flatbuffer writers may lay theirs out with more room.
+_METADATA_BYTES_MAX: Final = 4 << 10
+
+
+def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) -> int:
+    """Check every number in the message's metadata; return its `raw_len`.
+
+    `codec_id` is how its buffers are compressed, if they are: a CompressionType of Arrow's Message.fbs.
+
+    Raises `InvalidPayload`, or `struct.error` where a position lies outside the metadata.
+    """
+    continuation, metadata_len = _PREFIX.unpack_from(message)
+    body_at = 8 + metadata_len
+    if continuation != _CONTINUATION or not 0 < metadata_len <= _METADATA_BYTES_MAX or metadata_len & 7:
+        raise InvalidPayload("the payload does not start like an Arrow message")
+    if body_at > message.size:
+        raise InvalidPayload("the message ends inside its metadata")
+    metadata = message.slice(8, metadata_len).to_pybytes()
+    batch_at = _inspect_message(metadata, message.size - body_at)
+    length, nodes, buffers, compression, variadic = _fields(metadata, batch_at)
+    if variadic or not (length and nodes and buffers) or _I64.unpack_from(metadata, length)[0] != count:
+        raise InvalidPayload("the message's record batch lacks what its layout has, or has another number of records")
+    _inspect_compression(metadata, compression, codec_id)
+    numbers = shape.nodes.unpack_from(metadata, _vector(metadata, nodes, shape.node_count))
+    entries = _inspect_nodes(shape, count, numbers)
+    spans = shape.buffers.unpack_from(metadata, _vector(metadata, buffers, shape.buffer_count))
+    _inspect_spans(spans, message.size - body_at)
+    raw_len: int = message.size if codec_id is None else body_at + _claimed(message, body_at, spans)
+    # Offsets take 4 bytes a value: two arrays of them for the entries of headers, one for the values.
+    if 4 * count + 8 * entries > raw_len:
+        raise InvalidPayload(f"{raw_len} bytes cannot hold {count} records with {entries} headers")
+    return raw_len
+
+
+def _inspect_message(metadata: bytes, body_len: int) -> int:
+    """Check the outer table; return where the record batch's table is."""
+    version, kind, header, length, custom = _fields(metadata, _U32.unpack_from(metadata)[0])
+    if not (version and kind and header) or custom:
+        raise InvalidPayload("the message is not a plain record batch")
+    if _I16.unpack_from(metadata, version)[0] != _METADATA_V5 or metadata[kind : kind + 1] != bytes((_RECORD_BATCH,)):
+        raise InvalidPayload("the message is not a record batch of metadata version 5")
+    if (_I64.unpack_from(metadata, length)[0] if length else 0) != body_len:
+        raise InvalidPayload(f"the message's body is {body_len} bytes, not what its metadata says")
+    return int(header + _U32.unpack_from(metadata, header)[0])
+
+
+def _inspect_compression(metadata: bytes, at: int, codec_id: int | None) -> None:
+    if (codec_id is not None) != (at != 0):
+        raise InvalidPayload("the message's buffers are compressed, or not, unlike its encoding")
+    if codec_id is not None:
+        kind, method, *_ = _fields(metadata, at + _U32.unpack_from(metadata, at)[0])
+        if (kind and metadata[kind]) != codec_id or (method and metadata[method]):
+            raise InvalidPayload("the message's buffers are compressed in another way than its encoding says")
+
+
+def _inspect_nodes(shape: Shape, count: int, numbers: tuple[int, ...]) -> int:
+    """Check lengths and null counts; return how many headers all records have together."""
+    lengths, nulls = numbers[::2], numbers[1::2]
+    for row in shape.rows:
+        if lengths[row] != count or not 0 <= nulls[row] <= count:
+            raise InvalidPayload(f"a column does not have {count} records")
+    if shape.entries is None:
+        return 0
+    entry = shape.entries
+    entries = lengths[entry]
+    if not 0 <= entries == lengths[entry + 1] == lengths[entry + 2] or not 0 <= nulls[entry + 2] <= entries:
+        raise InvalidPayload("the headers' names and values differ in number")
+    if nulls[entry] or nulls[entry + 1]:
+        raise InvalidPayload("a header has no name")
+    return entries
+
+
+def _inspect_spans(spans: tuple[int, ...], body_len: int) -> None:
+    """Each buffer starts 8-aligned after the one before, and the last ends inside the body."""
+    end = 0
+    for offset, length in zip(spans[::2], spans[1::2], strict=True):
+        if offset < end or offset & 7 or length < 0:
+            raise InvalidPayload("the message's buffers overlap or are not aligned")
+        end = offset + length
+    if end > body_len:
+        raise InvalidPayload("a buffer of the message ends outside its body")
+
+
+def _claimed(message: pa.Buffer, body_at: int, spans: tuple[int, ...]) -> int:
+    """The sum of what the compressed buffers say they will be."""
+    total = 0
+    for offset, length in zip(spans[::2], spans[1::2], strict=True):
+        if length:
+            size = _I64.unpack_from(message, body_at + offset)[0] if length >= 8 else -2
+            size = length - 8 if size == -1 else size
+            if size < 0:
+                raise InvalidPayload("a compressed buffer does not say how long it will be")
+            total += size
+    return total
+
+
+def _fields(metadata: bytes, at: int) -> tuple[int, ...]:
+    """Where the five fields of the table at `at` are, 0 for each that is absent."""
+    vtable = at - _I32.unpack_from(metadata, at)[0]
+    if vtable < 0:
+        raise InvalidPayload("the message's metadata points outside itself")
+    vtable_len, table_len = _VTABLE.unpack_from(metadata, vtable)
+    slots = (vtable_len >> 1) - 2
+    if vtable_len & 1 or not 0 <= slots <= _SLOTS_MAX or at + table_len > len(metadata):
+        raise InvalidPayload("the message's metadata has a table of another kind")
+    places = _SLOTS[slots].unpack_from(metadata, vtable + 4)
+    if slots and max(places) >= table_len:
+        raise InvalidPayload("the message's metadata points outside itself")
+    return tuple([place and at + place for place in places]) + _ABSENT[slots]
+
+
+def _vector(metadata: bytes, at: int, count: int) -> int:
+    """Where the elements of the vector begin that the field at `at` points to; it must have `count` of them."""
+    vector: int = at + _U32.unpack_from(metadata, at)[0]
+    if _U32.unpack_from(metadata, vector)[0] != count:
+        raise InvalidPayload("the message has more or fewer columns than its layout")
+    return vector + 4
+
+
+def is_plain(layout: int, count: int, raw_len: int, message: bytes) -> bool:
+    """Whether a raw message holds what its layout says, no value of it null; False where that takes a closer look."""
+    if len(message) != raw_len:
+        raise InvalidPayload(f"the message is {len(message)} bytes, its header says {raw_len}")
+    continuation, metadata_len = _PREFIX.unpack_from(message)
+    if (
+        continuation != _CONTINUATION
+        or not 0 < metadata_len <= min(_METADATA_BYTES_MAX, raw_len - 8)
+        or metadata_len & 7
+    ):
+        raise InvalidPayload("the payload does not start like an Arrow message")
+    spans = _plain_spans(message[: 8 + metadata_len], raw_len, layout, count)
+    if spans is None:
+        return False
+    body_at = 8 + metadata_len
+    for column in range(0, len(spans), 6):
+        _, _, offsets_at, offsets_len, _, data_len = spans[column : column + 6]
+        if offsets_len < 4 * (count + 1):
+            raise InvalidPayload("a column has fewer offsets than records")
+        offsets = _OFFSETS[count].unpack_from(message, body_at + offsets_at)
+        if offsets[0] < 0 or offsets[-1] > data_len or any(map(gt, offsets, offsets[1:])):
+            raise InvalidPayload("a column's offsets do not follow each other inside its data")
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_spans(head: bytes, size: int, layout: int, count: int) -> tuple[int, ...] | None:
+    """Where the buffers of a message are that starts with `head`; None if it has nulls. Batches of one size and shape
+    have the same metadata, so most of them were inspected before."""
+    shape = SHAPES[layout]
+    metadata = head[8:]
+    batch_at = _inspect_message(metadata, size - len(head))
+    length, nodes, buffers, compression, variadic = _fields(metadata, batch_at)
+    if variadic or not (length and nodes and buffers) or _I64.unpack_from(metadata, length)[0] != count:
+        raise InvalidPayload("the message's record batch lacks what its layout has, or has another number of records")
+    _inspect_compression(metadata, compression, None)
+    numbers = shape.nodes.unpack_from(metadata, _vector(metadata, nodes, shape.node_count))
+    _inspect_nodes(shape, count, numbers)
+    spans: tuple[int, ...] = shape.buffers.unpack_from(metadata, _vector(metadata, buffers, shape.buffer_count))
+    _inspect_spans(spans, size - len(head))
+    return None if any(numbers[1::2]) else spans
+
+
+# Making
+
+
+def plain_message(layout: int, columns: Sequence[Sequence[bytes]]) -> bytes:
+    """The message of a few records without nulls: columns of bytes, in the order of their layout.
+
+    Byte for byte what pyarrow would make. TypeError if a value is None.
+    """
+    count = len(columns[0])
+    template = _template(layout)
+    body: list[bytes] = []
+    spans: list[int] = []
+    at = 0
+    for column in columns:
+        data = b"".join(column)
+        offsets = _OFFSETS[count].pack(*accumulate(map(len, column), initial=0))
+        data_at = at + len(offsets) + (-len(offsets) & 7)
+        spans += (at, 0, at, len(offsets), data_at, len(data))
+        body += (offsets, _ZEROS[-len(offsets) & 7], data, _ZEROS[-len(data) & 7])
+        at = data_at + len(data) + (-len(data) & 7)
+    head = bytearray(template.head)
+    _I64.pack_into(head, template.body_len_at, at)
+    _I64.pack_into(head, template.count_at, count)
+    SHAPES[layout].nodes.pack_into(head, template.nodes_at, *((count, 0) * len(columns)))
+    SHAPES[layout].buffers.pack_into(head, template.buffers_at, *spans)
+    return b"".join((head, *body))
+
+
+class _Template(NamedTuple):
+    """Prefix and metadata of a plain message, and where the numbers are that differ from message to message."""
+
+    head: bytes
+    body_len_at: int
+    count_at: int
+    nodes_at: int
+    buffers_at: int
+
+
+@functools.cache
+def _template(layout: int) -> _Template:
+    shape = SHAPES[layout]
+    sample = pa.RecordBatch.from_pylist([dict.fromkeys(shape.schema.names, b"x")], schema=shape.schema)
+    message = sample.serialize().to_pybytes()
+    head = message[: 8 + _PREFIX.unpack_from(message)[1]]
+    metadata = head[8:]
+    _, _, header, body_len, _ = _fields(metadata, _U32.unpack_from(metadata)[0])
+    count, nodes, buffers, *_ = _fields(metadata, header + _U32.unpack_from(metadata, header)[0])
+    return _Template(
+        head,
+        8 + body_len,
+        8 + count,
+        8 + _vector(metadata, nodes, shape.node_count),
+        8 + _vector(metadata, buffers, shape.buffer_count),
+    )

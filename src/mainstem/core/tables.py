@@ -1,0 +1,124 @@
+"""Tables of users (Arrow, pandas, polars) as batches of records."""
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+from mainstem.core.errors import InvalidPayload
+from mainstem.core.layouts import ARROW_ERRORS, BIT_OF, FULL_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE, narrow, refuse
+from mainstem.core.limits import BATCH_RECORDS_MAX, PAYLOAD_RAW_BYTES_MAX
+
+
+def as_batches(data: Any) -> list[pa.RecordBatch]:
+    """A table of any kind as batches, each in its narrowest layout and small enough to be one payload.
+
+    Takes pyarrow tables and batches, pandas and polars frames and whatever else speaks the Arrow C stream interface.
+    Columns: `value`, required; `key`, `headers` and `timestamp` if wanted; no others.
+    """
+    try:
+        table = _as_table(data)
+        names = table.schema.names
+        if "value" not in names:
+            raise InvalidPayload(f"column 'value' is missing; the columns are {names}")
+        if len(set(names)) != len(names):
+            raise InvalidPayload(f"a column occurs twice; the columns are {names}")
+        columns = {name: _cast(name, table.column(name)) for name in names}
+        table = pa.table({name: columns[name] for name in FULL_SCHEMA.names if name in columns})
+        table.validate()
+        if table.nbytes <= PAYLOAD_RAW_BYTES_MAX:
+            table = table.combine_chunks()  # many tiny batches would cost more than one copy
+        pieces = [piece for batch in table.to_batches(max_chunksize=BATCH_RECORDS_MAX) for piece in _halves(batch)]
+        return [narrow(dict(zip(piece.schema.names, piece.columns, strict=True))) for piece in pieces]
+    except ARROW_ERRORS as error:
+        refuse(error)
+
+
+def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The batch in pieces that fit one payload; a single record that does not is refused later, by its size."""
+    if batch.nbytes <= PAYLOAD_RAW_BYTES_MAX // 2 or batch.num_rows == 1:
+        return [batch]
+    half = batch.num_rows // 2
+    return _halves(batch.slice(0, half)) + _halves(batch.slice(half))
+
+
+def _as_table(data: Any) -> pa.Table:
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    # Before the stream interface, which pandas speaks too but then adds its index as a column.
+    if any(kind.__module__.partition(".")[0] == "pandas" for kind in type(data).__mro__) and hasattr(data, "columns"):
+        return _from_pandas(data)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    raise InvalidPayload(f"expected a pyarrow table or batch, a pandas or polars frame, not {type(data).__name__}")
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    # pandas has no map type: left to itself pyarrow would make a struct with a field for every header name.
+    if "headers" not in frame.columns or frame["headers"].dtype != object:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    column = frame["headers"]
+    headers = [None if missing else each for each, missing in zip(column, column.isna(), strict=True)]
+    table = pa.Table.from_pandas(frame.drop(columns=["headers"]), preserve_index=False)
+    return table.append_column("headers", pa.array(headers, HEADERS_TYPE))
+
+
+def _cast(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """One column in the type it has in a batch."""
+    kind = column.type
+    if name not in BIT_OF:
+        raise InvalidPayload(f"column {name!r} is not accepted; the columns are {', '.join(FULL_SCHEMA.names)}")
+    if pa.types.is_null(kind):
+        return pa.chunked_array([pa.nulls(len(column), FULL_SCHEMA.field(name).type)])
+    if name == "timestamp":
+        return _cast_timestamp(column)
+    if name == "headers":
+        return pa.chunked_array([_cast_headers(chunk) for chunk in column.chunks], HEADERS_TYPE)
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if not any(accepts(kind) for accepts in _BYTES_LIKE):
+        raise InvalidPayload(f"column {name!r} is {kind}; accepted are binary and string of any kind")
+    return column.cast(pa.binary())
+
+
+_BYTES_LIKE: Final = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+)
+
+
+def _cast_timestamp(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_timestamp(column.type):
+        raise InvalidPayload(f"column 'timestamp' is {column.type}; accepted are timestamps of any unit and zone")
+    # Nanoseconds may lose digits; from seconds and milliseconds only an overflow could, and that is an error.
+    return column.cast(TIMESTAMP_TYPE, safe=column.type.unit != "ns")
+
+
+_ENTRY_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+
+def _cast_headers(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_map(kind):
+        return array.cast(HEADERS_TYPE)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_struct(kind.value_type) or kind.value_type.names != ["key", "value"]:
+        raise InvalidPayload(
+            f"column 'headers' is {kind}; accepted are map<string, binary> and list<struct<key, value>>"
+        )
+    pairs = array.cast(pa.list_(_ENTRY_TYPE))
+    # pyarrow ends the process when it makes a map whose entries or names are null.
+    if pairs.values.null_count or pairs.values.field("key").null_count:
+        raise InvalidPayload("column 'headers' has an entry without a name")
+    # A map is stored as just such a list; only the type differs.
+    headers = pa.Array.from_buffers(
+        HEADERS_TYPE, len(pairs), pairs.buffers()[:2], pairs.null_count, pairs.offset, [pairs.values]
+    )
+    headers.validate(full=True)
+    return headers

@@ -1,0 +1,133 @@
+"""What a hub asked of its server and was not answered yet. A request keeps what it needs to be sent again."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from mainstem.core.batch import Batch, Buffer
+from mainstem.core.errors import DeadlineExceeded, MainstemError, ProtocolError, ServerStopping
+from mainstem.core.limits import APPEND_BATCHES_MAX, KIB
+from mainstem.transport.port import AppendDone, AppendResult, Call
+from mainstem.transport.wire import Append, Appended, Kind, error_from, pack
+
+# More bytes than this are a request of their own; fewer wait for company while another append is under way.
+GATHER_BYTES: Final = 64 * KIB
+_TIMEOUT_MS_MAX: Final = 1 << 31
+
+
+class CallRequest:
+    """An administrative call. `on_answer` gets an Answer, or (error, times sent)."""
+
+    is_append = False
+
+    def __init__(self, call: Call, deadline: float, on_answer: Callable[[Any], None]) -> None:
+        self._call = call
+        self._deadline = deadline
+        self._on_answer = on_answer
+        self.sent = 0
+
+    def pack(self, id_: int) -> list[Buffer]:
+        self.sent += 1
+        return pack(Kind.CALL, id_, self._call)
+
+    def answer(self, answer: Any) -> bool:
+        self._on_answer(answer)
+        return True
+
+    def fail(self, error: MainstemError) -> None:
+        self._on_answer((error, self.sent))
+
+    def expire(self, now: float, where: str) -> bool:
+        if now < self._deadline:
+            return False
+        self.fail(_late(where, type(self._call).__name__, self.sent))
+        return True
+
+
+class PendingAppend:
+    """What one producer handed over at once."""
+
+    __slots__ = ("batches", "deadline", "done", "is_finished", "size")
+
+    def __init__(self, batches: Sequence[Batch], deadline: float, done: AppendDone) -> None:
+        self.batches = batches
+        self.deadline = deadline
+        self.done = done
+        self.size = sum([len(batch.payload) for batch in batches])
+        self.is_finished = False
+
+    def finish(self, results: Sequence[AppendResult]) -> None:
+        if not self.is_finished:
+            self.is_finished = True
+            self.done(results)
+
+    def fail(self, error: MainstemError) -> None:
+        self.finish([error] * len(self.batches))
+
+
+class AppendRequest:
+    """Appends of one or several producers in one message. Each has its own deadline and its own answer."""
+
+    is_append = True
+
+    def __init__(self, parts: list[PendingAppend]) -> None:
+        self._parts = parts
+        self.sent = 0
+
+    def pack(self, id_: int) -> list[Buffer]:
+        """What is still wanted: an append that is past its deadline is not sent again."""
+        self.sent += 1
+        self._parts = [part for part in self._parts if not part.is_finished]
+        left = max(part.deadline for part in self._parts) - time.monotonic()
+        batches = [batch for part in self._parts for batch in part.batches]
+        header = Append([batch.header for batch in batches], True, max(1, min(int(left * 1000), _TIMEOUT_MS_MAX)))
+        return pack(Kind.APPEND, id_, header, [batch.payload for batch in batches])
+
+    def answer(self, answer: Any) -> bool:
+        """Tell each producer; False if the server wrote nothing because it stops: the next connection gets it again."""
+        if not isinstance(answer, Appended) or len(answer.bases) != sum(len(part.batches) for part in self._parts):
+            self.fail(ProtocolError("the server answered an append with something else"))
+            return True
+        results: list[AppendResult] = list(answer.bases)
+        if answer.errors:
+            if any(error.code == ServerStopping.code for error in answer.errors.values()):
+                return False
+            for index, error in answer.errors.items():
+                results[index] = error_from(error)
+        at = 0
+        for part in self._parts:
+            part.finish(results[at : at + len(part.batches)])
+            at += len(part.batches)
+        return True
+
+    def fail(self, error: MainstemError) -> None:
+        for part in self._parts:
+            part.fail(error)
+
+    def expire(self, now: float, where: str) -> bool:
+        for part in self._parts:
+            if now >= part.deadline and not part.is_finished:
+                part.fail(_late(where, "append", self.sent))
+        return all(part.is_finished for part in self._parts)
+
+
+Request = CallRequest | AppendRequest
+
+
+def gather(waiting: deque[PendingAppend]) -> AppendRequest:
+    """The next request: as many waiting appends as make a message of moderate size, in their order."""
+    parts = [waiting.popleft()]
+    size, count = parts[0].size, len(parts[0].batches)
+    while waiting:
+        size += waiting[0].size
+        count += len(waiting[0].batches)
+        if size > GATHER_BYTES or count > APPEND_BATCHES_MAX:
+            break
+        parts.append(waiting.popleft())
+    return AppendRequest(parts)
+
+
+def _late(where: str, what: str, sent: int) -> MainstemError:
+    state = "the outcome is not known" if sent else "it was never sent"
+    return DeadlineExceeded(f"{where} did not answer {what} in time; {state}")

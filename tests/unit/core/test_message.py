@@ -1,0 +1,43 @@
+"""Messages made without pyarrow are the messages pyarrow makes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainstem.core import layouts, payload
+from mainstem.core.layouts import FEW, HAS_KEY
+from mainstem.core.message import plain_message
+
+_RECORDS = st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=40)), min_size=1, max_size=FEW - 1)
+
+
+@given(_RECORDS)
+def test_values_without_keys_are_the_bytes_of_pyarrow(records: list[tuple[bytes, bytes]]):
+    values = [value for value, _ in records]
+    assert plain_message(0, [values]) == layouts.build(values).serialize().to_pybytes()
+
+
+@given(_RECORDS)
+def test_values_with_keys_are_the_bytes_of_pyarrow(records: list[tuple[bytes, bytes]]):
+    values, keys = [value for value, _ in records], [key for _, key in records]
+    assert plain_message(HAS_KEY, [keys, values]) == layouts.build(values, keys).serialize().to_pybytes()
+
+
+@given(_RECORDS, st.booleans(), st.sampled_from(["lz4", None]))
+def test_a_few_records_are_encoded_alike_both_ways(
+    records: list[tuple[bytes, bytes]], with_keys: bool, compression: str | None
+):
+    values = [value for value, _ in records]
+    keys = [key for _, key in records] if with_keys else None
+    few = payload.encode_few(values, keys, compression)
+    assert few in (None, payload.encode(layouts.build(values, keys), compression))
+
+
+def test_what_takes_the_long_way():
+    assert payload.encode_few([b"x"], None, "lz4") is not None
+    assert payload.encode_few([None], None, "lz4") is None
+    assert payload.encode_few([b"x"] * FEW, None, "lz4") is None
+    assert payload.encode_few([bytes(100_000)], None, None) is None
+    assert payload.encode_few([bytes(10_000)], None, "lz4") is None
+    with pytest.raises(TypeError):
+        plain_message(0, [[None]])  # type: ignore[list-item]
