@@ -2,10 +2,10 @@
 
     python tools/mechanisms.py REPORT.json
 
-`docs/mechanisms.csv` lists them; its column `as` says how each is done here: `built` as described, `adapted` (the note
-says what differs), `delegated` to a library or engine, or blank while undecided. REPORT.json comes from
-`pytest --mechanisms-report`. A mechanism is demonstrated when at least one test marked with its id passed and none
-failed.
+`docs/mechanisms.csv` lists them, each with the paper that describes it; its column `as` says how it is done here:
+`built` as described, `adapted` (the note says what differs), `delegated` to a library or engine, or blank while
+undecided. REPORT.json comes from `pytest --mechanisms-report`. A mechanism is demonstrated when at least one test that
+is marked with its id passed and none failed.
 
 Exit status 1: a marked test failed, a mark names an id that is not listed, or an id that tests mark has no `as`.
 """

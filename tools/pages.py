@@ -55,9 +55,17 @@ def _error_rows(kind: type[MainstemError]) -> Iterator[str]:
 
 def _loss_markdown() -> str:
     return """
-`DataLoss` carries what is gone as fields: `stream`, `shard`, `first` and `last` (offsets), `reason` (`trimmed` or
-`damaged`), and for damage `path` and `position`. The consumer that raised it stands after the range: iterate again to
-go on.
+`DataLoss` carries what is gone as fields: `stream`, `shard`, `first` and `last` (offsets) and `reason`, which is
+exactly one of
+
+- `"trimmed"`: the records are older than the stream's retention; the consumer was too slow, or its cursor too old;
+- `"damaged"`: their bytes on disk are missing or not what was written; `path` and `position` name file and byte.
+
+The consumer that raised it stands after the range: iterate again to go on.
+
+`RecordTooLarge` names the limit: `record_bytes_max` is 8 MiB for the key, value and headers of a record together, or
+less where a server is [set](settings.md) so; a key has at most 64 KiB, the headers of a record too, and there are at
+most 256 of them.
 """
 
 

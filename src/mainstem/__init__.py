@@ -2,11 +2,13 @@
 
 hub = mainstem.open("./data")                        # in this process
 hub = mainstem.connect("mainstem://localhost:7070")  # a server; the same object
+
+The classes of what a hub gives (`Hub`, `Producer`, `Consumer`, ...) are here to annotate with, not to be called.
 """
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if sys.platform == "win32":
     raise ImportError(
@@ -51,21 +53,25 @@ from mainstem.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from mainstem.hub.hub import Hub
+    from mainstem.hub.classes import Ack, BatchAck, Consumer, Hub, Producer, Record, RecordBatch, StreamInfo
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ack",
+    "BatchAck",
     "BufferFull",
     "Busy",
     "Closed",
     "ConnectionLost",
+    "Consumer",
     "Cursor",
     "DataLoss",
     "DeadlineExceeded",
     "FolderLocked",
     "FolderUnusable",
     "ForkedHub",
+    "Hub",
     "InternalError",
     "InvalidCursor",
     "InvalidName",
@@ -76,9 +82,12 @@ __all__ = [
     "LedgerDamaged",
     "MainstemError",
     "OutOfSequence",
+    "Producer",
     "ProducerFenced",
     "ProtocolError",
     "ReadOnly",
+    "Record",
+    "RecordBatch",
     "RecordTooLarge",
     "Refused",
     "Retriable",
@@ -86,12 +95,26 @@ __all__ = [
     "StaleGeneration",
     "StreamDeleted",
     "StreamExists",
+    "StreamInfo",
     "Unavailable",
     "UnknownProducer",
     "UnknownStream",
     "connect",
     "open",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes are loaded when first asked for: with them come pyarrow and numpy."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mainstem.hub import classes
+
+    return getattr(classes, name)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def open(path: "str | Path", *, read_only: bool | None = None, auto_create: bool = False) -> "Hub":  # noqa: A001

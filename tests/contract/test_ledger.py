@@ -175,8 +175,13 @@ def test_the_name_of_a_deleted_stream_is_free_and_its_row_stays(ledger):
 def test_producers_are_forgotten_by_the_time_they_were_last_seen(ledger):
     rows = {(pid, 1, 0): ProducerRow(0, ((0, 0),), pid * 100) for pid in range(1, 6)}
     ledger.store(changes(1, producers=rows))
-    ledger.store(changes(2, forget_producers_before_us=300, producers={(6, 1, 0): ProducerRow(0, ((0, 0),), 600)}))
+    later = {(6, 1, 0): ProducerRow(0, ((0, 0),), 600)}
+    ledger.store(changes(2, forget_producers_before_us=300, forget_producers_ids=(0, 99), producers=later))
     assert [pid for pid in range(1, 7) if ledger.load_producer((pid, 1, 0))] == [3, 4, 5, 6]
+    ledger.store(changes(3, forget_producers_before_us=601, forget_producers_ids=(4, 5)))
+    assert [pid for pid in range(1, 7) if ledger.load_producer((pid, 1, 0))] == [3, 6]
+    ledger.store(changes(4))
+    assert [pid for pid in range(1, 7) if ledger.load_producer((pid, 1, 0))] == [3, 6]
 
 
 # Entries by offset and by time.
@@ -411,7 +416,7 @@ class Model:
         self.shards: dict[tuple[int, int], ModelShard] = {}
         self.producers: dict[tuple[int, int, int], ModelProducer] = {}
         self.bytes_alive: dict[int, int] = {}
-        self.forget_before = 0
+        self.forget: ForgetProducers | None = None
 
     def batch(self, header: BatchHeader, number: int, length: int, block: int, now: int) -> object:
         stream = self.streams.get(header.stream)
@@ -482,9 +487,15 @@ class Model:
         return self.change(command.stream, act)
 
     def end_flush(self) -> None:
-        if self.forget_before:
-            self.producers = {key: row for key, row in self.producers.items() if row.seen_us >= self.forget_before}
-            self.forget_before = 0
+        forget, self.forget = self.forget, None
+        if forget is not None:
+            idle = [
+                key
+                for key, row in self.producers.items()
+                if forget.first <= key[0] <= forget.last and row.seen_us < forget.before_us
+            ]
+            for key in idle:
+                del self.producers[key]
 
     def next_sequence(self, producer: int, stream: int, shard: int) -> int:
         known = self.producers.get((producer, stream, shard))
@@ -510,7 +521,7 @@ OPERATIONS = {
     "delete": (1, st.tuples(st.just("delete"), ids)),
     "alter": (1, st.tuples(st.just("alter"), ids, st.sampled_from((None, 5_000_000)))),
     "trim": (2, st.tuples(st.just("trim"), ids, shards, st.integers(0, 12))),
-    "forget": (1, st.tuples(st.just("forget"), st.integers(0, 3))),
+    "forget": (1, st.tuples(st.just("forget"), st.integers(0, 3), st.sampled_from(((), (), (0, 11), (12, 99))))),
 }
 operations = st.sampled_from([name for name, (weight, _) in OPERATIONS.items() for _ in range(weight)]).flatmap(
     lambda name: OPERATIONS[name][1]
@@ -590,8 +601,8 @@ class Story:
             case "trim":
                 command = TrimShard(*rest)
                 return command, model.trim(command), None
-        command = ForgetProducers(now - rest[0] * 1_000_000)
-        model.forget_before = command.before_us
+        command = ForgetProducers(now - rest[0] * 1_000_000, *rest[1])
+        model.forget = command
         return command, Done(), None
 
 

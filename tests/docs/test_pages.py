@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mainstem.cli.exits import ExitCode
@@ -12,6 +13,7 @@ from mainstem.core.checksum import crc32c
 from mainstem.core.limits import APPEND_BATCHES_MAX, SUBSCRIPTIONS_PER_CONNECTION_MAX
 from mainstem.log import frame
 from mainstem.log.frame import BlockHeader, FlushWriter, FrameKind, Place
+from mainstem.produce.producer import ProducerOptions
 from mainstem.server.main import EXIT_IO_ERROR
 from mainstem.transport import wire
 from mainstem.transport.port import GetStreamCall
@@ -130,6 +132,15 @@ def test_the_architecture_names_every_folder():
 def test_the_exit_codes_are_on_the_page_of_the_commands():
     rows = re.findall(r"^\| (\d+) \|", page("cli.md"), re.MULTILINE)
     assert set(map(int, rows)) == {code.value for code in ExitCode} | {EXIT_IO_ERROR}
+
+
+def test_the_options_of_a_producer_are_in_the_guide():
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page("guide.md"), re.MULTILINE)
+    defaults = msgspec.structs.asdict(ProducerOptions())
+    shown = {
+        name: f"{value >> 20} MiB" if name.endswith("_bytes") else f"`{value!r}`" for name, value in defaults.items()
+    }
+    assert {name: text.replace('"', "'") for name, text in rows} == shown
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")

@@ -144,8 +144,20 @@ def _older_and_without_a_block(made: Session, rng: random.Random) -> FolderImage
     return made.image.with_ledger(rng.choice(made.ledgers)).without(rng.choice(made.image.blocks[:-1]))
 
 
+def _without_any_block(made: Session, rng: random.Random) -> FolderImage:
+    """Blocks and ledger are gone; mainstem.json, or snapshots, or both are left of the earlier life."""
+    left = made.image.without("ledger.db", "blocks/")
+    return left.without(*rng.choice(((), ("mainstem.json",), ("snapshots/",))))
+
+
+def _older_without_any_block(made: Session, rng: random.Random) -> FolderImage:
+    return made.image.with_ledger(rng.choice(made.ledgers)).without("blocks/")
+
+
 REFUSED: dict[str, Loss] = {
     "block and ledger gone": _without_a_block,
     "block, ledger, snapshots gone": _without_a_block_or_snapshot,
     "block gone, ledger older": _older_and_without_a_block,
+    "all blocks and ledger gone": _without_any_block,
+    "all blocks gone, ledger older": _older_without_any_block,
 }

@@ -11,7 +11,8 @@ import numpy as np
 
 from mainstem.core.errors import DataLoss, MainstemError
 from mainstem.hub.hub import Hub
-from mainstem.testing.history import History, Report, stamp
+from mainstem.testing.history import History, Report
+from mainstem.testing.stamp import stamp
 from tests.faults.trials import Trials
 
 BURST_MAX = 200

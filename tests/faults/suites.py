@@ -29,7 +29,8 @@ class Suite:
 
     `slice` trials run in `make test`, `full` in `make torture`, there in chunks of `chunk`. `bugs` maps each planted
     bug that must turn it red to the trials that are likely to. `measures` says that it times something and must run
-    alone; `on_disk` that it needs a real disk, where memory would do for the others.
+    alone; `on_disk` that it needs a real disk, where memory would do for the others. `run_slice` is for a suite whose
+    trials are too large for `make test`.
     """
 
     run: Callable[[int, int, Path], Trials]
@@ -39,6 +40,12 @@ class Suite:
     bugs: dict[str, int]
     measures: bool = False
     on_disk: bool = False
+    run_slice: Callable[[int, int, Path], Trials] | None = None
+
+    @property
+    def run_small(self) -> Callable[[int, int, Path], Trials]:
+        """What runs in `make test`."""
+        return self.run_slice or self.run
 
 
 SUITES: dict[str, Suite] = {
@@ -60,7 +67,16 @@ SUITES: dict[str, Suite] = {
     "kill_server": Suite(
         kill_server.run, slice=2, full=200, chunk=40, bugs={"skip_dedupe": 3}, measures=True, on_disk=True
     ),
-    "restart_large": Suite(restart_large.run, slice=0, full=3, chunk=3, bugs={}, measures=True, on_disk=True),
+    "restart_large": Suite(
+        restart_large.run,
+        slice=1,
+        full=3,
+        chunk=3,
+        bugs={"replay_everything": 1},
+        measures=True,
+        on_disk=True,
+        run_slice=restart_large.run_small,
+    ),
     "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
     "fuzz_server": Suite(
         fuzz_server.run, slice=10_000, full=200_000, chunk=100_000, bugs={"end_on_garbage": 1_000}, measures=True

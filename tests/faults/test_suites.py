@@ -5,12 +5,11 @@ import logging
 import pytest
 
 from mainstem.testing import planted
-from tests.faults import cut, restart_large
+from tests.faults import cut
 from tests.faults.mounts import can_mount
 from tests.faults.places import temporary_folder
 from tests.faults.suites import SUITES
 
-SLICES = [name for name, suite in SUITES.items() if suite.slice]
 PLANTED = [(name, bug) for name, suite in SUITES.items() for bug in suite.bugs]
 # A bug that shows itself by chance gets this many chances.
 ROUNDS = 10
@@ -23,11 +22,11 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.slow("starts, kills and damages things many times")
-@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("name", SUITES)
 def test_nothing_acknowledged_suffers(name):
     suite = SUITES[name]
     with temporary_folder(on_disk=suite.on_disk) as place:
-        result = suite.run(1, suite.slice, place)
+        result = suite.run_small(1, suite.slice, place)
     assert result.findings == []
     assert result.trials >= suite.slice
     assert (result.lost, result.duplicated) == (0, 0)
@@ -37,10 +36,8 @@ def test_every_byte_is_cut():
     assert cut.count() <= SUITES["cut"].full
 
 
-def test_a_large_folder_is_served_again_at_once(tmp_path):
-    """The full size is a gigabyte; this one only shows that the suite works."""
-    result = restart_large.run(1, 1, tmp_path, megabytes=4)
-    assert (result.findings, result.trials) == ([], 1)
+def test_every_suite_has_a_slice_and_a_bug_that_turns_it_red():
+    assert [name for name, suite in SUITES.items() if not (suite.slice and suite.bugs)] == []
 
 
 @pytest.mark.slow("repeats a suite until chance has shown the bug")
@@ -62,6 +59,6 @@ def is_noticed(name, bug, trials):
     with planted.BUGS[bug]():
         for seed in range(1, ROUNDS + 1):
             with temporary_folder(on_disk=suite.on_disk) as place:
-                if suite.run(seed, trials, place).findings:
+                if suite.run_small(seed, trials, place).findings:
                     return True
     return False

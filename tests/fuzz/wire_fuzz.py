@@ -14,7 +14,7 @@ import numpy as np
 
 from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import ProtocolError
-from mainstem.core.limits import MESSAGE_BYTES_MAX_BEFORE_HELLO
+from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_BEFORE_HELLO
 from mainstem.transport import wire
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -55,7 +55,7 @@ def messages() -> list[bytes]:
     ]
     made = [
         (Kind.HELLO, wire.Hello(1, 1, "fuzz"), []),
-        (Kind.WELCOME, wire.Welcome(1, "s", "l", 1, 5.0, 20.0, 1_000), []),
+        (Kind.WELCOME, wire.Welcome(1, "s", "l", 1, 5.0, 20.0, 1_000, 1_000), []),
         (Kind.ERROR, wire.WireError(400, "lost", {"first": 1}), []),
         (Kind.PING, None, []),
         (Kind.PONG, None, []),
@@ -119,7 +119,13 @@ class Mutator:
         header = BatchHeader(1 + few, shard, count, few, few, schema, raw, 9, crc, large, few, large, few, 1, time_high)
         text = self._random.bytes(at % 40).hex()
         made: tuple[Kind, Any, list[bytes]]
-        match at & 7:
+        match at % 11:
+            case 8:
+                made = (Kind.CALL, GetStreamCall("x" * (number % 700_000)), [])
+            case 9:
+                made = (Kind.CALL, ListStreamsCall(large), [])
+            case 10:
+                return self._too_much(at, number)
             case 0:
                 made = (Kind.SUBSCRIBE, wire.Subscribe(few, [large] * few, None, number), [])
             case 1:
@@ -138,6 +144,13 @@ class Mutator:
                 made = (Kind.UNSUBSCRIBE, None, [])
         kind, content, payloads = made
         return b"".join(pack(kind, number & 7, content, payloads))
+
+    def _too_much(self, at: int, number: int) -> bytes:
+        """A hundred questions at once, or a length that is claimed and not sent."""
+        if at & 16:
+            return wire.PREFIX.pack(number % MESSAGE_BYTES_MAX, Kind.APPEND, 0, 0, 1, 12) + b"not all of it"
+        call = (OffsetsAtTimeCall("fuzzed", 0), StatisticsCall(), GetStreamCall("fuzzed"))[number % 3]
+        return b"".join(pack(Kind.CALL, number & 7, call)) * 100
 
     def _draw(self) -> None:
         columns = self._random.integers(0, (1 << 16, 12, 1 << 16, 1 << 32), (_BLOCK, 4), np.uint64)

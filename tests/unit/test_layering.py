@@ -160,6 +160,7 @@ BAD_EDGES = {
     "the test kit": ("cli/demo.py", "from mainstem.testing import faults"),
     "the top package from below": ("core/names.py", "from mainstem import MainstemError"),
     "the hub, at once": ("__init__.py", "from mainstem.hub import connect"),
+    "the server, when asked": ("__init__.py", "def serve():\n    from mainstem.server import main"),
     "a module without a layer": ("stray.py", "import mainstem.core"),
 }
 
@@ -168,9 +169,9 @@ GOOD_EDGES = {
     "inside": ("log/reader.py", "from mainstem.log import ledger"),
     "the core": ("__init__.py", "from mainstem.core.errors import MainstemError"),
     "the hub, when asked": ("__init__.py", "def connect(url):\n    from mainstem.hub import connect"),
-    "the hub, for types": (
+    "the hub and what it gives, for types": (
         "__init__.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mainstem.hub",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mainstem.hub, mainstem.consume.consumer",
     ),
     "elsewhere": ("core/names.py", "import os, numpy.random"),
     "everything": ("testing/kit.py", "import mainstem.server, mainstem.cli"),
@@ -218,10 +219,10 @@ def _why_not(found: Import) -> str | None:
         return None
     importer, target = _package(found.importer), _package(found.target)
     if importer == "":  # the top package itself
-        lazy_hub = target == "hub" and found.is_deferred
-        return (
-            None if target in ("", "core") or lazy_hub else "the top package imports core, and the hub inside functions"
-        )
+        is_offered = found.is_deferred and RANK.get(target, len(LAYERS)) <= RANK["hub"]
+        if target in ("", "core") or is_offered:
+            return None
+        return "the top package imports core; the hub and what it gives only inside functions and for types"
     importer = "cli" if importer == "__main__" else importer
     target = "hub" if target == "" else target  # the top package stands for the hub it offers
     for package in (importer, target):

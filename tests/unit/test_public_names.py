@@ -1,6 +1,8 @@
 """The public face: what users write in their programs. A name that appears or goes away is a decision, made here."""
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -15,11 +17,13 @@ from mainstem.transport.port import StreamInfo
 
 # Beside these, the package shows its errors.
 PACKAGE = {"Cursor", "connect", "open"}
+# To annotate with; loaded when asked for.
+CLASSES = {"Ack", "BatchAck", "Consumer", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
 
 NAMES = {
     Hub: "close consumer producer statistics streams",
     Streams: "alter create delete get list",
-    Producer: "close dropped flush forget_after_fork send send_batch send_many",
+    Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result",
     BatchAck: "chunks done exception result",
     Consumer: "batches close cursor poll poll_batch seek seek_shard stream",
@@ -34,7 +38,10 @@ CALLS = {
     "open": "(path, *, read_only=None, auto_create=False)",
     "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
     "Hub.consumer": "(stream, *, start='latest', follow=True, prefetch_bytes=8388608)",
-    "Hub.producer": "(**options)",
+    "Hub.producer": (
+        "(*, acks='durable', batch_bytes=1048576, buffer_bytes=33554432, linger=0.0, delivery_timeout=120.0, "
+        "compression='lz4', on_full='block')"
+    ),
     "Streams.create": "(name, *, shards=1, retention=None, hash='crc32', exist_ok=False)",
     "Streams.alter": "(name, *, retention)",
     "Producer.send_many": "(stream, values, keys=None)",
@@ -57,9 +64,23 @@ def test_the_package():
     shown = {
         name
         for name, value in vars(mainstem).items()
-        if not name.startswith("_") and not inspect.ismodule(value) and name not in ("TYPE_CHECKING", "Path")
+        if not name.startswith("_") and not inspect.ismodule(value) and name not in ("TYPE_CHECKING", "Path", "Any")
     }
     assert shown == PACKAGE | errors
+    assert set(mainstem.__all__) == set(dir(mainstem)) == PACKAGE | CLASSES | errors
+
+
+def test_the_classes_to_annotate_with():
+    found = {name: getattr(mainstem, name) for name in CLASSES}
+    assert found == {kind.__name__: kind for kind in NAMES if kind.__name__ in CLASSES}
+    assert len(found) == len(CLASSES)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        mainstem.Nothing  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, mainstem; sys.exit(bool({'pyarrow', 'numpy', 'apsw', 'uvloop'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 def test_the_objects(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
-LIST = """id,system,name,spec,as,note
+LIST = """id,system,name,paper,as,note
 A1,Alpha,First,x,built,
 A2,Alpha,Second,x,adapted,It differs.
 A3,Alpha,Third,x,,

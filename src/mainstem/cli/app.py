@@ -37,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(version.root)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.add_typer(stream.app, name="stream")
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with command.make_context("mainstem", spell_out(arguments) or ["--help"]) as context:
             code = command.invoke(context)
-        sys.stdout.flush()
+        _flush_stdout()
         return int(code or ExitCode.OK)
     except typer.Exit as ending:
         return ending.exit_code
@@ -85,6 +86,14 @@ def _refuse_usage(error: typer.TyperException) -> ExitCode:
 
 def _say(text: str) -> None:
     print(f"mainstem: {text}", file=sys.stderr)
+
+
+def _flush_stdout() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def _close_stdout() -> None:

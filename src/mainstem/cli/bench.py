@@ -73,11 +73,11 @@ def _temporary_server() -> Iterator[str]:
     import tempfile
     from pathlib import Path
 
-    from mainstem.demo.server_process import ServerProcess
+    from mainstem.demo.server_process import DemoServer
 
     with tempfile.TemporaryDirectory(prefix="mainstem-bench-") as folder:
         flags = {"data": f"{folder}/data", "listen": "127.0.0.1:0", "http": "off"}
-        server = ServerProcess(flags, Path(folder) / "server.log")
+        server = DemoServer(flags, Path(folder) / "server.log")
         server.start()
         try:
             yield server.url

@@ -81,7 +81,9 @@ def code_of(error: BaseException) -> ExitCode:
 def explain(error: BaseException) -> str:
     """One line: what happened, where, and what to do next."""
     text = (str(error) or type(error).__name__).replace("exist_ok=True", "--exist-ok")
-    if not isinstance(error, MainstemError | UsageProblem | Failure | OSError):
+    if isinstance(error, OSError) and not isinstance(error, MainstemError):
+        text = ": ".join(filter(None, (_shown(error.filename), error.strerror))) or text
+    elif not isinstance(error, MainstemError | UsageProblem | Failure):
         text = f"{type(error).__name__}: {text}; this is a bug, please report it (MAINSTEM_DEBUG=1 shows more)"
     where = "; ".join(getattr(error, "__notes__", ()))
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), "")
@@ -89,3 +91,7 @@ def explain(error: BaseException) -> str:
     if hint and hint not in text:
         parts.append(hint)
     return "; ".join(" ".join(part.split()) for part in parts)
+
+
+def _shown(filename: object) -> str:
+    return "" if filename is None else str(filename)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from mainstem.core import settings
-from mainstem.core.settings import BoolKind, ChoiceKind, Loaded, Setting
+from mainstem.core.kinds import BoolKind, ChoiceKind
+from mainstem.core.settings import Loaded, Setting
 
 Command = Callable[..., int | None]
 

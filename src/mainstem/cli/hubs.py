@@ -1,5 +1,6 @@
 """Which log a client command works on: a server's, or the one in a folder."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 import mainstem
 from mainstem.cli.exits import UsageProblem
 from mainstem.core.errors import FolderUnusable, MainstemError
+from mainstem.core.log_lines import configure_logging
 from mainstem.core.settings import DEFAULT, Loaded
 
 if TYPE_CHECKING:
@@ -76,10 +78,6 @@ def _noted(where: str) -> Iterator[None]:
 
 def _log_as_told(loaded: Loaded) -> None:
     """Log lines of the hub on standard error; unless asked for more, only what is wrong."""
-    import dataclasses
-
-    from mainstem.server.main import configure_logging
-
     settings = loaded.settings
     if loaded.origins["log_level"] == DEFAULT:
         settings = dataclasses.replace(settings, log_level="warning")

@@ -41,6 +41,11 @@ def _print_rich(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     Console().print(table)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def time_text(time_us: int) -> str:
     """Microseconds since 1970 as `2026-01-31T12:00:00.000000Z`."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,6 +1,8 @@
 """`mainstem stream`: create, list, show, alter and delete streams."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,8 +11,11 @@ from mainstem.cli import hubs
 from mainstem.cli.exits import UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
-from mainstem.cli.printing import print_json, print_table, size_text, time_text
-from mainstem.core.settings import Loaded, render_duration
+from mainstem.cli.printing import counted, print_json, print_table, size_text, time_text
+from mainstem.core.errors import UnknownStream
+from mainstem.core.kinds import render_duration
+from mainstem.core.names import check_stream_name
+from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.transport.port import StreamInfo
@@ -28,7 +33,9 @@ def create(
     shards: Annotated[int, typer.Option(metavar="COUNT", help="How many ordered parts it has.")] = 1,
     retention: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long records are kept, as in 7d; the server's default if left out."),
+        typer.Option(
+            metavar="DURATION", help="How long records can be read, as in 7d; the server's default if left out."
+        ),
     ] = None,
     hash: Annotated[str, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard.")] = "crc32",  # noqa: A002
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take a stream of this name as it is.")] = False,
@@ -36,6 +43,7 @@ def create(
     json: Json = False,
 ) -> None:
     """Create a stream."""
+    check_stream_name(name, reserved=True)
     with hubs.writing(loaded, data, create=True) as hub:
         info = hub.streams.create(name, shards=shards, retention=retention, hash=hash, exist_ok=exist_ok)
     _print_stream(info, json)
@@ -71,7 +79,7 @@ def list_(loaded: Loaded, data: Data = None, json: Json = False) -> None:
 @with_settings("stream")
 def show(loaded: Loaded, name: Name, data: Data = None, json: Json = False) -> None:
     """Show one stream with the offsets of its shards."""
-    with hubs.reading(loaded, data) as hub:
+    with _existing(name), hubs.reading(loaded, data) as hub:
         info = hub.streams.get(name)
     _print_stream(info, json)
 
@@ -81,12 +89,12 @@ def show(loaded: Loaded, name: Name, data: Data = None, json: Json = False) -> N
 def alter(
     loaded: Loaded,
     name: Name,
-    retention: Annotated[str, typer.Option(metavar="DURATION", help="How long records are kept, as in 7d.")],
+    retention: Annotated[str, typer.Option(metavar="DURATION", help="How long records can be read, as in 7d.")],
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Change how long a stream keeps its records."""
-    with hubs.writing(loaded, data) as hub:
+    """Change how long the records of a stream can be read."""
+    with _existing(name), hubs.writing(loaded, data) as hub:
         info = hub.streams.alter(name, retention=retention)
     _print_stream(info, json)
 
@@ -99,19 +107,40 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Data = None,
 ) -> None:
-    """Delete a stream with all its records. There is no way back."""
-    with hubs.writing(loaded, data) as hub:
+    """Delete a stream with all its records. There is no way back.
+
+    Nobody can read the records any more, and the name is free. The disk space they take is not given back by this
+    version.
+    """
+    with _existing(name), hubs.writing(loaded, data) as hub:
         info = hub.streams.get(name)
         if not yes:
             _ask(info)
         hub.streams.delete(name)
-    print(f"deleted {name} and its {info.records:,} records")
+    print(f"deleted {name} and its {counted(info.records, 'record')}")
+
+
+@contextmanager
+def _existing(name: str) -> Iterator[None]:
+    """For commands about a stream that is there: one that is missing is misspelt, not to be created."""
+    check_stream_name(name, reserved=True)
+    try:
+        yield
+    except UnknownStream as error:
+        missing = UnknownStream(f"there is no stream {name!r}; mainstem stream list shows what there is")
+        missing.__notes__ = getattr(error, "__notes__", [])
+        raise missing from None
 
 
 def _ask(info: "StreamInfo") -> None:
     if not sys.stdin.isatty():
         raise UsageProblem(f"deleting {info.name!r} cannot be undone; say --yes if nobody is there to be asked")
-    typer.confirm(f"Delete {info.name} with its {info.records:,} records?", abort=True, err=True)
+    # Not typer.confirm: it makes a "no" of Ctrl-C.
+    print(
+        f"Delete {info.name} with its {counted(info.records, 'record')}? [y/N]: ", end="", file=sys.stderr, flush=True
+    )
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Abort
 
 
 def _described(info: "StreamInfo") -> dict[str, Any]:
@@ -136,7 +165,8 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
         return
     kept = render_duration(info.retention_us / 1_000_000)
     print(
-        f"{info.name}: {info.records:,} records, {size_text(info.bytes)}, kept for {kept}, keys placed by {info.hash}"
+        f"{info.name}: {counted(info.records, 'record')}, {size_text(info.bytes)}, kept for {kept}, "
+        f"keys placed by {info.hash}"
     )
     rows = [
         (str(shard), f"{start:,}", f"{end:,}", f"{end - start:,}")

@@ -15,8 +15,10 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss
-from mainstem.core.settings import Loaded, parse_duration
+from mainstem.core.errors import DataLoss, MainstemError
+from mainstem.core.kinds import parse_duration
+from mainstem.core.names import check_stream_name
+from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.consume.consumer import Start
@@ -63,6 +65,7 @@ def tail(
     from mainstem.consume.rendering import OUTPUTS, renderer
     from mainstem.consume.tail import Tail
 
+    check_stream_name(name, reserved=True)
     if output not in OUTPUTS:
         raise UsageProblem(f"--output {output}: use one of {', '.join(OUTPUTS)}")
     file = None if cursor_file is None else CursorFile(Path(cursor_file).expanduser())
@@ -82,6 +85,10 @@ def tail(
         )
         try:
             poured.run()
+        except OSError as error:
+            if error.filename is None and not isinstance(error, MainstemError):
+                error.filename = "standard output"
+            raise
         finally:
             outlet.close()
     return stop.code or (ExitCode.FAILURE if poured.losses else ExitCode.OK)
@@ -97,10 +104,13 @@ def _start(text: str) -> "Start":
     if text.startswith("ms1:"):
         return Cursor.parse(text)
     try:
-        ago = timedelta(seconds=parse_duration(text))
+        ago = parse_duration(text)
     except ValueError:
         return _time(text)
-    return _EPOCH + timedelta(microseconds=SYSTEM_CLOCK.now_us()) - ago
+    try:
+        return _EPOCH + timedelta(microseconds=SYSTEM_CLOCK.now_us()) - timedelta(seconds=ago)
+    except OverflowError:
+        raise UsageProblem(f"--start {text}: that is before the year 1; use earliest") from None
 
 
 def _time(text: str) -> datetime:

@@ -1,6 +1,26 @@
 """`mainstem version`: what is installed."""
 
+from typing import Annotated
+
+import typer
+
 from mainstem.cli.hubs import Json
+
+
+def _print_short(is_wanted: bool) -> None:
+    if is_wanted:
+        import mainstem
+
+        print(f"mainstem {mainstem.__version__}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_short, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """The options of `mainstem` itself; those of a command stand behind its name."""
 
 
 def version(json: Json = False) -> None:

@@ -1,17 +1,22 @@
 """`mainstem write`: records from a file or a pipe into a stream."""
 
+import os
+import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mainstem.cli import hubs
-from mainstem.cli.exits import UsageProblem
+from mainstem.cli.exits import ExitCode, UsageProblem, explain
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
-from mainstem.core.errors import MainstemError
+from mainstem.cli.printing import counted
+from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge
+from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 1 << 20
 _PROGRESS_SECONDS = 0.1
+_SETTLE_SECONDS = 1.0
 
 
 @with_settings("write")
@@ -49,26 +55,96 @@ def write(
     that row, unless its columns are value, key, headers and timestamp: then it is a whole record, as
     `tail --output json` writes them.
     """
+    check_stream_name(name, reserved=True)
     with _open(file) as (input_, head), hubs.writing(loaded, data) as hub:
         from mainstem.produce.intake import Intake
 
-        rows = _rows(input_, head, format, key, key_separator)
+        stop = _Stop()
+        rows = _rows(input_, head, format, key, key_separator, stop)
         with hub.producer() as producer:
             intake = Intake(producer, name)
             try:
-                intake.take(_with_progress(rows, intake))
+                with closing(_with_progress(rows if file is None else _named(rows, file), intake)) as watched:
+                    intake.take(watched)
                 intake.finish()
-            except KeyboardInterrupt:
-                print(f"stopped; at least {intake.acknowledged:,} records are in {name}", file=sys.stderr)
+            except (KeyboardInterrupt, MainstemError, OSError) as error:
+                if intake.sent:
+                    _settle(intake, error)
+                    _tell(error, _account(intake, name, is_exact=intake.is_exact and not stop.is_forced))
                 raise
-            except MainstemError as error:
-                error.add_note(f"at least {intake.acknowledged:,} records before it are in the stream")
-                raise
+        if not intake.sent:
+            # Nobody has asked for the stream yet.
+            hub.streams.get(name)
     offsets = ", ".join(f"{shard}:{offset}" for shard, offset in sorted(intake.newest.items()))
     print(
-        f"{intake.acknowledged:,} records written to {name}" + (f"; newest offsets {offsets}" if offsets else ""),
+        f"{counted(intake.acknowledged, 'record')} written to {name}"
+        + (f"; newest offsets {offsets}" if offsets else ""),
         file=sys.stderr,
     )
+
+
+def _settle(intake: "Intake", error: BaseException) -> None:
+    """Have what was sent come to its end before it is counted."""
+    try:
+        if not intake.settle(_SETTLE_SECONDS):
+            print("waiting for the last acknowledgements; Ctrl-C gives up", file=sys.stderr, flush=True)
+            intake.settle()
+    except KeyboardInterrupt:
+        if not isinstance(error, KeyboardInterrupt):
+            print(f"mainstem: {explain(error)}", file=sys.stderr)
+        print(
+            f"gave up; at least {intake.acknowledged:,} of {intake.sent:,} records are durable",
+            file=sys.stderr,
+            flush=True,
+        )
+        # Closing the producer would wait for the same answers.
+        os._exit(ExitCode.INTERRUPTED)
+
+
+def _account(intake: "Intake", name: str, *, is_exact: bool) -> str:
+    """How many records are in the stream after a failure, so that somebody can go on from there."""
+    are = "is" if intake.acknowledged == 1 else "are"
+    if is_exact and intake.acknowledged == intake.sent:
+        return f"{counted(intake.sent, 'record')} {are} in {name}"
+    about = "" if is_exact else "at least "
+    return f"{about}{intake.acknowledged:,} of the {counted(intake.sent, 'record')} sent {are} in {name}"
+
+
+def _tell(error: BaseException, account: str) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        print(f"stopped; {account}", file=sys.stderr)
+    else:
+        error.add_note(account)
+
+
+class _Stop:
+    """Ctrl-C. While records are handed over it is deferred, so that all of them are counted; the second one interrupts
+    whatever hangs."""
+
+    def __init__(self) -> None:
+        self._is_deferred = False
+        self._is_wanted = False
+        # Whether the handing over itself was interrupted: a record may then have gone uncounted.
+        self.is_forced = False
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def between(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The same items. Ctrl-C is deferred while somebody works on one, and stops us before the next."""
+        for item in items:
+            self._is_deferred = True
+            try:
+                yield item
+            finally:
+                self._is_deferred = False
+            if self._is_wanted:
+                raise KeyboardInterrupt
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_deferred and not self._is_wanted:
+            self._is_wanted = True
+            return
+        self.is_forced = self._is_deferred
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -80,31 +156,41 @@ def _open(file: str | None) -> Iterator[tuple[IO[bytes], bytes]]:
         yield input_, b"" if input_.isatty() else input_.peek(4)[:4]
 
 
-def _rows(input_: IO[bytes], head: bytes, form: str, key: str | None, separator: str | None) -> Iterable[Any]:
+def _rows(
+    input_: IO[bytes], head: bytes, form: str, key: str | None, separator: str | None, stop: _Stop
+) -> Iterable[Any]:
     from mainstem.produce import rows
 
     if form == "auto":
-        form = "lines" if separator is not None else rows.guess_format(str(input_.name), head, key)
+        form = rows.guess_format(str(input_.name), head, key)
     if form not in rows.FORMATS:
         raise UsageProblem(f"--format {form}: use one of {', '.join(rows.FORMATS)}, auto")
     if key is not None and form in ("lines", "frames"):
         raise UsageProblem(f"--key needs fields, and {form} have none; use --key-separator, or another --format")
     if separator is not None and form != "lines":
-        raise UsageProblem(f"--key-separator is for lines, not for {form}; use --key FIELD")
+        raise UsageProblem(f"--key-separator is for lines, and the input is {form}; use --key FIELD, or --format lines")
     if separator == "":
         raise UsageProblem("--key-separator is empty; give the text between key and value")
     match form:
         case "lines":
             between = None if separator is None else separator.replace("\\t", "\t").encode()
-            return rows.lines(_blocks(input_), between)
+            return rows.lines(stop.between(_blocks(input_)), between)
         case "frames":
-            return rows.frames(_blocks(input_))
+            return rows.frames(stop.between(_blocks(input_)))
         case "ndjson":
-            return rows.ndjson(_blocks(input_), key)
+            return rows.ndjson(stop.between(_blocks(input_)), key)
         case "csv":
-            return rows.csv_rows(input_, key)
+            return stop.between(rows.csv_rows(input_, key))
         case _:
-            return rows.parquet(_seekable(input_), key)
+            return stop.between(rows.parquet(_seekable(input_), key))
+
+
+def _named(rows: Iterable[Any], file: str) -> Iterator[Any]:
+    """The same rows; what is wrong with one names the file."""
+    try:
+        yield from rows
+    except (InvalidRecord, RecordTooLarge) as error:
+        raise type(error)(f"{file}: {error}") from None
 
 
 def _blocks(input_: Any) -> Iterator[bytes]:
@@ -125,11 +211,10 @@ def _seekable(input_: IO[bytes]) -> IO[bytes]:
     return spool
 
 
-def _with_progress(rows: Iterable[Any], intake: "Intake") -> Iterable[Any]:
+def _with_progress(rows: Iterable[Any], intake: "Intake") -> Generator[Any, None, None]:
     """The same rows; on a terminal with a line that counts them."""
-    if not sys.stderr.isatty() or sys.stdin.isatty():
-        return rows
-    return _counted(rows, intake)
+    is_shown = sys.stderr.isatty() and not sys.stdin.isatty()
+    yield from _counted(rows, intake) if is_shown else rows
 
 
 def _counted(rows: Iterable[Any], intake: "Intake") -> Iterator[Any]:

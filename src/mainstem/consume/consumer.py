@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import Closed, DataLoss, InvalidCursor, InvalidSetting
+from mainstem.core.errors import Closed, DataLoss, InvalidCursor, InvalidSetting, StreamDeleted
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
+from mainstem.core.names import check_stream_name
 from mainstem.transport.port import (
     EndReached,
     GetStreamCall,
@@ -29,6 +30,10 @@ class Consumer:
     `for record in consumer`, `for batch in consumer.batches()` and `consumer.poll(timeout)` may be mixed: all go on
     from the same position, and `cursor` stands after what was yielded last. With `follow=False` reading ends where the
     stream ended when the consumer was opened. DataLoss is raised once per lost range; iterate again to go on after it.
+
+    Where it starts: "earliest" is the oldest record there is; "latest" the end, before the next record to come; a time
+    the first record of that time or later in each shard, and the end where there is none yet, like "latest": a time to
+    come is not waited for. A cursor is the place it was taken at.
     """
 
     def __init__(
@@ -41,6 +46,9 @@ class Consumer:
         prefetch_bytes: int = PREFETCH_BYTES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        check_stream_name(stream, reserved=True)
+        if type(follow) is not bool:
+            raise InvalidSetting(f"follow must be True or False, not {follow!r}")
         if type(prefetch_bytes) is not int or not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
             raise InvalidSetting(f"prefetch_bytes must be between 4 KiB and 256 MiB, not {prefetch_bytes}")
         port.check_usable()
@@ -52,7 +60,7 @@ class Consumer:
         self._subscription: Subscription | None = None
         self._closed = False
         # Per shard, the offset after what was yielded last, up to the batch being taken apart.
-        self._offsets = list(self._resolve(start))
+        self._offsets = list(self._resolve(start, self._info))
         # The batch being taken apart record by record: its iterator knows how many records are left.
         self._current: RecordBatch | None = None
         self._records: Iterator[Record] = iter(())
@@ -168,18 +176,27 @@ class Consumer:
         return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
 
     def seek(self, to: Start) -> None:
-        """Go on from somewhere else: "earliest", "latest", a time, or a cursor."""
+        """Go on from somewhere else: "earliest", "latest", a time, or a cursor; they mean what they mean now, not what
+        they meant when the consumer was opened. With `follow=False` reading still ends where it would have."""
         self._check_open()
-        self._go_to(self._resolve(to))
+        self._go_to(self._resolve(to, self._look_up()))
 
     def seek_shard(self, shard: int, offset: int) -> None:
-        """Go on from `offset` in one shard; the others stay where they are."""
+        """Go on from `offset` in one shard; the others stay where they are.
+
+        `offset` may be any from 0 to the shard's end, which is where its next record will be; one after it is refused
+        with InvalidCursor. At an offset whose record was trimmed, reading raises DataLoss and goes on with the oldest
+        record there is.
+        """
         self._check_open()
         is_place = type(shard) is type(offset) is int and 0 <= shard < self._info.shards and 0 <= offset < 1 << 63
         if not is_place:
             raise InvalidSetting(
                 f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on"
             )
+        end = self._look_up().ends[shard]
+        if offset > end:
+            raise InvalidCursor(f"offset {offset} of shard {shard} of {self._info.name!r}, which ends at {end}")
         offsets = list(self.cursor.offsets)
         offsets[shard] = offset
         self._go_to(offsets)
@@ -189,10 +206,18 @@ class Consumer:
         self._current, self._records = None, iter(())
         self._offsets = list(offsets)
 
-    def _resolve(self, start: Start) -> Sequence[int]:
-        info = self._info
+    def _look_up(self) -> StreamInfo:
+        """The stream as it is now: one that is followed has grown since the consumer was opened."""
+        info = self._port.call(GetStreamCall(self._info.name)).streams[0]
+        if info.uuid != self._info.uuid:
+            raise StreamDeleted(
+                f"stream {info.name!r} was deleted, and another has its name now; open a consumer of it"
+            )
+        return info
+
+    def _resolve(self, start: Start, info: StreamInfo) -> Sequence[int]:
         if isinstance(start, Cursor):
-            return self._resolve_cursor(start)
+            return _resolve_cursor(start, info)
         if isinstance(start, datetime):
             if start.tzinfo is None:
                 raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
@@ -203,26 +228,6 @@ class Consumer:
         if start == "latest":
             return info.ends
         raise InvalidSetting(f'start must be "earliest", "latest", a datetime or a Cursor, not {start!r}')
-
-    def _resolve_cursor(self, cursor: Cursor) -> Sequence[int]:
-        info = self._info
-        if cursor.stream != info.uuid:
-            raise InvalidCursor(
-                f"the cursor belongs to another stream than {info.name!r} (one that was deleted has another UUID)"
-            )
-        if cursor.epoch != info.epoch:
-            raise InvalidCursor(
-                f"the cursor is of epoch {cursor.epoch}, the ledger of {info.epoch}: it was restored since"
-            )
-        if len(cursor.offsets) > info.shards:
-            raise InvalidCursor(f"the cursor has {len(cursor.offsets)} shards, {info.name!r} has {info.shards}")
-        ahead = [shard for shard, offset in enumerate(cursor.offsets) if offset > info.ends[shard]]
-        if ahead:
-            raise InvalidCursor(
-                f"the cursor stands at offset {cursor.offsets[ahead[0]]} of shard {ahead[0]}, which ends at "
-                f"{info.ends[ahead[0]]}"
-            )
-        return [*cursor.offsets, *info.starts[len(cursor.offsets) :]]
 
     # Ending.
 
@@ -248,6 +253,24 @@ class Consumer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _resolve_cursor(cursor: Cursor, info: StreamInfo) -> Sequence[int]:
+    if cursor.stream != info.uuid:
+        raise InvalidCursor(
+            f"the cursor belongs to another stream than {info.name!r} (one that was deleted has another UUID)"
+        )
+    if cursor.epoch != info.epoch:
+        raise InvalidCursor(f"the cursor is of epoch {cursor.epoch}, the ledger of {info.epoch}: it was restored since")
+    if len(cursor.offsets) > info.shards:
+        raise InvalidCursor(f"the cursor has {len(cursor.offsets)} shards, {info.name!r} has {info.shards}")
+    ahead = [shard for shard, offset in enumerate(cursor.offsets) if offset > info.ends[shard]]
+    if ahead:
+        raise InvalidCursor(
+            f"the cursor stands at offset {cursor.offsets[ahead[0]]} of shard {ahead[0]}, which ends at "
+            f"{info.ends[ahead[0]]}"
+        )
+    return [*cursor.offsets, *info.starts[len(cursor.offsets) :]]
 
 
 def _left(records: Iterator[Record]) -> int:

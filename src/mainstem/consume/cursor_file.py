@@ -1,5 +1,6 @@
 """A cursor in a file: where a reader that comes back goes on."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -21,6 +22,10 @@ class CursorFile:
             with self._path.open(encoding="ascii", errors="replace") as file:
                 text = file.read(CURSOR_TEXT_CHARS_MAX + 1)
         except FileNotFoundError:
+            if not self._path.parent.is_dir():
+                raise OSError(
+                    errno.ENOENT, "there is no such folder for a cursor file", str(self._path.parent)
+                ) from None
             return None
         try:
             self._saved = Cursor.parse(text)
@@ -33,6 +38,9 @@ class CursorFile:
         if cursor == self._saved:
             return
         part = self._path.with_name(self._path.name + ".part")
-        part.write_text(f"{cursor}\n", encoding="ascii")
-        os.replace(part, self._path)
+        try:
+            part.write_text(f"{cursor}\n", encoding="ascii")
+            os.replace(part, self._path)
+        except OSError as error:
+            raise OSError(error.errno, f"the cursor cannot be saved: {error.strerror}", str(self._path)) from None
         self._saved = cursor

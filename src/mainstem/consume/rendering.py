@@ -3,6 +3,10 @@
 JSON keeps everything: bytes that are UTF-8 are text, others are `{"base64": "..."}`, a tombstone's value is null. What
 `json` writes, `mainstem write --format ndjson` reads back as the same records.
 
+Text escapes what a terminal would obey and what could pass for something else: control characters and marks that turn
+the direction of text, bytes that are not UTF-8 (`\\xff`), the backslash itself, and a key or value that reads like the
+words for none (`\\-`, `\\(deleted)`).
+
 A frame is the length as u32, little-endian, then that many bytes. A tombstone among bare values is the length
 0xFFFFFFFF without bytes; in lines it is an empty one.
 """
@@ -22,7 +26,11 @@ Render = Callable[[RecordBatch], list[bytes]]
 OUTPUTS: Final = ("text", "json", "raw")
 FRAME_NONE: Final = 0xFFFF_FFFF
 _LENGTH = struct.Struct("<I")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# The backslash, control characters, line separators, marks that turn the direction of text, and what stands for a byte
+# that is not UTF-8.
+_UNSAFE = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udcff]")
+_NO_KEY: Final = "-"
+_NO_VALUE: Final = "(deleted)"
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -44,15 +52,24 @@ def _texts(batch: RecordBatch) -> list[bytes | None]:
 
 def _text(record: Record) -> bytes:
     time = record.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    key = "-" if record.key is None else _shown(record.key)
-    value = "(deleted)" if record.value is None else _shown(record.value)
+    key = _shown(record.key, _NO_KEY)
+    value = _shown(record.value, _NO_VALUE)
     return f"{time}\t{record.shard}:{record.offset}\t{key}\t{value}".encode()
 
 
-def _shown(data: bytes) -> str:
-    """Bytes as one line that no terminal can be hurt with."""
-    text = data.decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def _shown(data: bytes | None, none: str) -> str:
+    """Bytes as one line that no terminal can be hurt with; `none` says that there are none."""
+    if data is None:
+        return none
+    text = _UNSAFE.sub(_escaped, data.decode("utf-8", "surrogateescape"))
+    return f"\\{text}" if text == none else text
+
+
+def _escaped(found: re.Match[str]) -> str:
+    point = ord(found[0])
+    if 0xDC80 <= point <= 0xDCFF:
+        return f"\\x{point - 0xDC00:02x}"
+    return f"\\u{point:04x}" if 0x80 <= point < 0x100 else found[0].encode("unicode_escape").decode()
 
 
 def _jsons(batch: RecordBatch) -> list[bytes | None]:

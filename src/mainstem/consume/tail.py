@@ -18,7 +18,8 @@ _SAVE_SECONDS = 1.0
 class Tail:
     """Moves records from a consumer to an outlet until the end, the limit, the reader or the user stops it. One thread.
 
-    The cursor file, if there is one, is renewed every second and when `run` ends, however it ends.
+    The cursor file, if there is one, is written when `run` begins, so that one that cannot be written is known before a
+    record is out; it is renewed every second and when `run` ends, however it ends.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Tail:
         self.losses = 0
 
     def run(self) -> None:
+        self._save()
         try:
             while not self._is_over():
                 batch = self._next_batch()

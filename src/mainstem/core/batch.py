@@ -1,6 +1,6 @@
 """A batch as it travels: a small header and opaque payload bytes that nobody re-encodes on the way."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -8,6 +8,9 @@ import msgspec
 U8 = Annotated[int, msgspec.Meta(ge=0, le=0xFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+# What a datetime can hold, the years 1 to 9999: a reader must be able to have every time as one.
+TIME_US_MIN: Final = -62_135_596_800_000_000
+TIME_US_MAX: Final = 253_402_300_799_999_999
 TimeUs = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
 

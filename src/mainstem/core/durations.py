@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from mainstem.core.errors import InvalidSetting
-from mainstem.core.settings import parse_duration
+from mainstem.core.kinds import parse_duration
 
 
 def microseconds(value: str | timedelta) -> int:
@@ -15,4 +15,4 @@ def microseconds(value: str | timedelta) -> int:
     try:
         return round(parse_duration(value) * 1_000_000)
     except ValueError as error:
-        raise InvalidSetting(str(error)) from None
+        raise InvalidSetting(f"{value[:40]!r} is no length of time like '7d': {error}") from None

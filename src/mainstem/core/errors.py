@@ -213,9 +213,11 @@ class DataLoss(MainstemError):
         reason: str = "trimmed",
         path: str = "",
         position: int = 0,
+        detail: str = "",
     ) -> None:
         if not message:
-            message = f"stream {stream!r} shard {shard}: records {first} to {last} are gone ({reason}"
+            why = f"{reason}: {detail}" if detail else reason
+            message = f"stream {stream!r} shard {shard}: records {first} to {last} are gone ({why}"
             message += f", {path} at byte {position})" if path else ")"
             message += "; reading goes on after them if you call the consumer again"
         super().__init__(message)

@@ -3,7 +3,8 @@
 Python raises KeyboardInterrupt between any two instructions of the main thread. In an embedded hub that thread
 commits; an interrupt in the middle would leave the log in doubt, and it would have to refuse everything after. In a
 producer it would lose a parcel between two lists. So during such a step SIGINT is noted, and its handler is called
-afterwards, at most a few milliseconds later. Nothing that waits for somebody else is such a step.
+afterwards. That is as long as the disk takes for a commit, or for two where another thread's is under way: a few
+milliseconds, but with a disk that hangs Ctrl-C hangs too. Waiting for anything else than the disk is no such step.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without its conversions to enums

@@ -50,9 +50,19 @@ PRODUCER_IDLE_US_MAX: Final = 7 * 24 * 3600 * 1_000_000
 MESSAGE_BYTES_MAX: Final = 24 * MIB
 MESSAGE_BYTES_MAX_BEFORE_HELLO: Final = 4 * KIB
 MESSAGE_HEADER_BYTES_MAX: Final = 1 * MIB
-# Incomplete messages of all clients of a server together.
+# Incomplete messages: so much of each is always taken, the rest of all clients of a server shares one budget.
+RECEIVE_SHARE_BYTES: Final = 256 * KIB
 RECEIVE_BYTES_MAX: Final = 256 * MIB
+# Whoever began a message completes it within this time, unless it is the server that does not read.
+RECEIVE_SECONDS_MAX: Final = 60
 APPEND_BATCHES_MAX: Final = 4_096
+# One client's calls that are not answered yet; with so many it is not read on.
+CALLS_IN_FLIGHT_MAX: Final = 16
+# One answer to `list`: streams as far as they fit, at least one.
+LIST_BYTES_MAX: Final = 512 * KIB
+# The text of an error that crosses the wire, and the texts of one message together.
+ERROR_TEXT_CHARS_MAX: Final = 1_000
+ERROR_TEXTS_CHARS_MAX: Final = 128 * KIB
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
 CREDIT_BYTES_MAX: Final = 256 * MIB
 # What a batch on its way to a reader counts beside its payload, so that tiny ones are limited too.
@@ -60,6 +70,8 @@ BATCH_OVERHEAD_BYTES: Final = 128
 
 # Reading: how much one read of a block brings in, and how many ledger rows are looked at in one query.
 READ_BYTES_MAX: Final = 1 * MIB
+# Bytes read from blocks a moment ago that are kept for the next who asks.
+RECENT_READS_BYTES_MAX: Final = 8 * MIB
 READ_ENTRIES_MAX: Final = 256
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
@@ -71,4 +83,10 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 # A producer may resend everything it has in flight and must get the original offsets for all of it.
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
+# One message can always be completed from what is kept back for the first in line.
+assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
+# A character is at most 4 bytes; beside its text an error is a code and a place, and every batch has an offset.
+assert 4 * ERROR_TEXTS_CHARS_MAX + 32 * APPEND_BATCHES_MAX < MESSAGE_HEADER_BYTES_MAX
+# The last stream of a list may be the widest.
+assert LIST_BYTES_MAX + 32 * SHARDS_PER_STREAM_MAX < MESSAGE_HEADER_BYTES_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX

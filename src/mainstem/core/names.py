@@ -18,6 +18,8 @@ def check_stream_name(name: object, *, reserved: bool = False) -> str:
         )
     if name in ("", ".", "..") or not _STREAM_NAME.fullmatch(name):
         raise InvalidName(f"stream name {name!r}: use letters, digits, '.', '_' and '-' (not '.' or '..' alone)")
+    if name.startswith("-"):
+        raise InvalidName(f"stream name {name!r}: names that start with '-' look like options of a command")
     if name.startswith("_") and not reserved:
         raise InvalidName(f"stream name {name!r}: names that start with '_' are reserved for Mainstem itself")
     return name

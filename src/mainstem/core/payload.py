@@ -232,7 +232,7 @@ def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX)
             sizes += np.diff(_offsets(part)[bounds])
     largest = int(sizes.max())
     if largest > bytes_max:
-        raise RecordTooLarge(f"record {int(sizes.argmax())} is {largest} bytes; the limit is {bytes_max}")
+        raise RecordTooLarge(f"record {int(sizes.argmax())} is {largest} bytes; record_bytes_max is {bytes_max}")
 
 
 def _offsets(array: pa.Array) -> np.ndarray:

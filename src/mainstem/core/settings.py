@@ -15,13 +15,26 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, Final
 
 from mainstem.core import limits
 from mainstem.core.errors import InvalidSetting
+from mainstem.core.kinds import (
+    Address,
+    AddressKind,
+    BoolKind,
+    BytesKind,
+    ChoiceKind,
+    DurationKind,
+    IntKind,
+    Kind,
+    PathKind,
+    UrlKind,
+    expand_home,
+    render_bytes,
+    render_duration,
+)
 
 PREFIX: Final = "MAINSTEM_"
 CONFIG_VARIABLE: Final = "MAINSTEM_CONFIG"
@@ -40,312 +53,6 @@ OTHER_VARIABLES: Final[Mapping[str, str]] = {
 _KUBERNETES_VARIABLE: Final = re.compile(
     r"MAINSTEM_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-
-
-# ---------------------------------------------------------------------------------------------------------- values
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen. Port 0 asks the system for any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-# Decimal units first: a value that is whole in both is shown in the shorter, decimal one.
-_BYTE_UNITS: Final[Mapping[str, int]] = {
-    "TB": 10**12,
-    "GB": 10**9,
-    "MB": 10**6,
-    "kB": 10**3,
-    "TiB": 1 << 40,
-    "GiB": 1 << 30,
-    "MiB": 1 << 20,
-    "KiB": 1 << 10,
-    "B": 1,
-}
-_DURATION_UNITS_US: Final[Mapping[str, int]] = {
-    "d": 86_400_000_000,
-    "h": 3_600_000_000,
-    "m": 60_000_000,
-    "s": 1_000_000,
-    "ms": 1_000,
-    "us": 1,
-}
-# Twenty digits are more than any bound; a longer number is refused before it is converted.
-_QUANTITY: Final = re.compile(r"(?P<number>\d{1,20}(?:\.\d{1,9})?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
-
-
-def parse_bytes(raw: str | int) -> int:
-    """A size: `64MB` (decimal), `64 MiB` (binary) or a plain number of bytes. ValueError says what is wrong."""
-    return raw if isinstance(raw, int) else _parse_quantity(raw, _BYTE_UNITS, bare_unit="B")
-
-
-def render_bytes(size: int) -> str:
-    """The shortest exact text; `parse_bytes` gives the same size back."""
-    return _render_quantity(size, _BYTE_UNITS, zero="0 B")
-
-
-def parse_duration(raw: str) -> float:
-    """Seconds of `250ms`, `5s`, `1.5h`, `7d`; exact to the microsecond. ValueError says what is wrong."""
-    return _parse_quantity(raw, _DURATION_UNITS_US, bare_unit=None) / 1_000_000
-
-
-def render_duration(seconds: float) -> str:
-    """The shortest exact text; `parse_duration` gives the same seconds back."""
-    return _render_quantity(round(seconds * 1_000_000), _DURATION_UNITS_US, zero="0s").replace(" ", "")
-
-
-def _parse_quantity(text: str, units: Mapping[str, int], bare_unit: str | None) -> int:
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("it is not a number followed by a unit")
-    unit = match["unit"] or bare_unit
-    if unit is None:
-        raise ValueError(f"it needs a unit, one of {', '.join(units)}")
-    size = {name.lower(): size for name, size in units.items()}.get(unit.lower())
-    if size is None:
-        raise ValueError(f"the unit {unit!r} is not one of {', '.join(units)}")
-    amount = Decimal(match["number"]) * size
-    if amount != int(amount):
-        raise ValueError("it is finer than can be kept")
-    return int(amount)
-
-
-def _render_quantity(amount: int, units: Mapping[str, int], zero: str) -> str:
-    whole = [(amount // size, unit) for unit, size in units.items() if amount >= size and amount % size == 0]
-    if not whole:
-        return zero
-    number, unit = min(whole)
-    return f"{number} {unit}"
-
-
-# ----------------------------------------------------------------------------------------------------------- kinds
-
-
-class Kind:
-    """How one sort of value is read from text or TOML and written back. Stateless; shared by all threads."""
-
-    name: ClassVar[str]
-    article: ClassVar[str] = "a"
-    form: ClassVar[str]
-    accepts: ClassVar[tuple[type, ...]]
-
-    def parse(self, raw: object) -> Any:
-        """The value of a text (flag, variable, file) or of a TOML number or boolean. ValueError says what is wrong."""
-        if not isinstance(raw, str):
-            raise ValueError("it must be written as text, in quotes")
-        return self._parse_text(raw.strip())
-
-    def _parse_text(self, text: str) -> Any:
-        raise NotImplementedError
-
-    def render(self, value: Any) -> str:
-        """The text that `parse` turns into the same value."""
-        return str(value)
-
-    def check(self, value: object) -> None:
-        """Refuse a value of another type, for settings made in code. ValueError says what is wrong."""
-        # bool is an int to Python, but `connections_max=True` is a mistake.
-        if not isinstance(value, self.accepts) or (isinstance(value, bool) and bool not in self.accepts):
-            raise ValueError(f"it is a {type(value).__name__}")
-
-
-class AddressKind(Kind):
-    """`host:port`, `[v6]:port` or `off`."""
-
-    name = "address"
-    article = "an"
-    form = "`host:port`, or `off`; port 0 takes any free one"
-    accepts = (Address, type(None))
-
-    def _parse_text(self, text: str) -> Address | None:
-        if text.lower() == "off":
-            return None
-        host, colon, port = text.rpartition(":")
-        if not colon or not host:
-            raise ValueError("it needs both a host and a port")
-        bracketed = host.startswith("[") and host.endswith("]")
-        host = host[1:-1] if bracketed else host
-        if not bracketed and ":" in host:
-            raise ValueError("an IPv6 host is written in brackets, as in [::1]:7070")
-        if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,255}", host):
-            raise ValueError("the host is not a name or an IP address")
-        return Address(host, _parse_port(port))
-
-    def render(self, value: Any) -> str:
-        return "off" if value is None else str(value)
-
-
-class PathKind(Kind):
-    """A folder or file; `~` is the home folder."""
-
-    name = "path"
-    form = "a folder; relative to the working directory, `~` is the home folder"
-    accepts = (Path,)
-
-    def _parse_text(self, text: str) -> Path:
-        if not text or "\0" in text:
-            raise ValueError("it is empty" if not text else "it contains a zero byte")
-        return _expand_home(text)
-
-    def render(self, value: Any) -> str:
-        text = str(value)
-        return text if value.is_absolute() or text.startswith(".") else f"./{text}"
-
-
-def _expand_home(text: str) -> Path:
-    # Without this a `~` in a TOML file would create a folder called "~".
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise ValueError("the home folder is not known") from None
-
-
-class BytesKind(Kind):
-    """A size in bytes, as an int."""
-
-    name = "bytes"
-    article = "a number of"
-    form = "`64MB`, `64 MiB` or a number of bytes"
-    accepts = (int,)
-
-    def parse(self, raw: object) -> int:
-        if isinstance(raw, int) and not isinstance(raw, bool):
-            return raw
-        return int(super().parse(raw))
-
-    def _parse_text(self, text: str) -> int:
-        return parse_bytes(text)
-
-    def render(self, value: Any) -> str:
-        return render_bytes(value)
-
-
-class DurationKind(Kind):
-    """A length of time, in seconds."""
-
-    name = "duration"
-    form = "a number with `us`, `ms`, `s`, `m`, `h` or `d`"
-    accepts = (int, float)
-
-    def parse(self, raw: object) -> float:
-        if isinstance(raw, int | float) and not isinstance(raw, bool):
-            raise ValueError(f"it needs a unit, as in '{raw}s'")
-        return float(super().parse(raw))
-
-    def _parse_text(self, text: str) -> float:
-        return parse_duration(text)
-
-    def render(self, value: Any) -> str:
-        return render_duration(value)
-
-
-class IntKind(Kind):
-    """A whole number."""
-
-    name = "int"
-    article = "an"
-    form = "a whole number"
-    accepts = (int,)
-
-    def parse(self, raw: object) -> int:
-        if isinstance(raw, int) and not isinstance(raw, bool):
-            return raw
-        return int(super().parse(raw))
-
-    def _parse_text(self, text: str) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,18}", text):
-            raise ValueError("it is not a whole number")
-        return int(text)
-
-
-class BoolKind(Kind):
-    """Yes or no."""
-
-    name = "bool"
-    form = "`true` or `false`"
-    accepts = (bool,)
-    _WORDS: ClassVar[Mapping[str, bool]] = {
-        **dict.fromkeys(("true", "yes", "on", "1"), True),
-        **dict.fromkeys(("false", "no", "off", "0"), False),
-    }
-
-    def parse(self, raw: object) -> bool:
-        return raw if isinstance(raw, bool) else bool(super().parse(raw))
-
-    def _parse_text(self, text: str) -> bool:
-        if text.lower() not in self._WORDS:
-            raise ValueError("it is neither true nor false")
-        return self._WORDS[text.lower()]
-
-    def render(self, value: Any) -> str:
-        return "true" if value else "false"
-
-
-class ChoiceKind(Kind):
-    """One word of a fixed list."""
-
-    name = "choice"
-    accepts = (str,)
-
-    def __init__(self, *choices: str) -> None:
-        self.choices: Final = choices
-
-    @property
-    def form(self) -> str:  # type: ignore[override]  # the list is the instance's
-        return ", ".join(f"`{choice}`" for choice in self.choices[:-1]) + f" or `{self.choices[-1]}`"
-
-    def _parse_text(self, text: str) -> str:
-        self.check(text.lower())
-        return text.lower()
-
-    def check(self, value: object) -> None:
-        super().check(value)
-        if value not in self.choices:
-            raise ValueError(f"it is not one of {', '.join(self.choices)}")
-
-
-class UrlKind(Kind):
-    """The address of a server as clients write it: `mainstem://host:port`."""
-
-    name = "url"
-    form = "`mainstem://host:port`"
-    accepts = (str,)
-
-    def _parse_text(self, text: str) -> str:
-        self.check(text)
-        return text
-
-    def check(self, value: object) -> None:
-        super().check(value)
-        if not re.fullmatch(r"[!-~]+", str(value)):
-            raise ValueError("it is empty, or has a character that is not printable ASCII")
-        parts = urlsplit(str(value))
-        if parts.scheme != "mainstem":
-            raise ValueError("it does not begin with mainstem://")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("it carries a user or password, which would show up in logs")
-        _check_url_place(parts)
-
-
-def _check_url_place(parts: SplitResult) -> None:
-    if not parts.hostname:
-        raise ValueError("it has no host")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError("something follows the port")
-    if ":" in parts.netloc.rpartition("]")[2]:
-        _parse_port(parts.netloc.rpartition(":")[2])
-
-
-def _parse_port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65_535:
-        raise ValueError("the port is not a number from 0 to 65535")
-    return int(text)
 
 
 # -------------------------------------------------------------------------------------------------------- settings
@@ -709,7 +416,7 @@ def _find_config(environ: Mapping[str, str], config_path: Path | None) -> tuple[
 
 def _config_of_variable(text: str) -> Path:
     try:
-        return _expand_home(text)
+        return expand_home(text)
     except ValueError as error:
         raise InvalidSetting(f"{CONFIG_VARIABLE} = {text!r}: {error}. Write the whole path of a TOML file.") from None
 
@@ -747,9 +454,15 @@ def _from_flags(flags: Mapping[str, str | None]) -> Iterator[tuple[str, tuple[ob
 
 
 def _unknown(what: str, name: str, valid: Collection[str]) -> InvalidSetting:
-    closest = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
-    hint = f"Did you mean {closest[0]}?" if closest else f"The valid names are: {', '.join(sorted(valid))}."
+    # Without what they all begin with, which would make strangers look alike.
+    bare = {_bare(candidate): candidate for candidate in valid}
+    closest = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.5)
+    hint = f"Did you mean {bare[closest[0]]}?" if closest else f"The valid names are: {', '.join(sorted(valid))}."
     return InvalidSetting(f"{what} is not a setting. {hint}")
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(PREFIX).removeprefix("--")
 
 
 def _read_toml(path: Path, path_origin: str) -> dict[str, object]:

@@ -22,7 +22,7 @@ from mainstem.core.errors import InternalError, Unavailable
 from mainstem.demo.account import ROW, Fault, Rows, Verdict, compare, plant
 from mainstem.demo.events import STREAMS, read_stamp
 from mainstem.demo.follower import Follower, Newest
-from mainstem.demo.server_process import ServerProcess
+from mainstem.demo.server_process import DemoServer
 from mainstem.demo.writer import LENGTH, READY
 
 WRITERS = 3
@@ -158,7 +158,7 @@ class Demonstration:
         self._folder = Path(tempfile.mkdtemp(prefix="mainstem-demo-"))
         defaults = {"data": str(self._folder / "data"), "listen": "127.0.0.1:0", "http": "127.0.0.1:0"}
         self.flags = defaults | dict(options.flags)
-        self.server = ServerProcess(self.flags, self._folder / "server.log", clock)
+        self.server = DemoServer(self.flags, self._folder / "server.log", clock)
         self._acknowledgements = Acknowledgements()
         self._writers: list[WriterProcess] = []
         self._followers: list[Follower] = []

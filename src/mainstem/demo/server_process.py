@@ -4,10 +4,8 @@ The child is this module run as a program. It serves as `mainstem serve` does; b
 input to end, which the kernel brings about when the parent is gone, however that ended.
 """
 
-import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,20 +16,19 @@ from pathlib import Path
 from mainstem.core import settings
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import MainstemError, Unavailable
+from mainstem.demo.child import NotReady, ServerChild
 
-START_SECONDS = 30.0
-STOP_SECONDS = 20.0
 _LOG_LINES_SHOWN = 3
 
 
-class ServerProcess:
+class DemoServer:
     """Starts, kills, restarts and stops one server. One thread. Log lines go to `log_path`."""
 
     def __init__(self, flags: Mapping[str, str], log_path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._flags = dict(flags)
         self._log_path = log_path
         self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ServerChild | None = None
         self.addresses: dict[str, str] = {}
 
     @property
@@ -40,20 +37,13 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start it and wait until it accepts connections."""
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # our own program
-                [sys.executable, "-m", "mainstem.demo.server_process", json.dumps(self._flags)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                # Ctrl-C is for us; the server is stopped when everything was read back.
-                process_group=0,
-            )
-        word, _, rest = self._first_line().partition(" ")
-        if word != "ready":
-            self.kill()
-            raise Unavailable(f"the server did not start: {self.last_words() or 'it said nothing'}")
-        self.addresses = json.loads(rest)
+        command = [sys.executable, "-m", "mainstem.demo.server_process", json.dumps(self._flags)]
+        try:
+            # A process group of its own: Ctrl-C is for us; the server is stopped when everything was read back.
+            self._child = ServerChild(command, self._log_path, self._clock, stdin=subprocess.PIPE, process_group=0)
+        except NotReady as error:
+            raise Unavailable(f"the server did not start: {self.last_words() or error}") from None
+        self.addresses = self._child.addresses
 
     def restart(self) -> None:
         """Start it again on the same addresses."""
@@ -63,26 +53,18 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End it at once, as a power cut would (SIGKILL)."""
-        if self._process is not None:
-            self._process.kill()
-            self._forget()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
-    def stop(self) -> int:
-        """Let it finish (SIGTERM); its exit code."""
-        process = self._process
-        if process is None:
-            return 0
-        process.terminate()
-        try:
-            code = process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        self._forget()
-        return code
+    def stop(self) -> None:
+        """Let it finish (SIGTERM)."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.exit_code is None
 
     def last_words(self) -> str:
         """The end of its log lines, on one line."""
@@ -91,24 +73,6 @@ class ServerProcess:
         except FileNotFoundError:
             return ""
         return " | ".join(lines[-_LOG_LINES_SHOWN:])
-
-    def _first_line(self) -> str:
-        assert self._process is not None and self._process.stdout is not None
-        stdout = self._process.stdout
-        deadline = self._clock.monotonic() + START_SECONDS
-        while self._clock.monotonic() < deadline:
-            if select.select([stdout], [], [], 0.1)[0]:
-                return stdout.readline().decode()
-        return ""
-
-    def _forget(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
 
 
 def main(flags_json: str) -> int:

@@ -14,7 +14,7 @@ from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.interrupts import DeferredInterrupt
-from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX
+from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
@@ -43,6 +43,8 @@ class LogPort:
     waits commits itself.
     """
 
+    record_bytes_max = RECORD_BYTES_MAX
+
     def __init__(
         self,
         path: Path,
@@ -52,6 +54,13 @@ class LogPort:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.log = Log(path, options, clock=clock)
+        try:
+            self._start(auto_create_shards)
+        except BaseException:
+            self.log.close()
+            raise
+
+    def _start(self, auto_create_shards: int) -> None:
         self._administration = Administration(self.log, auto_create_shards=auto_create_shards)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
@@ -60,13 +69,17 @@ class LogPort:
         # Appends that wait, in order, until the log has room for them.
         self._deferred: deque[tuple[Submission, float]] = deque()
         self._pump = Pump(self._drive)
-        self._enforce_retention()
+        # A folder that cannot be written to any more can still be opened and read.
+        self._pump.schedule(self._enforce_retention, 0.0)
 
     def _enforce_retention(self) -> None:
-        self.log.enforce_retention()
-        self._pump.schedule(self._enforce_retention, _RETENTION_SECONDS)
+        try:
+            self.log.enforce_retention()
+        finally:
+            if self.log.batcher.failure is None:
+                self._pump.schedule(self._enforce_retention, _RETENTION_SECONDS)
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
         call = checked(call)
         with SHORT_TURNS, DeferredInterrupt():
@@ -98,6 +111,7 @@ class LogPort:
             submission.done(failure)
 
     def _drive(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Commit what waits."""
         self._submit_deferred()
         self.log.batcher.drive(is_done)
 
@@ -120,6 +134,12 @@ class LogPort:
         subscription = LocalSubscription(Feed(self.log.reader, row, offsets, ends), self._forget)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
+        try:
+            # A deletion before this moment did not find it to tell it.
+            self.log.reader.require_stream(row.id)
+        except MainstemError:
+            self._forget(subscription)
+            raise
         return subscription
 
     def _forget(self, subscription: "LocalSubscription") -> None:
@@ -220,12 +240,24 @@ class Pump:
                 actions = []
                 while self._due():
                     actions.append(heapq.heappop(self._timers)[2])
-            for action in actions:
-                action()
-            self._drive()
+            for action in (*actions, self._drive):
+                self._guarded(action)
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        """An action that fails must not take those after it along: nobody else does them."""
+        try:
+            action()
+        except Exception as error:
+            if not self._stopping:
+                logger.error("in the background: %s: %s", type(error).__name__, error, exc_info=_is_bug(error))
 
     def _due(self) -> bool:
         return bool(self._timers) and self._timers[0][0] <= time.monotonic()
+
+
+def _is_bug(error: Exception) -> bool:
+    """Whether the place in the code is of interest: an error of ours says all there is to say."""
+    return not isinstance(error, MainstemError)
 
 
 class LocalSubscription:
@@ -253,23 +285,23 @@ class LocalSubscription:
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._queue:
-            with self._changed:
-                touched, self._touched = self._touched, set()
-            self._feed.touch(touched)
-            self._queue.extend(self._feed.read(READ_BYTES_MAX))
-            if self._queue:
-                break
             if self._feed.is_done:
                 raise EndReached
-            if not self._await_change(deadline):
+            with self._changed:
+                # Whatever is left to read: a deleted stream gives nothing more.
+                if self._error is not None:
+                    raise self._error
+                touched, self._touched = self._touched, set()
+            self._feed.touch(touched)
+            batches = self._feed.read(READ_BYTES_MAX)
+            self._queue.extend(batches)
+            if not batches and not self._await_change(deadline):
                 return None
         return self._queue.popleft()
 
     def _await_change(self, deadline: float | None) -> bool:
         with self._changed:
-            while not self._touched:
-                if self._error is not None:
-                    raise self._error
+            while not self._touched and self._error is None:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
@@ -285,6 +317,8 @@ class LocalSubscription:
 class FolderPort:
     """A log that another process writes, read from its folder. Any thread. Writes are refused."""
 
+    record_bytes_max = RECORD_BYTES_MAX
+
     def __init__(self, path: Path) -> None:
         folder = Folder(path, LocalDisk())
         folder.require()
@@ -294,7 +328,7 @@ class FolderPort:
         self._lookup = Lookup(self._ledger, self._reader)
         self._liveness = Liveness("hub", lambda: None)
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
         return self._lookup.handle(checked(call))
 
@@ -341,24 +375,25 @@ class FolderSubscription:
         self._ledger = ledger
         self._check_usable = check_usable
         self._queue: deque[FetchedBatch] = deque()
-        self._version = ledger.data_version()
+        # As of the last look at the stream; none was before the first fetch.
+        self._version = -1
         self._error: MainstemError | None = None
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = _POLL_SECONDS_MIN
         while not self._queue:
-            self._check_usable()
-            self._queue.extend(self._feed.read(READ_BYTES_MAX))
-            if self._queue:
-                break
             if self._feed.is_done:
                 raise EndReached
+            self._check_usable()
             if self._has_changed():
                 pause = _POLL_SECONDS_MIN
-                continue
             if self._error is not None:
                 raise self._error
+            batches = self._feed.read(READ_BYTES_MAX)
+            self._queue.extend(batches)
+            if batches:
+                break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause)
@@ -372,7 +407,6 @@ class FolderSubscription:
         self._version = version
         row = self._ledger.load_stream(self._feed.stream.id)
         if row is not None and row.deleted_us:
-            # Told when what was written before has been read.
             self._error = StreamDeleted(f"stream {row.name!r} was deleted")
         self._feed.touch(range(self._feed.stream.shards))
         return True

@@ -3,7 +3,7 @@
 import weakref
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
 from mainstem.core.durations import microseconds
@@ -50,7 +50,14 @@ class Streams:
 
     def list(self) -> list[StreamInfo]:
         """All streams by name."""
-        return list(self._port.call(ListStreamsCall()).streams)
+        # By name: one that was deleted and made again between two answers is in both.
+        found: dict[str, StreamInfo] = {}
+        answer = self._port.call(ListStreamsCall())
+        while True:
+            found.update((stream.name, stream) for stream in answer.streams)
+            if not answer.more:
+                return [found[name] for name in sorted(found)]
+            answer = self._port.call(ListStreamsCall(after=answer.streams[-1].id))
 
     def alter(self, name: str, *, retention: Retention) -> StreamInfo:
         """Change what can change. The number of shards and the hash cannot."""
@@ -64,21 +71,42 @@ class Streams:
 class Hub:
     """An open log. Any thread. Close it, or use it as a context manager; one that was not closed never blocks exit."""
 
-    def __init__(self, port: Any, where: str) -> None:
+    def __init__(self, port: Port, where: str) -> None:
         self._port = port
         self._where = where
         self.streams = Streams(port)
         self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
-    def producer(self, **options: Any) -> Producer:
-        """A producer; the options are the fields of ProducerOptions."""
-        try:
-            chosen = ProducerOptions(**options)
-        except TypeError as error:
-            raise InvalidSetting(f"hub.producer: {error}") from None
+    def producer(
+        self,
+        *,
+        acks: Literal["durable", "none"] = "durable",
+        batch_bytes: int = 1 << 20,
+        buffer_bytes: int = 32 << 20,
+        linger: float = 0.0,
+        delivery_timeout: float = 120.0,
+        compression: Literal["zstd", "lz4"] | None = "lz4",
+        on_full: Literal["block", "raise"] = "block",
+    ) -> Producer:
+        """A producer.
+
+        `acks`: "durable" waits for the disk; "none" waits for nobody, and drops the oldest when the buffer is full.
+        `batch_bytes` are shipped at once; fewer when nothing of this producer is under way, after `linger` seconds.
+        `buffer_bytes` may wait to be acknowledged; then `send` blocks, or raises BufferFull, as `on_full` says.
+        `delivery_timeout`: seconds until a record that was not acknowledged counts as failed.
+        """
+        options = ProducerOptions(
+            acks=acks,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            linger=linger,
+            delivery_timeout=delivery_timeout,
+            compression=compression,
+            on_full=on_full,
+        )
         self._port.check_usable()
         self._port.check_writable()
-        producer = Producer(self._port, chosen)
+        producer = Producer(self._port, options)
         self._open.add(producer)
         return producer
 
@@ -119,10 +147,14 @@ class Hub:
         return f"<Hub {self._where}>"
 
 
-def open_folder(path: str | Path, *, read_only: bool | None = None, auto_create: bool = False) -> Hub:
+def open_folder(path: object, *, read_only: bool | None = None, auto_create: bool = False) -> Hub:
     """See mainstem.open."""
     from mainstem.hub.embedded import FolderPort, LogPort
 
+    if not isinstance(path, str | Path) or not str(path) or "\0" in str(path):
+        raise InvalidSetting(f"a data folder is a path, not {path!r}")
+    if "://" in str(path):
+        raise InvalidSetting(f"{path!r} is an address, not a folder: use mainstem.connect({str(path)!r})")
     folder = Path(path)
     if read_only:
         return Hub(FolderPort(folder), f"{folder} (read only)")
@@ -131,7 +163,7 @@ def open_folder(path: str | Path, *, read_only: bool | None = None, auto_create:
     except FolderLocked:
         if read_only is False:
             raise
-        return Hub(FolderPort(folder), f"{folder} (read only: another process writes it)")
+        return Hub(FolderPort(folder), f"{folder} (read only: it is being written already)")
 
 
 def connect_to(url: str, *, timeout: float) -> Hub:

@@ -2,7 +2,8 @@
 
 A thread that releases the interpreter lock for a system call gets it back only after the switch interval (5 ms) if
 another thread is busy. A commit makes several such calls, so beside one busy user thread an acknowledgement would take
-50 ms. For the length of a commit led by a waiting thread the interval is lowered; the user's value comes back after.
+50 ms. While a thread waits for a commit, which it leads itself or which another thread has begun, the interval is
+lowered for the whole process; the user's value comes back when nobody waits any more.
 """
 
 import sys

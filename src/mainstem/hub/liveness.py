@@ -22,11 +22,11 @@ class Liveness:
         if self._error is not None:
             raise self._error
 
-    def end(self) -> bool:
-        """Mark as closed; False if it was closed before, or is not ours to close."""
+    def end(self, reason: MainstemError | None = None) -> bool:
+        """Mark as closed, or as failed; False if it was before, or is not ours to close."""
         if self._error is not None:
             return False
-        self._error = self.closed_error()
+        self._error = reason or self.closed_error()
         return True
 
     def closed_error(self) -> Closed:

@@ -10,18 +10,22 @@ import atexit
 import contextlib
 import logging
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from mainstem.core.batch import Batch, Buffer, FetchedBatch
+from mainstem.core.batch import Batch, Buffer
+from mainstem.core.callbacks import check_may_wait
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
-    Closed,
+    Busy,
     ConnectionLost,
     DataLoss,
+    DeadlineExceeded,
+    InternalError,
     InvalidRequest,
     InvalidSetting,
     MainstemError,
@@ -29,9 +33,11 @@ from mainstem.core.errors import (
     UnknownStream,
 )
 from mainstem.core.identity import RANDOMNESS
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES
+from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import GATHER_BYTES, CallRequest, PendingAppend, Request, gather
+from mainstem.hub.subscription import RemoteSubscription
+from mainstem.transport import retry
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
@@ -43,17 +49,15 @@ from mainstem.transport.port import (
     StreamInfo,
     checked,
 )
-from mainstem.transport.retry import Backoff, GiveUp, RetryPolicy
+from mainstem.transport.retry import Attempt, Backoff, GiveUp, RetryPolicy, RetryRatio
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
     Append,
-    Batches,
     Credit,
     Hello,
     Kind,
     Message,
-    Subscribe,
     Welcome,
     error_from,
     pack,
@@ -62,12 +66,15 @@ from mainstem.transport.wire import (
 logger = logging.getLogger("mainstem.hub")
 
 _PORT_DEFAULT: Final = 7070
-_CALL_SECONDS: Final = 30.0
 _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 1.0
+# How long the end of a hub waits for a server that does not take the last bytes, and for its thread.
+_LINGER_SECONDS: Final = 2.0
+_END_SECONDS: Final = 5.0
 # How long small appends wait for company while another one is under way.
 _GATHER_SECONDS: Final = 0.002
+_CALL = RetryPolicy(attempt_timeout=10.0, deadline=30.0, attempts_max=None, cap=2.0)
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
 _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
 
@@ -75,7 +82,10 @@ _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempt
 class RemotePort:
     """The hub's side of a server. Any thread may call; the fields below the line belong to the I/O thread."""
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        # What the server said when it was greeted last.
+        self.record_bytes_max = RECORD_BYTES_MAX
         self._host, self._port = _address(url)
         self._where = f"{self._host}:{self._port}"
         self._liveness = Liveness("hub", self._forget_thread)
@@ -85,6 +95,7 @@ class RemotePort:
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
         self._is_exiting = False
         self._ids = _Ids()
+        self._retries = RetryRatio(clock)
         # Handed over by any thread: what to do at the next turn, and appends in the order of their sequence numbers.
         self._actions: deque[Callable[[], None]] = deque()
         self._appends: deque[PendingAppend] = deque()
@@ -101,7 +112,9 @@ class RemotePort:
         self._log_uuid = ""
         self._heartbeat = 5.0
         self._idle_timeout = 15.0
-        self._lost: asyncio.Event | None = None
+        self._was_welcomed = False
+        self._stopping = asyncio.Event()
+        self._lost = asyncio.Event()
         self._thread.start()
         _open_ports.add(self)
         self._await_welcome(timeout)
@@ -113,6 +126,8 @@ class RemotePort:
         self.close()
         if error is not None and not error.retriable:
             raise error
+        if isinstance(error, Busy):
+            raise Busy(f"{self._where}: {error}")
         reason = f" ({error})" if error is not None else ""
         raise ConnectionLost(
             f"no Mainstem server answered at {self._where} within {timeout:g} s{reason}; start one with: mainstem serve"
@@ -120,30 +135,35 @@ class RemotePort:
 
     # Port.
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
+        check_may_wait("this call")
         call = checked(call)
-        done = threading.Event()
-        results: list[Any] = []
+        sent_before = 0
 
-        def take(result: Any) -> None:
-            results.append(result)
-            done.set()
-
-        self._soon(self._begin, CallRequest(call, time.monotonic() + _CALL_SECONDS, take))
-        done.wait()
-        result = results[0]
-        if isinstance(result, tuple):
+        def once(attempt: Attempt) -> Answer:
+            nonlocal sent_before
+            answer = _Awaited()
+            deadline = self._clock.monotonic() + attempt.timeout
+            self._soon(self._begin, CallRequest(call, deadline, answer.set))
+            # The I/O thread keeps the deadline; the rest is for the case that it has ended meanwhile.
+            if not answer.wait(attempt.timeout + _END_SECONDS):
+                raise DeadlineExceeded(f"{self._where} did not answer in time")
+            result = answer.result
+            if isinstance(result, Answer):
+                return result
             error, sent = result
-            if isinstance(call, DeleteStreamCall) and isinstance(error, UnknownStream) and sent > 1:
-                # The first attempt did it; only its answer was lost.
+            sent_before += sent
+            if isinstance(call, DeleteStreamCall) and isinstance(error, UnknownStream) and sent_before > 1:
+                # An attempt before this one did it; only its answer was lost.
                 return Answer()
             raise error
-        assert isinstance(result, Answer)
-        return result
+
+        policy = _CALL if timeout is None else replace(_CALL, deadline=min(max(timeout, 0.001), _CALL.deadline))
+        return retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        append = PendingAppend(batches, time.monotonic() + timeout, done)
+        append = PendingAppend(batches, self._clock.monotonic() + timeout, done)
         # Through one queue, whoever ships: what another thread has handed over before must leave before.
         self._appends.append(append)
         if append.size > GATHER_BYTES or not self._is_gathering:
@@ -163,9 +183,17 @@ class RemotePort:
 
     def subscribe(
         self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
-    ) -> "RemoteSubscription":
+    ) -> RemoteSubscription:
         self.check_usable()
-        subscription = RemoteSubscription(self, self._ids.next(), stream, offsets, ends, prefetch_bytes)
+        subscription = RemoteSubscription(
+            self._ids.next(),
+            stream,
+            offsets,
+            ends,
+            prefetch_bytes,
+            give_credit=self._give_credit,
+            remove=self._end_subscription,
+        )
         self._soon(self._add_subscription, subscription)
         return subscription
 
@@ -191,8 +219,8 @@ class RemotePort:
             return
         thread, self._thread = self._thread, None
         self._soon(self._stop)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=5.0)
+        if thread is not None:
+            thread.join(timeout=_END_SECONDS)
 
     def stop_at_exit(self) -> None:
         """The interpreter is about to end: a thread in the event loop's native code must not outlive it."""
@@ -235,31 +263,47 @@ class RemotePort:
             self._turn_timer = None
         for _ in range(len(self._actions)):
             self._actions.popleft()()
+        has_sent = bool(self._appends)
         while self._appends:
             self._begin(gather(self._appends))
-        if self._appends_in_flight:
+        if has_sent and self._appends_in_flight:
             self._is_gathering = True
             self._turn_timer = self._loop.call_later(_GATHER_SECONDS, self._take_turn)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        reason: MainstemError = self._liveness.closed_error()
         try:
             self._loop.run_until_complete(self._keep_connected())
+        except Exception as error:  # the hub is of no use without this thread, and must say so
+            logger.exception("the I/O thread of the hub at %s failed", self._where)
+            reason = self._first_error = InternalError(f"the hub failed: {type(error).__name__}: {error}; connect anew")
+            self._liveness.end(reason)
         finally:
             if not self._is_exiting:
-                self._fail_all(self._liveness.closed_error())
+                self._fail_all(reason)
+            self._welcomed.set()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
     async def _keep_connected(self) -> None:
-        self._stopping = asyncio.Event()
         scratch = bytearray(SCRATCH_BYTES)
         ticker = asyncio.ensure_future(self._tick())
+        try:
+            await self._reconnect_until_stopped(scratch)
+        finally:
+            ticker.cancel()
+        if self._connection is not None:
+            # What was handed over still leaves, if the server takes it.
+            self._connection.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), _EXIT_SECONDS / 2 if self._is_exiting else _LINGER_SECONDS)
+
+    async def _reconnect_until_stopped(self, scratch: bytearray) -> None:
         attempt = 0
         while not self._stopping.is_set():
-            self._lost = asyncio.Event()
-            connected = await self._connect(scratch)
-            if connected:
+            self._lost.clear()
+            if await self._connect(scratch):
                 await _first_of(self._lost.wait(), self._stopping.wait())
                 attempt = 0 if self._was_welcomed else attempt
             attempt += 1
@@ -268,12 +312,6 @@ class RemotePort:
                 assert not isinstance(delay, GiveUp)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
-        ticker.cancel()
-        if self._connection is not None:
-            self._connection.close()
-            await asyncio.sleep(0)
-
-    _was_welcomed = False
 
     async def _connect(self, scratch: bytearray) -> bool:
         self._was_welcomed = False
@@ -299,10 +337,11 @@ class RemotePort:
         connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, "mainstem-python")))
 
     def _on_lost(self, error: BaseException | None) -> None:
+        if self._is_ready and not self._stopping.is_set():
+            logger.warning("the connection to %s is lost; trying again", self._where)
         self._is_ready = False
         self._connection = None
-        if self._lost is not None:
-            self._lost.set()
+        self._lost.set()
 
     def _on_message(self, message: Message) -> None:
         match message.kind:
@@ -332,14 +371,17 @@ class RemotePort:
             )
             self._fail_all(error)
             raise error
+        if self._log_uuid:
+            logger.warning("connected to %s again", self._where)
         assert self._connection is not None
         self._connection.allow_large()
         self._log_uuid = welcome.log
+        self.record_bytes_max = welcome.record_bytes_max
         self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
         self._first_error = None
         self._was_welcomed = self._is_ready = True
         for id_, request in self._requests.items():
-            self._connection.send(request.pack(id_))
+            self._connection.send(request.pack(id_, self._clock.monotonic()))
         for subscription in self._subscriptions.values():
             self._connection.send(subscription.subscribe_message())
         self._welcomed.set()
@@ -367,7 +409,7 @@ class RemotePort:
         self._requests[id_] = request
         self._appends_in_flight += request.is_append
         if self._is_ready and self._connection is not None:
-            self._connection.send(request.pack(id_))
+            self._connection.send(request.pack(id_, self._clock.monotonic()))
 
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
@@ -389,7 +431,7 @@ class RemotePort:
         self._subscriptions[subscription.id] = subscription
         self._send(subscription.subscribe_message())
 
-    def remove_subscription(self, id_: int) -> None:
+    def _end_subscription(self, id_: int) -> None:
         """From any thread: the reader wants no more."""
         self._soon(self._remove_subscription, id_)
 
@@ -397,7 +439,7 @@ class RemotePort:
         if self._subscriptions.pop(id_, None) is not None:
             self._send(pack(Kind.UNSUBSCRIBE, id_))
 
-    def give_credit(self, id_: int, count: int) -> None:
+    def _give_credit(self, id_: int, count: int) -> None:
         """From any thread: the reader took this much."""
         self._soon(self._send, pack(Kind.CREDIT, id_, Credit(count)))
 
@@ -406,7 +448,7 @@ class RemotePort:
         pinged = 0.0
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            now = time.monotonic()
+            now = self._clock.monotonic()
             connection = self._connection
             if connection is not None:
                 if now - connection.heard_at > self._idle_timeout:
@@ -445,89 +487,19 @@ def _stop_all_at_exit() -> None:
         port.stop_at_exit()
 
 
-class RemoteSubscription:
-    """Batches pushed by a server. `next` and `close` are for one thread, the rest for the I/O thread."""
+class _Awaited:
+    """A result that another thread brings."""
 
-    def __init__(
-        self,
-        port: RemotePort,
-        id_: int,
-        stream: StreamInfo,
-        offsets: Sequence[int],
-        ends: Sequence[int] | None,
-        prefetch_bytes: int,
-    ) -> None:
-        self.id = id_
-        self._port = port
-        self._stream = stream
-        # Per shard, the offset after the last batch that arrived: where a new connection goes on.
-        self._offsets = list(offsets)
-        self._ends = None if ends is None else list(ends)
-        self._credit = prefetch_bytes
-        self._queue: deque[FetchedBatch | MainstemError | EndReached] = deque()
-        self._arrived = threading.Condition(threading.Lock())
-        # Bytes in the queue, which the server counts against the credit, and bytes taken but not yet given back.
-        self._queued_bytes = 0
-        self._taken_bytes = 0
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.result: Any = None
 
-    # The I/O thread.
+    def set(self, result: Any) -> None:
+        self.result = result
+        self._event.set()
 
-    def subscribe_message(self) -> list[Buffer]:
-        """Where to go on, with the credit that the queue leaves."""
-        with self._arrived:
-            credit = max(1, self._credit - self._queued_bytes)
-            self._taken_bytes = 0
-        return pack(Kind.SUBSCRIBE, self.id, Subscribe(self._stream.id, self._offsets, self._ends, credit))
-
-    def receive(self, header: Batches, payloads: list[bytes]) -> None:
-        with self._arrived:
-            for (base, batch_header), payload in zip(header.batches, payloads, strict=True):
-                batch = FetchedBatch(base, batch_header, payload)
-                shard = batch_header.shard
-                if shard >= len(self._offsets) or not base <= self._offsets[shard] < batch.end:
-                    raise ProtocolError(f"batch {base} of shard {shard} came out of order")
-                self._offsets[shard] = batch.end
-                self._queue.append(batch)
-                self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
-            self._arrived.notify()
-
-    def lose(self, loss: DataLoss) -> None:
-        with self._arrived:
-            if loss.shard < len(self._offsets):
-                self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
-            self._queue.append(loss)
-            self._arrived.notify()
-
-    def finish(self, reason: MainstemError | EndReached) -> None:
-        with self._arrived:
-            self._queue.append(reason)
-            self._arrived.notify()
-
-    # The reader's thread.
-
-    def next(self, timeout: float | None) -> FetchedBatch | None:
-        with self._arrived:
-            if not self._queue and not self._arrived.wait_for(lambda: self._queue, timeout):
-                return None
-            item = self._queue[0]
-            if isinstance(item, DataLoss | FetchedBatch):
-                self._queue.popleft()
-            if not isinstance(item, FetchedBatch):
-                # The end stays at the head of the queue: whoever asks again gets it again.
-                raise item
-            size = len(item.payload) + BATCH_OVERHEAD_BYTES
-            self._queued_bytes -= size
-            self._taken_bytes += size
-            give = self._taken_bytes if self._taken_bytes >= self._credit // 4 else 0
-            self._taken_bytes -= give
-        if give:
-            self._port.give_credit(self.id, give)
-        return item
-
-    def close(self) -> None:
-        """Also from another thread: whoever waits is told."""
-        self._port.remove_subscription(self.id)
-        self.finish(Closed("this consumer is closed; open another with hub.consumer(...)"))
+    def wait(self, timeout: float) -> bool:
+        return self._event.wait(timeout)
 
 
 class _Ids:
@@ -563,6 +535,7 @@ def _address(url: str) -> tuple[str, int]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
     except ValueError as error:
         raise InvalidSetting(f"{url!r} is not an address: {error}; expected mainstem://host:port") from None
     if parts.scheme != "mainstem" or not host or parts.path not in ("", "/") or parts.query or parts.username:

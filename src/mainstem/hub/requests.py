@@ -1,6 +1,6 @@
 """What a hub asked of its server and was not answered yet. A request keeps what it needs to be sent again."""
 
-import time
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -27,7 +27,7 @@ class CallRequest:
         self._on_answer = on_answer
         self.sent = 0
 
-    def pack(self, id_: int) -> list[Buffer]:
+    def pack(self, id_: int, now: float) -> list[Buffer]:
         self.sent += 1
         return pack(Kind.CALL, id_, self._call)
 
@@ -41,7 +41,7 @@ class CallRequest:
     def expire(self, now: float, where: str) -> bool:
         if now < self._deadline:
             return False
-        self.fail(_late(where, type(self._call).__name__, self.sent))
+        self.fail(_late(where, _words(type(self._call).__name__), self.sent))
         return True
 
 
@@ -75,11 +75,11 @@ class AppendRequest:
         self._parts = parts
         self.sent = 0
 
-    def pack(self, id_: int) -> list[Buffer]:
+    def pack(self, id_: int, now: float) -> list[Buffer]:
         """What is still wanted: an append that is past its deadline is not sent again."""
         self.sent += 1
         self._parts = [part for part in self._parts if not part.is_finished]
-        left = max(part.deadline for part in self._parts) - time.monotonic()
+        left = max(part.deadline for part in self._parts) - now
         batches = [batch for part in self._parts for batch in part.batches]
         header = Append([batch.header for batch in batches], True, max(1, min(int(left * 1000), _TIMEOUT_MS_MAX)))
         return pack(Kind.APPEND, id_, header, [batch.payload for batch in batches])
@@ -126,6 +126,11 @@ def gather(waiting: deque[PendingAppend]) -> AppendRequest:
             break
         parts.append(waiting.popleft())
     return AppendRequest(parts)
+
+
+def _words(name: str) -> str:
+    """GetStreamCall as "get stream"."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Call")).lower()
 
 
 def _late(where: str, what: str, sent: int) -> MainstemError:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+from itertools import accumulate, takewhile
 from typing import Final
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from mainstem.core.errors import (
     StreamExists,
 )
 from mainstem.core.identity import new_stream_uuid
-from mainstem.core.limits import SHARDS_PER_STREAM_MAX
+from mainstem.core.limits import LIST_BYTES_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream
@@ -44,6 +45,10 @@ RETENTION_US_DEFAULT: Final = 7 * 24 * 3600 * 1_000_000
 # Longer than any disk lives; keeps the arithmetic far from overflow.
 RETENTION_US_MAX: Final = 1000 * 365 * 24 * 3600 * 1_000_000
 
+# A stream in an answer at most, beside its name: the other fields, then two offsets for each shard.
+_STREAM_BYTES: Final = 256
+_SHARD_BYTES: Final = 18
+
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -59,8 +64,7 @@ class Lookup:
             case GetStreamCall():
                 return self.find(call.name)
             case ListStreamsCall():
-                rows = [row for row in self._ledger.list_streams() if not row.deleted_us]
-                return Answer(streams=tuple(self.info(row) for row in sorted(rows, key=lambda row: row.name)))
+                return self._list(call.after)
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
             case StatisticsCall():
@@ -71,6 +75,13 @@ class Lookup:
     def find(self, name: str) -> Answer:
         """The stream of this name, or UnknownStream."""
         return Answer(streams=(self.info(self._require(name)),))
+
+    def _list(self, after: int) -> Answer:
+        rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
+        rows.sort(key=lambda row: row.id)
+        sizes = accumulate(_STREAM_BYTES + len(row.name) + _SHARD_BYTES * row.shards for row in rows)
+        count = max(1, sum(1 for _ in takewhile(lambda size: size <= LIST_BYTES_MAX, sizes)))
+        return Answer(streams=tuple(self.info(row) for row in rows[:count]), more=count < len(rows))
 
     def info(self, row: StreamRow) -> StreamInfo:
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
@@ -90,7 +101,7 @@ class Lookup:
         )
 
     def _require(self, name: str) -> StreamRow:
-        row = self._ledger.stream_named(name)
+        row = self._ledger.stream_named(check_stream_name(name, reserved=True))
         if row is None:
             raise unknown_stream(name)
         return row

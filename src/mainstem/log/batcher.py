@@ -138,16 +138,19 @@ class Batcher:
                     return
             self.drive()
 
-    def drive(self, is_done: Callable[[], bool] = lambda: False) -> None:
+    def drive(self, is_done: Callable[[], bool] = lambda: False) -> bool:
         """Commit what is pending, if anything is, in this thread; returns when it is applied and published.
 
+        Returns whether there was anything; if not, what a caller still waits for is in another thread's hands.
         A thread that waits for something passes `is_done`: if another has committed it while this one waited for its
         turn, it goes its way, and what others have submitted meanwhile gathers for whoever still needs a flush.
         """
+        has_committed = False
         while True:
             done = self._commit(is_done)
             if done is None:
-                return
+                return has_committed
+            has_committed = True
             # No lock is held here: a completion may submit again.
             for submission, result in done.results:
                 submission.done(result)
@@ -157,12 +160,13 @@ class Batcher:
                 if cause is not None and not isinstance(cause, Exception):
                     # An interrupt met the thread that commits for itself: the log is fenced, the user gets out.
                     raise cause
-                return
+                return True
             for listener in self._listeners:
                 listener(done.notice)
             if not self._maintenance.wants_flush:
-                return
-            # Go around once more to say that the checkpoint is complete: a crash before that would cost a rebuild.
+                return True
+            # Go around once more, unless the caller has what it came for, to say that the checkpoint is complete: until
+            # some flush has said so, a power cut that takes the ledger's WAL costs a rebuild.
 
     def _commit(self, is_done: Callable[[], bool]) -> "_Committed | None":
         """One flush through write and apply, the locks taken hand over hand; None if there was nothing to do."""
@@ -211,6 +215,7 @@ class Batcher:
             # The footer lists offsets, which the flush before this one may not have yet; and what is announced to be in
             # a checkpoint must be in the ledger, so that a kill at this moment does not cast doubt on it.
             with self._apply_lock:
+                self._require_unfenced()
                 if is_full:
                     self._file.roll(number, self._applier.applied)
         begun, done = self._maintenance.checkpoint_for(number, announces=announces)
@@ -219,6 +224,7 @@ class Batcher:
         return flush
 
     def _apply(self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]) -> "_Committed":
+        self._require_unfenced()
         self._maintenance.before(flush.number)
         changes, outcomes = self._applier.apply(flush)
         self._file.note_entries(changes.entries)
@@ -232,6 +238,11 @@ class Batcher:
         return _Committed(results, notice)
 
     # Ending.
+
+    def _require_unfenced(self) -> None:
+        """Raise the failure, if the flush before this one met one. Called with the apply lock held."""
+        if self._failure is not None:
+            raise self._failure
 
     def _fail(self, error: BaseException, submissions: list[Submission]) -> "_Committed":
         """Fence: whatever was not acknowledged is refused, now and later."""
@@ -247,12 +258,14 @@ class Batcher:
         if failure is not error:
             failure.__cause__ = error
         with self._arrived:
+            is_news = error is not self._failure
             self._failure = self._failure or failure
             waiting = [*submissions, *self._pending]
             self._pending.clear()
             self._pending_bytes = 0
             self._arrived.notify_all()
-        return _Committed([(submission, failure) for submission in waiting], _NOTHING, failure)
+        # A failure that is only met again was told, and its cause raised, by the thread that met it first.
+        return _Committed([(submission, failure) for submission in waiting], _NOTHING, failure if is_news else None)
 
     def close(self) -> None:
         """Take no more, commit what is pending, seal the block."""

@@ -7,7 +7,7 @@ whenever they cannot be trusted, so their durability is not part of any promise.
 import fcntl
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +43,10 @@ class Disk(Protocol):
         ...
 
     def open(self, path: Path) -> DiskFile: ...
+
+    def write_new(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        """A file of this content, instead of one that may be there. Nothing is durable before `replace` names it."""
+        ...
 
     def make_dirs(self, path: Path) -> None: ...
 
@@ -82,6 +86,12 @@ class LocalFile:
             if durably:
                 self.sync()
         return total
+
+    def write(self, pieces: Iterable[Buffer]) -> None:
+        """From the beginning, without a sync."""
+        position = 0
+        for piece in pieces:
+            position += self._write_group([piece], position, durably=False)
 
     def read(self, position: int, length: int) -> bytes:
         data = os.pread(self._fd, length, position)
@@ -123,6 +133,13 @@ class LocalDisk:
 
     def open(self, path: Path) -> LocalFile:
         return LocalFile(path, os.O_RDONLY)
+
+    def write_new(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        file = LocalFile(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            file.write(pieces)
+        finally:
+            file.close()
 
     def make_dirs(self, path: Path) -> None:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -5,11 +5,15 @@ ledger. Commands therefore hold every value that is chosen from outside (times, 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import MainstemError
+
+# Ids are drawn from these at random.
+PRODUCER_ID_MAX: Final = (1 << 63) - 1
 
 
 class CreateStream(msgspec.Struct, frozen=True, tag="create"):
@@ -61,9 +65,11 @@ class SealBlock(msgspec.Struct, frozen=True, tag="seal_block"):
 
 
 class ForgetProducers(msgspec.Struct, frozen=True, tag="forget_producers"):
-    """Producers last seen before this time are forgotten."""
+    """Producers last seen before this time are forgotten, of those with ids from `first` to `last`."""
 
     before_us: int
+    first: int = 0
+    last: int = PRODUCER_ID_MAX
 
 
 Command = CreateStream | AlterStream | DeleteStream | TrimShard | OpenBlock | SealBlock | ForgetProducers

@@ -1,6 +1,6 @@
 """The data folder: what is where, whose it is, and that only one process writes it.
 
-mainstem.json              format version, the log's UUID, and a checksum of both
+mainstem.json              format version, the log's UUID and a checksum of both; whether there are blocks
 lock                       held by the writing process; says which one
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
@@ -39,12 +39,17 @@ class Folder:
         self.blocks = LocalBlocks(path / "blocks", disk)
         self.snapshots = Snapshots(path / "snapshots", disk)
         self._identity = path / "mainstem.json"
+        self._log_uuid = ""
+        # Whether mainstem.json says that there are blocks.
+        self._has_noted_blocks = False
 
     def prepare(self) -> str:
         """Make the folder if it is new; return the log's UUID. The caller holds the lock."""
         for name in ("blocks", "snapshots"):
             self.disk.make_dirs(self.path / name)
         found = self._read_identity() or self._identity_of_blocks()
+        if not self.blocks.list():
+            self._require_new()
         if found is None:
             if self.ledger.exists():
                 raise FolderUnusable(
@@ -52,9 +57,31 @@ class Folder:
                     "bring the blocks folder back, or choose an empty folder"
                 )
             found = uuid.uuid4().hex
+        self._log_uuid = found
         if not self._identity.exists():
-            self._write_identity(found)
+            self._write_identity()
         return found
+
+    def note_block(self) -> None:
+        """A block is there, durably: from now on a folder without any is one that somebody took them from.
+
+        Before that it is one whose first start was cut short.
+        """
+        if not self._has_noted_blocks:
+            self._has_noted_blocks = True
+            self._write_identity()
+
+    def _require_new(self) -> None:
+        """Without a block there is nothing that only a log which had blocks leaves behind."""
+        snapshot = max(self.snapshots.numbers(), default=0)
+        if not snapshot and not self._has_noted_blocks:
+            return
+        what = f"flushes 1 to {snapshot} at least" if snapshot else "flush 1 and what came after it"
+        source = self.snapshots.path(snapshot).name if snapshot else self._identity.name
+        raise FolderUnusable(
+            f"{self.blocks.where(1)} and all blocks after it are missing, though {source} says that they were "
+            f"written: {what} are gone. Bring the files back, or choose an empty folder; nothing was changed"
+        )
 
     def require(self) -> str:
         """The UUID of an existing log, for readers."""
@@ -73,7 +100,7 @@ class Folder:
             # The file only repeats what every block says of itself.
             logger.warning("%s is damaged; the blocks say which log this is", self._identity)
             return self._identity_of_blocks() or _unreadable(self._identity)
-        version, log_uuid = identity
+        version, log_uuid, self._has_noted_blocks = identity
         if version > FORMAT:
             raise FolderUnusable(
                 f"{self.path} has format {version}, this program reads up to format {FORMAT}; use a newer Mainstem"
@@ -88,21 +115,25 @@ class Folder:
                 continue
         return None
 
-    def _write_identity(self, log_uuid: str) -> None:
+    def _write_identity(self) -> None:
         part = self._identity.with_suffix(".part")
-        content = {"format": FORMAT, "uuid": log_uuid, "check": _identity_check(FORMAT, log_uuid)}
-        part.write_text(json.dumps(content) + "\n")
+        check = _identity_check(FORMAT, self._log_uuid)
+        content = {"format": FORMAT, "uuid": self._log_uuid, "check": check, "blocks": self._has_noted_blocks}
+        self.disk.write_new(part, [json.dumps(content).encode() + b"\n"])
         self.disk.replace(part, self._identity)
 
 
-def _parse_identity(content: bytes) -> tuple[int, str] | None:
-    """Format and UUID, or None if this is not what was written."""
+def _parse_identity(content: bytes) -> tuple[int, str, bool] | None:
+    """Format, UUID and whether there are blocks, or None if this is not what was written."""
     try:
         fields = json.loads(content)
         version, log_uuid = int(fields["format"]), uuid.UUID(fields["uuid"]).hex
-        return (version, log_uuid) if fields["check"] == _identity_check(version, log_uuid) else None
+        is_sound = fields["check"] == _identity_check(version, log_uuid)
+        # Folders that were made before this was noted do not say it until their next block.
+        has_blocks = fields.get("blocks") is True
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return (version, log_uuid, has_blocks) if is_sound else None
 
 
 def _identity_check(version: int, log_uuid: str) -> str:
@@ -114,32 +145,44 @@ def _unreadable(path: Path) -> str:
 
 
 class FolderLock:
-    """Held by the one process that writes a folder. Released by the kernel when that process ends, however it ends."""
+    """Held by the one process that writes a folder. Released by the kernel when that process ends, however it ends.
+
+    It is the folder itself that is locked: a file in it could be deleted and made anew under a running writer. The file
+    `lock` only says who that is.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path / "lock"
+        self._path = path
+        note = path / "lock"
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with open(note, "ab"):
+                pass  # whether we may write here at all
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             raise FolderLocked(
                 f"{path} may not be written by this user ({error.strerror}); open it with read_only=True"
             ) from None
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.read(self._fd, 64).decode(errors="replace").strip() or "another process"
             os.close(self._fd)
-            raise FolderLocked(
-                f"{path} is being written by {holder}; only one process writes a data folder. Connect to it "
-                f"(mainstem.connect), open the folder with read_only=True, or stop that process first"
-            ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"process {os.getpid()}\n".encode(), 0)
+            raise FolderLocked(_who_writes(path, note)) from None
+        note.write_text(f"process {os.getpid()}\n")
 
     def release(self) -> None:
         """Let another process write. In a child made by fork: let go of the copy without releasing the parent's."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _who_writes(path: Path, note: Path) -> str:
+    holder = note.read_text(errors="replace").strip()[:64] or "another process"
+    if holder == f"process {os.getpid()}":
+        return f"{path} is open in this process already; use that hub, or open the folder with read_only=True"
+    return (
+        f"{path} is being written by {holder}; only one process writes a data folder. Connect to it "
+        "(mainstem.connect), open the folder with read_only=True, or stop that process first"
+    )

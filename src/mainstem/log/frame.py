@@ -62,7 +62,7 @@ BLOCK_HEADER = struct.Struct("<8sIIQ16sIIQq")
 BLOCK_HEADER_BYTES: Final = 64
 BLOCK_MAGIC: Final = b"MSBLOCK1"
 ALIGNMENT: Final = 8
-# No frame can be longer than this; a claimed length above it is damage, not a reason to allocate.
+# No frame can be longer than this: `parse_header` holds its header and its payload to their limits.
 FRAME_TOTAL_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX + PAYLOAD_STORED_BYTES_MAX + 2 * ALIGNMENT
 
 assert FRAME_BYTES == 136 and FRAME_BYTES % ALIGNMENT == 0

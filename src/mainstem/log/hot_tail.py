@@ -11,13 +11,13 @@ from typing import Final
 
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES
+from mainstem.log.ledger.base import ShardKey
 
 # What a batch costs beside its payload.
 _OVERHEAD_BYTES: Final = 512
 # Dropped batches are cut off a shard's list when there are this many, so that dropping one is cheap.
 _CUT_COUNT: Final = 64
 
-ShardKey = tuple[int, int]
 _GONE: Final = FetchedBatch(0, BatchHeader(*(0,) * 15), b"")
 
 

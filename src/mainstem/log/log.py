@@ -1,15 +1,25 @@
 """The log of one data folder, put together: open, append, read, follow, close."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import FolderUnusable, InternalError, MainstemError, UnknownStream
+from mainstem.core.errors import (
+    FolderUnusable,
+    InternalError,
+    InvalidName,
+    MainstemError,
+    StreamDeleted,
+    UnknownStream,
+)
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
+from mainstem.core.names import check_stream_name
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk
@@ -28,6 +38,10 @@ from mainstem.log.writer import FlushFile, WriterIdentity
 logger = logging.getLogger("mainstem.log")
 
 LEDGER_EPOCH_FIRST = 1
+# How long a thread that waits for another one's commit sleeps before it looks whether it has to commit after all.
+_LOOK_AGAIN_SECONDS = 0.05
+# How much of a name that cannot be one is shown.
+_NAME_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +75,26 @@ class Log:
         except OSError as error:
             raise FolderUnusable(f"{path} cannot be a data folder: {error.strerror or error}") from error
         folder = Folder(path, disk)
-        try:
-            self._open(folder, options)
-        except BaseException:
-            folder.blocks.close()
-            self._lock.release()
-            raise
+        # What is open is closed again if not everything can be.
+        with ExitStack() as opened:
+            opened.callback(self._lock.release)
+            opened.callback(folder.blocks.close)
+            self._open(folder, options, opened)
+            opened.pop_all()
 
-    def _open(self, folder: Folder, options: LogOptions) -> None:
+    def _open(self, folder: Folder, options: LogOptions, opened: ExitStack) -> None:
         self._folder = folder
         log_uuid = folder.prepare()
         recovered = Recovery(folder.ledger, folder.snapshots, folder.blocks, log_uuid, LEDGER_EPOCH_FIRST).run()
         ledger = self._ledger = recovered.ledger
+        opened.callback(ledger.close)
+        self._replayed = recovered.replayed
         if recovered.replayed:
             logger.info("%d flushes were applied again from the blocks", recovered.replayed)
         identity = WriterIdentity(log_uuid, ledger.epoch(), recovered.writer_epoch + 1)
-        file = FlushFile(folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max)
+        file = FlushFile(
+            folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max, folder.note_block
+        )
         self._file = file
         for row in ledger.open_blocks():
             file.seal_later(row.id, _size_if_there(folder.blocks, row.id))
@@ -93,6 +111,7 @@ class Log:
         )
         self.batcher = Batcher(file, self._applier, self.hot, self._maintenance)
         self._entries = SqliteLedgerReader(folder.ledger)
+        opened.callback(self._entries.close)
         self.ledger = _LiveLedger(self._applier, self._entries, identity.ledger_epoch)
         self.reader = LogReader(self.ledger, folder.blocks, self.hot)
         self.uuid = log_uuid
@@ -118,12 +137,15 @@ class Log:
     def enforce_retention(self) -> None:
         """Move the start of shards behind what is older than their stream's retention. Call it now and then."""
         for trim in expired(self.ledger, self.clock.now_us()):
-            self.execute(trim)
+            # A stream may be deleted between the decision and the deed; then there is nothing left to trim.
+            with contextlib.suppress(StreamDeleted):
+                self.execute(trim)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the log."""
         return {
             "flushes_applied": self._applier.applied,
+            "flushes_replayed": self._replayed,
             "pending_bytes": self.batcher.pending_bytes,
             "hot_tail_bytes": self.hot.bytes,
             "block_reads": self.reader.disk_reads,
@@ -155,6 +177,11 @@ _inherited: list[Log] = []
 
 
 def unknown_stream(name: str) -> UnknownStream:
+    """With the command that makes it, if there can be one: what is no name may be anything, also to a shell."""
+    try:
+        check_stream_name(name)
+    except InvalidName:
+        return UnknownStream(f"there is no stream {name[:_NAME_SHOWN_CHARS]!r}")
     return UnknownStream(f"there is no stream {name!r}; create it: mainstem stream create {name}")
 
 
@@ -214,7 +241,9 @@ class Waiter:
 
     def wait(self, batcher: Batcher) -> Outcomes:
         while not self._event.is_set():
-            batcher.drive(self._event.is_set)
+            if not batcher.drive(self._event.is_set):
+                # Another thread has it.
+                self._event.wait(_LOOK_AGAIN_SECONDS)
         if isinstance(self._result, MainstemError):
             raise self._result
         if self._result is None:

@@ -44,7 +44,7 @@ class Maintenance:
         self._said_done = checkpoint_done
         # The flush that announced a checkpoint which was not tried yet; 0 if none did.
         self._announced = 0
-        # A checkpoint that a reader held up is tried again when the WAL has grown to this.
+        # A checkpoint that a reader held up, whatever it was for, is tried again when the WAL has grown to this.
         self._retry_bytes = 0
         self._snapshot_at = -snapshot_bytes if snapshot_now else 0
         self._snapshotting: threading.Thread | None = None
@@ -69,7 +69,10 @@ class Maintenance:
         """Whether the next flush should announce a checkpoint. Asked by the thread that writes it."""
         if self._announced or (self._snapshotting is not None and self._snapshotting.is_alive()):
             return False
-        return self._ledger.wal_bytes() >= max(self._checkpoint_bytes, self._retry_bytes) or self._snapshot_due()
+        wal_bytes = self._ledger.wal_bytes()
+        if wal_bytes < self._retry_bytes:
+            return False
+        return wal_bytes >= self._checkpoint_bytes or self._snapshot_due()
 
     def before(self, number: int) -> None:
         """Flush `number` is durable and not yet applied: carry out the checkpoint it announced."""
@@ -77,7 +80,8 @@ class Maintenance:
             return
         self._announced = 0
         if not self._ledger.checkpoint():
-            self._retry_bytes = 2 * self._ledger.wal_bytes()
+            # Each try makes the commits wait and reads the whole WAL, so tries become rarer as it grows.
+            self._retry_bytes = max(2 * self._ledger.wal_bytes(), self._checkpoint_bytes)
             logger.warning("a reader holds up the checkpoint of the ledger; it is tried again later")
             return
         self._retry_bytes = 0

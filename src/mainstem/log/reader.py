@@ -5,11 +5,12 @@ from typing import Final
 
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX, RECENT_READS_BYTES_MAX
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.frame import FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
+from mainstem.log.recent_reads import RecentReads
 
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
 _GAP_BYTES_MAX: Final = 16 * 1_024
@@ -22,6 +23,7 @@ class LogReader:
         self._ledger = ledger
         self._blocks = blocks
         self._hot = hot
+        self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:
@@ -104,11 +106,28 @@ class LogReader:
     def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> bytes:
         first, last = run[0], run[-1]
         length = last.position + last.length - first.position
-        self.disk_reads += 1
         try:
-            return self._blocks.read(first.block, first.position, length)
-        except (BlockMissing, OSError) as error:
+            return self._recent.read(first.block, first.position, length)
+        except BlockMissing as error:
+            end = self._end_in_block(last)
+            raise self._damaged(stream, first, wanted, end - 1, first.position, "the file is missing") from error
+        except OSError as error:
             raise self._damaged(stream, first, wanted, last.end - 1, first.position, str(error)) from error
+
+    def _read_block(self, block: int, position: int, length: int) -> bytes:
+        self.disk_reads += 1
+        return self._blocks.read(block, position, length)
+
+    def _end_in_block(self, entry: Entry) -> int:
+        """Where the shard leaves the block of this entry: a missing file is told as one range."""
+        while True:
+            following = self._ledger.entries_from(entry.stream, entry.shard, entry.end, READ_ENTRIES_MAX)
+            for found in following:
+                if found.block != entry.block:
+                    return entry.end
+                entry = found
+            if not following:
+                return entry.end
 
     def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
         try:
@@ -131,15 +150,16 @@ class LogReader:
             raise self._damaged(stream, entry, wanted, last, error.position, error.reason) from error
         return FetchedBatch(base, header.batch_header(b""), payload)
 
-    def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, reason: str) -> DataLoss:
+    def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, detail: str) -> DataLoss:
         return DataLoss(
             stream=stream.name,
             shard=entry.shard,
             first=first,
             last=last,
-            reason=f"damaged: {reason}",
+            reason="damaged",
             path=self._blocks.where(entry.block),
             position=position,
+            detail=detail,
         )
 
 

@@ -13,6 +13,8 @@ Whether `ledger.db` may be used as it is:
 - the number in the database file alone is not below `checkpoint_done`: else the file is an older copy;
 - if a checkpoint was begun and is not known to be done, the WAL it copies is still there. (A rebuilt ledger has none,
   and is known by holding more than that checkpoint: the flush that announced it.)
+- the number in the database file alone is not below the one its WAL builds on, which the first commit of a WAL says: a
+  WAL that was begun after a checkpoint lacks what was copied by it.
 
 If not, it is put aside, and the newest sound snapshot, or an empty ledger, takes its place. Then every flush above its
 number is applied again, in order, to the same offsets. A number that is missing, or blocks that end below what the
@@ -20,6 +22,9 @@ ledger or a frame says was applied, are refused with the range: something was ta
 same offsets to other records.
 
 What a crash leaves: at most one incomplete flush at the end of the newest block. It is not touched, and not read again.
+A last flush that is not whole is taken for one unless something that was written after it proves that it was durable:
+the footer of its block, or a later block whose header says that it begins after it. Then it is damage: a flush whose
+payloads only are wrong is replayed, and its readers are told; one whose frames cannot be followed is refused.
 """
 
 import logging
@@ -29,7 +34,8 @@ from pathlib import Path
 
 from mainstem.core.errors import FolderUnusable, LedgerDamaged
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.frame import BLOCK_HEADER_BYTES, BlockHeader, FrameDamaged
+from mainstem.log.flush import Flush
+from mainstem.log.frame import BLOCK_HEADER_BYTES, BlockHeader, FrameDamaged, FrameKind
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import AppliedPlace
@@ -88,15 +94,16 @@ class Recovery:
     def run(self) -> Recovered:
         found = self._open_ledger()
         is_rebuilt = isinstance(found, LedgerDamaged)
+        replayed = 0
         if isinstance(found, LedgerDamaged):
             logger.warning("ledger.db cannot be used and is rebuilt from the blocks: %s", found)
-            self._rebuild()
+            replayed = self._rebuild()
             found = self._open_ledger()
             if isinstance(found, LedgerDamaged):
                 raise found
         ledger, journal = found
         try:
-            replayed = self._replay(ledger, journal)
+            replayed += self._replay(ledger, journal)
         except BaseException:
             ledger.close()
             raise
@@ -127,6 +134,9 @@ class Recovery:
             place = ledger.applied()
             journal = self._survey(place)
             _require_trusted(place.number, in_file, wal_frames, journal)
+            if in_file < ledger.wal_base():
+                raise LedgerDamaged(f"the file is of flush {in_file}, its WAL builds on {ledger.wal_base()}")
+            ledger.builds_on(in_file)
         except BaseException as error:
             if ledger is not None:
                 ledger.close()
@@ -151,9 +161,10 @@ class Recovery:
                 "put the files of one data folder back together"
             )
 
-    def _rebuild(self) -> None:
+    def _rebuild(self) -> int:
         """Make the ledger anew beside the unusable one, from the newest sound snapshot or from nothing, and swap.
 
+        Returns how many flushes were applied for it.
         Nothing is in its place before it is complete: a crash meanwhile only means to begin again.
         """
         claimed = self._claimed()
@@ -169,7 +180,7 @@ class Recovery:
             self._check_identity(ledger)
             journal = self._survey(ledger.applied())
             journal.applied = max(journal.applied, claimed)
-            self._replay(ledger, journal)
+            replayed = self._replay(ledger, journal)
             if not ledger.checkpoint():
                 raise LedgerDamaged("the rebuilt ledger is in use by another process")
         finally:
@@ -177,6 +188,7 @@ class Recovery:
         self._put_aside()
         self._snapshots.disk.replace(target, self._path)
         _remove(target)
+        return replayed
 
     def _claimed(self) -> int:
         """The highest flush number that the unusable ledger still claims to have; 0 if it cannot be read."""
@@ -238,13 +250,21 @@ class Recovery:
             if last is not None:
                 journal.add(last)
             last = read
-        if last is not None and last.damaged is not None:
+        if last is not None and last.damaged is not None and not self._was_durable(last.flush):
             # Its commit frame reached the disk, a payload did not: it was never acknowledged, and a checkpoint that it
             # announced was never begun.
             logger.info("flush %d was not durable before the stop and is dropped", last.flush.number)
         elif last is not None:
             journal.add(last)
         return journal
+
+    def _was_durable(self, flush: Flush) -> bool:
+        """Whether something that is only written when this flush is durable stands after it."""
+        later = (self._header(number) for number in self._numbers if number > flush.block)
+        if any(isinstance(header, BlockHeader) and header.first_flush > flush.number for header in later):
+            return True
+        scanner = BlockScanner(self._blocks, flush.block)
+        return scanner.has_footer_at(scanner.commit_at(flush.commit_position)[2])
 
     def _after(self, place: AppliedPlace, journal: _Journal) -> int | None:
         """Where the flush after `place` begins in its block, after checking that the block still holds `place`."""
@@ -294,8 +314,8 @@ class Recovery:
             is_elsewhere = damage is None and following and isinstance(self._header(following[0]), FrameDamaged)
             if stop_before is not None and expected < stop_before and not is_elsewhere:
                 raise self._missing(expected, stop_before - 1, number, damage)
-            if damage is not None and stop_before is None:
-                self._require_torn(number, damage, expected)
+            if damage is not None and (stop_before is None or not damage.position):
+                self._require_torn(number, damage, expected, place.number)
 
     def _first_flush_after(self, numbers: list[int]) -> int | None:
         """The number with which the next readable block begins."""
@@ -328,17 +348,21 @@ class Recovery:
     def _missing(self, first: int, last: int, number: int, damage: FrameDamaged | None) -> FolderUnusable:
         cause = f" ({damage})" if damage else ""
         return FolderUnusable(
-            f"flushes {first} to {last} are missing or damaged in {self._blocks.where(number)}{cause}, and later ones "
-            "are there: acknowledged records would get other offsets. Bring the file back; nothing was changed"
+            f"flushes {first} to {last} are missing or damaged in {self._blocks.where(number)}{cause}, and what was "
+            "written after them is there: acknowledged records would get other offsets. Bring the file back; nothing "
+            "was changed"
         )
 
-    def _require_torn(self, number: int, damage: FrameDamaged, expected: int) -> None:
+    def _require_torn(self, number: int, damage: FrameDamaged, expected: int, applied: int) -> None:
         """At the end of the newest block an incomplete flush is what a crash leaves; anything after it is not."""
-        # A block's header is durable before anything follows it: behind a damaged one any frame is proof.
-        above = expected if damage.position else expected - 1
+        # A block's header is durable before anything follows it: behind a damaged one any frame is proof. What has the
+        # same number in an earlier block was dropped by the life that wrote this one.
+        above = expected if damage.position else applied
         beyond = BlockScanner(self._blocks, number).flush_beyond(damage.position, above)
         if beyond is not None:
-            raise self._missing(expected, max(expected, beyond.flush - 1), number, damage)
+            last = beyond.flush if beyond.kind == FrameKind.FOOTER else beyond.flush - 1
+            first = min(expected, beyond.flush)
+            raise self._missing(first, max(first, last), number, damage)
         logger.info("flush %d was not finished before the stop and is dropped (%s)", expected, damage)
 
     def _replay(self, ledger: SqliteLedger, journal: _Journal) -> int:

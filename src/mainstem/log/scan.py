@@ -63,6 +63,13 @@ class BlockScanner:
             yield found[0]
             position = found[1]
 
+    def has_footer_at(self, position: int) -> bool:
+        """Whether the block was sealed at `position`: everything before it was durable and applied by then."""
+        try:
+            return parse_header(self._view(position, FRAME_BYTES), 0, position, self.block).kind == FrameKind.FOOTER
+        except FrameDamaged:
+            return False
+
     def commit_at(self, position: int) -> tuple[FrameHeader, Commit, int]:
         """The commit frame at `position` and where the next flush begins."""
         header, payload = self._frame(position)
@@ -71,7 +78,8 @@ class BlockScanner:
         return header, parse_commit(header, payload), position + header.total_len
 
     def flush_beyond(self, position: int, above: int) -> FrameHeader | None:
-        """A valid frame after `position` of a flush numbered over `above`, if there is one: proof of damage between."""
+        """A valid frame after `position` that proves damage between, if there is one: of a flush numbered over `above`,
+        or the footer of a block that has `above` in it."""
         position = (position + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
         while position + FRAME_BYTES <= self._size:
             data = self._view(position, min(_WINDOW_BYTES, self._size - position))
@@ -82,7 +90,7 @@ class BlockScanner:
             position += at
             try:
                 header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
-                if header.flush > above:
+                if header.flush > above or (header.kind == FrameKind.FOOTER and header.flush == above):
                     return header
                 position += header.total_len
             except FrameDamaged:
@@ -120,7 +128,8 @@ class BlockScanner:
     ) -> ReadFlush:
         position = header.position
         commit = self.commit_at(position)[1]
-        if header.count != len(headers) or commit.flush_crc != flush_crc(headers):
+        first = headers[0].position if headers else position
+        if (header.count, commit.first_position, commit.flush_crc) != (len(headers), first, flush_crc(headers)):
             raise FrameDamaged(position, "the commit frame does not match the frames before it")
         flush = Flush(header.flush, self.block, position, header.time_high, tuple(items))
         return ReadFlush(flush, commit, header.applied, damaged)

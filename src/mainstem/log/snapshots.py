@@ -7,11 +7,11 @@ and renamed when it is durable: a snapshot that can be seen is whole.
 import logging
 import os
 import re
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
-from mainstem.log.disk import Disk
+from mainstem.log.disk import Disk, DiskFile
 from mainstem.log.ledger.sqlite import SqliteLedger, number_without_wal
 
 logger = logging.getLogger("mainstem.log")
@@ -45,20 +45,19 @@ class Snapshots:
         target = self.path(number)
         if not target.exists():
             part = target.with_suffix(".part")
-            self._copy(ledger, part)
+            self.disk.write_new(part, self._ledger_pieces(ledger))
             self.disk.replace(part, target)
         for old in self.numbers()[_KEPT:]:
             self.path(old).unlink(missing_ok=True)
         return number
 
-    def _copy(self, ledger: Path, target: Path) -> None:
+    def _ledger_pieces(self, ledger: Path) -> Iterator[bytes]:
         if self._source < 0:
             self._source = os.open(ledger, os.O_RDONLY | os.O_CLOEXEC)
         position = 0
-        with target.open("wb") as copy:
-            while piece := os.pread(self._source, _PIECE_BYTES, position):
-                copy.write(piece)
-                position += len(piece)
+        while piece := os.pread(self._source, _PIECE_BYTES, position):
+            yield piece
+            position += len(piece)
 
     def close(self) -> None:
         """Let go of the ledger's file. SQLite must have closed it before."""
@@ -70,15 +69,15 @@ class Snapshots:
         """Put the newest sound snapshot at `target`, which must not exist; its number, or None if there is none."""
         for number in self.numbers():
             part = target.with_suffix(".part")
-            shutil.copyfile(self.path(number), part)
             try:
+                self.disk.write_new(part, self._pieces(number))
                 ledger = SqliteLedger(part)
                 try:
                     ledger.check_pages()
                 finally:
                     ledger.close()
             except LedgerDamaged as error:
-                logger.warning("snapshot %s is damaged and was not used: %s", self.path(number).name, error)
+                logger.warning("snapshot %s cannot be used: %s", self.path(number).name, error)
                 continue
             finally:
                 for suffix in ("-wal", "-shm"):
@@ -86,3 +85,24 @@ class Snapshots:
             self.disk.replace(part, target)
             return number
         return None
+
+    def _pieces(self, number: int) -> Iterator[bytes]:
+        """The content of a snapshot; LedgerDamaged if the disk does not give it."""
+        position = 0
+        try:
+            file = self.disk.open(self.path(number))
+        except OSError as error:
+            raise LedgerDamaged(str(error)) from error
+        try:
+            while piece := _read(file, position):
+                yield piece
+                position += len(piece)
+        finally:
+            file.close()
+
+
+def _read(file: DiskFile, position: int) -> bytes:
+    try:
+        return file.read(position, _PIECE_BYTES)
+    except OSError as error:
+        raise LedgerDamaged(str(error)) from error

@@ -5,25 +5,44 @@ so that its batches and their offsets can be recovered without the ledger.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import Clock
-from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX, PRODUCER_IDLE_US_MAX
+from mainstem.core.limits import (
+    COMMAND_BYTES_MAX,
+    FLUSH_BATCHES_MAX,
+    PAYLOAD_STORED_BYTES_MAX,
+    PRODUCER_IDLE_US_MAX,
+)
 from mainstem.log.blocks.base import BlockStore, BlockWriter
-from mainstem.log.flush import Command, Flush, ForgetProducers, OpenBlock, SealBlock, WrittenBatch, encode_command
+from mainstem.log.flush import (
+    PRODUCER_ID_MAX,
+    Command,
+    Flush,
+    ForgetProducers,
+    OpenBlock,
+    SealBlock,
+    WrittenBatch,
+    encode_command,
+)
 from mainstem.log.frame import BlockHeader, FlushWriter, Place
 from mainstem.log.ledger.base import Entry
 
 _FOOTER_FIELDS = 6
-# A footer is one frame; a block is sealed before its footer could outgrow it.
-_FOOTER_ENTRIES_MAX = PAYLOAD_STORED_BYTES_MAX // (8 * _FOOTER_FIELDS) - 1
+# A footer is one frame; a block is sealed before its footer could outgrow it. When a block is asked whether it is full,
+# the flush before is perhaps not applied and its entries not counted, and the flush to come adds its own.
+_FOOTER_ENTRIES_MAX = PAYLOAD_STORED_BYTES_MAX // (8 * _FOOTER_FIELDS) - 2 * FLUSH_BATCHES_MAX
 # What a flush adds to a block beside payloads and commands.
 _FRAME_MARGIN = 512
-# How often producers that were idle too long are looked for.
-_FORGET_EVERY_US = 3_600_000_000
+# Producers that were idle too long are looked for once an hour, a part of them at a time, so that no commit has to look
+# at all of them. A part is a range of ids, which are random.
+_FORGET_PARTS = 64
+_FORGET_EVERY_US = 3_600_000_000 // _FORGET_PARTS
 assert COMMAND_BYTES_MAX < PAYLOAD_STORED_BYTES_MAX
+assert _FOOTER_ENTRIES_MAX > 0
+assert (PRODUCER_ID_MAX + 1) % _FORGET_PARTS == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +55,36 @@ class WriterIdentity:
 
 
 class FlushFile:
-    """Writes flushes to blocks, one after the other. One thread at a time."""
+    """Writes flushes to blocks, one after the other.
+
+    One thread at a time writes, and one at a time, perhaps another, notes entries: `note_entries` belongs to applying
+    a flush, `roll` and `seal` to the moments when nothing is being applied. A count of entries that is behind by the
+    flush being applied is reckoned with in the limit. `on_block` is called when a block is there, durably, before
+    anything is written to it.
+    """
 
     def __init__(
-        self, blocks: BlockStore, identity: WriterIdentity, clock: Clock, block_bytes: int, block_max: int
+        self,
+        blocks: BlockStore,
+        identity: WriterIdentity,
+        clock: Clock,
+        block_bytes: int,
+        block_max: int,
+        on_block: Callable[[], None] = lambda: None,
     ) -> None:
         self._blocks = blocks
         self._identity = identity
         self._clock = clock
         self._block_bytes = block_bytes
         self._block_next = block_max + 1
+        self._on_block = on_block
         self._writer: BlockWriter | None = None
         self._footer = array("q")
         self._to_seal: list[SealBlock] = []
         self._opened_block = 0
         self._producers_checked_us = clock.now_us()
+        # The part to look at next; lives that are short begin with different ones.
+        self._forget_part = identity.writer_epoch % _FORGET_PARTS
         self.bytes_written = 0
 
     def seal_later(self, block: int, size: int) -> None:
@@ -80,15 +114,17 @@ class FlushFile:
             self._clock.now_us(),
         )
         self._writer = self._blocks.create(header)
+        self._on_block()
 
     def seal(self, flush: int, applied: int) -> None:
-        """End the open block with its footer. Everything written to it has been applied."""
+        """End the open block with its footer. Everything written to it is durable and has been applied."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
         frames = FlushWriter(self._place(writer, flush - 1, applied), writer.position)
-        count = len(self._footer) // _FOOTER_FIELDS
-        frames.add_footer(self._footer.tobytes(), count, self._clock.now_us())
+        content = self._footer.tobytes()
+        assert len(content) <= PAYLOAD_STORED_BYTES_MAX, "a footer that could not be read back"
+        frames.add_footer(content, len(self._footer) // _FOOTER_FIELDS, self._clock.now_us())
         try:
             writer.append(frames.buffers)
         finally:
@@ -134,8 +170,14 @@ class FlushFile:
             self._opened_block = block
         if now_us - self._producers_checked_us > _FORGET_EVERY_US:
             self._producers_checked_us = now_us
-            opened.append(ForgetProducers(now_us - PRODUCER_IDLE_US_MAX))
+            opened.append(self._forget_producers(now_us - PRODUCER_IDLE_US_MAX))
         return opened
+
+    def _forget_producers(self, before_us: int) -> ForgetProducers:
+        size = (PRODUCER_ID_MAX + 1) // _FORGET_PARTS
+        first = self._forget_part * size
+        self._forget_part = (self._forget_part + 1) % _FORGET_PARTS
+        return ForgetProducers(before_us, first, first + size - 1)
 
     def note_entries(self, entries: Sequence[Entry]) -> None:
         """Remember what the footer must list."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core import payload, placement, tables
+from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
@@ -21,9 +22,9 @@ from mainstem.core.limits import (
 from mainstem.transport.port import StreamInfo
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# What a datetime can hold: a reader must be able to have every timestamp as one.
-_TIME_US_MIN = -62_135_596_800_000_000
-_TIME_US_MAX = 253_402_300_799_999_999
+
+_VALUE_HINT = "encode it first, for example with json.dumps(row).encode()"
+_KEY_HINT = "give bytes, text or a whole number"
 
 Checked = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None, int | None]
 
@@ -31,7 +32,7 @@ Checked = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None, int 
 def check_record(stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Checked:
     """The record as it is stored, or InvalidRecord with the argument that is wrong."""
     return (
-        _bytes_of(stream, "value", value, "encode it first, for example with json.dumps(row).encode()"),
+        _bytes_of(stream, "value", value, _VALUE_HINT),
         _key_of(stream, key),
         _headers_of(stream, headers),
         _time_of(stream, timestamp),
@@ -44,12 +45,9 @@ def headers_size(headers: list[tuple[str, bytes]] | None) -> int:
 
 def columns(values: list[Any], keys: list[Any] | None) -> list[pa.RecordBatch]:
     """Many records as batches, each small enough to be one payload."""
-    _check_column("value", values)
+    table: dict[str, pa.Array] = {"value": _column("value", values)}
     if keys is not None:
-        _check_column("key", keys)
-    table: dict[str, pa.Array] = {"value": pa.array(values, pa.binary())}
-    if keys is not None:
-        table["key"] = pa.array(keys, pa.binary())
+        table["key"] = _column("key", keys)
     return tables.as_batches(pa.table(table))
 
 
@@ -74,11 +72,17 @@ def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> int |
 
 def check_batches(stream: str, batches: Sequence[pa.RecordBatch]) -> None:
     """The limits of a record, for every row of a table, by whole columns."""
+    first = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        if batch.nbytes > RECORD_BYTES_MAX:
-            payload.check_record_bytes(batch)
+        # Tables are split until a batch fits: one that does not is a single record.
+        if batch.nbytes > RECORD_BYTES_MAX and (size := _record_size(batch)) > RECORD_BYTES_MAX:
+            raise RecordTooLarge(
+                f"stream {stream!r}: record {first} of the table is {size} bytes; "
+                f"record_bytes_max is {RECORD_BYTES_MAX}"
+            )
+        first += batch.num_rows
         names = batch.schema.names
         if "key" in names:
             longest = pc.max(pc.binary_length(batch.column("key"))).as_py()
@@ -88,6 +92,12 @@ def check_batches(stream: str, batches: Sequence[pa.RecordBatch]) -> None:
             _check_header_column(stream, batch.column("headers"))
         for time_us in payload.time_range(batch) or ():
             _time_of(stream, time_us)
+
+
+def _record_size(batch: pa.RecordBatch) -> int:
+    """Key, value and headers of the only record of a batch."""
+    (row,) = batch.select([name for name in batch.schema.names if name != "timestamp"]).to_pylist()
+    return len(row["value"] or b"") + len(row.get("key") or b"") + headers_size(row.get("headers"))
 
 
 def _check_header_column(stream: str, column: pa.MapArray) -> None:
@@ -122,14 +132,23 @@ def _bytes_of(stream: str, name: str, value: Any, hint: str) -> bytes | None:
 
 
 def _key_of(stream: str, key: Any) -> bytes | None:
-    if isinstance(key, str):
-        key = _encoded(stream, "key", key)
-    elif isinstance(key, int) and not isinstance(key, bool):
-        key = b"%d" % key
-    found = _bytes_of(stream, "key", key, "give bytes, text or a whole number")
+    try:
+        key = _plain_key(key)
+    except UnicodeEncodeError:
+        raise InvalidRecord(f"stream {stream!r}: key {key[:40]!r} is not Unicode text") from None
+    found = _bytes_of(stream, "key", key, _KEY_HINT)
     if found is not None and len(found) > KEY_BYTES_MAX:
         raise _key_too_large(stream, len(found))
     return found
+
+
+def _plain_key(key: Any) -> Any:
+    """Texts and whole numbers as the bytes that stand for them; anything else as it is."""
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, int) and not isinstance(key, bool):
+        return b"%d" % key
+    return key
 
 
 def _headers_of(stream: str, headers: Any) -> list[tuple[str, bytes]] | None:
@@ -166,7 +185,7 @@ def _time_of(stream: str, timestamp: Any) -> int | None:
             raise InvalidRecord(f"stream {stream!r}: a timestamp needs a time zone, for example datetime.now(UTC)")
         delta = timestamp - _EPOCH
         return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and _TIME_US_MIN <= timestamp <= _TIME_US_MAX:
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and TIME_US_MIN <= timestamp <= TIME_US_MAX:
         return timestamp
     raise InvalidRecord(
         f"stream {stream!r}: timestamp must be a datetime or microseconds since 1970, from the year 1 to 9999, "
@@ -181,9 +200,23 @@ def _encoded(stream: str, name: str, text: str) -> bytes:
         raise InvalidRecord(f"stream {stream!r}: {name} {text[:40]!r} is not Unicode text") from None
 
 
-def _check_column(name: str, items: list[Any]) -> None:
-    for item in items:
-        if item is not None and type(item) is not bytes:
-            raise InvalidRecord(f"{name} must be bytes or None, not {type(item).__name__}")
-        if item is not None and len(item) > RECORD_BYTES_MAX:
-            raise RecordTooLarge(f"a {name} of {len(item)} bytes; at most {RECORD_BYTES_MAX} are allowed")
+def _column(name: str, items: list[Any]) -> pa.Array:
+    """Values or keys of many records; keys may be texts and whole numbers, as in `send`."""
+    found = [
+        item if item is None or type(item) is bytes else _item(name, index, item) for index, item in enumerate(items)
+    ]
+    if max(map(len, filter(None, found)), default=0) > RECORD_BYTES_MAX:
+        index, size = next((at, len(item)) for at, item in enumerate(found) if item and len(item) > RECORD_BYTES_MAX)
+        raise RecordTooLarge(f"{name} {index} is {size} bytes; record_bytes_max is {RECORD_BYTES_MAX}")
+    return pa.array(found, pa.binary())
+
+
+def _item(name: str, index: int, item: Any) -> bytes:
+    try:
+        plain = _plain_key(item) if name == "key" else item
+    except UnicodeEncodeError:
+        raise InvalidRecord(f"key {index}, {item[:40]!r}, is not Unicode text") from None
+    if isinstance(plain, bytes):
+        return plain
+    hint = _KEY_HINT if name == "key" else _VALUE_HINT
+    raise InvalidRecord(f"{name} {index} must be bytes or None, not {type(item).__name__}; {hint}")

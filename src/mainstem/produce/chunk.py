@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mainstem.core import layouts, payload, placement
+from mainstem.core import callbacks, layouts, payload, placement
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
@@ -202,7 +202,7 @@ def _with_times(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
 
 def _first(column: list[Any] | None, count: int) -> list[Any] | None:
     """The sealed part of a column: a straggler added after the seal is not part of it."""
-    return column if column is None or len(column) == count else column[:count]
+    return None if column is None else column[:count]
 
 
 class _Gone(list[Any]):
@@ -214,15 +214,22 @@ class _Gone(list[Any]):
         return sys.maxsize
 
 
+# Or two threads that wait for one parcel could each make an event of their own. Only waiters take it.
+_making_events = threading.Lock()
+
+
 class Parcel:
     """Chunks of several streams that travel in one request."""
 
-    __slots__ = ("_event", "callbacks", "chunks", "deadline", "is_done", "size", "waiter")
+    __slots__ = ("_event", "_is_over", "batches", "callbacks", "chunks", "deadline", "is_done", "size", "waiter")
 
     def __init__(self, waiter: Callable[["Parcel", float | None], bool], deadline: float) -> None:
         self.chunks: list[Chunk] = []
+        # What the chunks became, if it could not be handed over at the first try.
+        self.batches: list[Batch] | None = None
         # Whether every record's fate is known. Most parcels are never waited for: the event is made when one is.
         self.is_done = False
+        self._is_over = False
         self._event: threading.Event | None = None
         self.waiter = waiter
         self.deadline = deadline
@@ -230,18 +237,28 @@ class Parcel:
         self.callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
-        """Every record's fate is known."""
+        """Every record's fate is known: call those who asked to be called, then wake those who wait."""
         self.is_done = True
+        self.run_callbacks()
+        self._is_over = True
         if self._event is not None:
             self._event.set()
 
+    def run_callbacks(self) -> None:
+        """Call what waits for the parcel, each once, whichever thread comes first."""
+        while self.callbacks:
+            try:
+                call = self.callbacks.pop(0)
+            except IndexError:
+                return
+            callbacks.run(call, f"a callback of an acknowledgement from {self.chunks[0].stream.name!r}")
+
     def event(self) -> threading.Event:
-        """Set when the parcel is done."""
-        event = self._event
-        if event is None:
-            event = self._event = threading.Event()
+        """Set when the parcel is done and its callbacks were called."""
+        with _making_events:
+            event = self._event = self._event or threading.Event()
         # `finish` may have looked before there was one.
-        if self.is_done:
+        if self._is_over:
             event.set()
         return event
 
@@ -268,11 +285,15 @@ class Ack(msgspec.Struct, gc=False):
         return self.chunk.error
 
     def add_done_callback(self, call: Callable[["Ack"], None]) -> None:
-        """Call `call(self)` when the outcome is known, from the hub's thread; at once if it is known."""
+        """Call `call(self)` when the outcome is known, from a thread of the hub; at once if it is known.
+
+        It must not wait: what would is refused. `send` may be called for streams the producer knows (see `prepare`).
+        What it raises is logged.
+        """
         parcel = self.chunk.parcel
         parcel.callbacks.append(lambda: call(self))
         if parcel.is_done:
-            run_callbacks(parcel)
+            parcel.run_callbacks()
 
 
 class BatchAck(msgspec.Struct, gc=False):
@@ -304,20 +325,6 @@ class BatchAck(msgspec.Struct, gc=False):
         return None
 
 
-def run_callbacks(parcel: Parcel) -> None:
-    """Call what waits for the parcel, each once, whichever thread comes first."""
-    while parcel.callbacks:
-        try:
-            call = parcel.callbacks.pop(0)
-        except IndexError:
-            return
-        try:
-            call()
-        except Exception:
-            # A thread of the hub runs this: there is nobody to raise it to, and the records of others must go on.
-            logger.exception("a callback of an acknowledgement raised")
-
-
 def _count_in(chunk: Chunk, shard: int) -> int:
     if isinstance(chunk.shard_of, int):
         return chunk.count
@@ -331,5 +338,8 @@ def _no_place() -> InvalidRequest:
 
 
 def _wait(parcel: Parcel, timeout: float | None) -> None:
-    if not parcel.is_done and not parcel.waiter(parcel, timeout):
+    if parcel.is_done:
+        return
+    callbacks.check_may_wait("result")
+    if not parcel.waiter(parcel, timeout):
         raise DeadlineExceeded(f"no acknowledgement within {timeout} s; the outcome is not known yet")

@@ -1,16 +1,19 @@
 """Admission: what a client sent is checked here, once, before it may reach the disk.
 
 The client made the bytes and the server stores the same bytes, so everything a reader will rely on is proven now: the
-checksum, the Arrow message, the number of records, the range of their times.
+checksum, the Arrow message, the number of records, the range of their times, the limits of a record.
 """
 
 from collections.abc import Callable
 
 from mainstem.core import payload
-from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN, Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidPayload, InvalidRequest, MainstemError, StreamDeleted, UnknownStream
+from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
+from mainstem.core.limits import KEY_BYTES_MAX
 from mainstem.log.ledger.base import StreamRow
+from mainstem.produce.admission import check_batches
 
 
 class Gateway:
@@ -25,16 +28,16 @@ class Gateway:
     def admit(self, header: BatchHeader, data: bytes, *, acknowledge: bool) -> Batch | MainstemError:
         """The batch, safe to store, or why not. What will be acknowledged may be repeated and so needs a number."""
         try:
-            self._check_place(header)
+            row = self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
-            self._check_payload(header, data)
+            self._check_payload(row.name, header, data)
         except MainstemError as error:
             self.refused += 1
             return error
         return Batch(header, data)
 
-    def _check_place(self, header: BatchHeader) -> None:
+    def _check_place(self, header: BatchHeader) -> StreamRow:
         row = self._stream_of(header.stream)
         if row is None:
             self.unknown_streams += 1
@@ -45,15 +48,33 @@ class Gateway:
             raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; there is no shard {header.shard}")
         if header.schema_id or header.transaction or header.statistics:
             raise InvalidRequest("schema_id, transaction and statistics are the server's to give")
+        return row
 
-    def _check_payload(self, header: BatchHeader, data: bytes) -> None:
+    def _check_payload(self, stream: str, header: BatchHeader, data: bytes) -> None:
         if crc32c(data) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
-        times = payload.verify(
-            header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
-        )
+        # In a payload that is not longer than the longest key no key is too long.
+        if header.layout & HAS_HEADERS or (header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX):
+            times = self._check_records(stream, header, data)
+        else:
+            times = payload.verify(
+                header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
+            )
         times = times or (header.time_high, header.time_high)
+        if header.time_low < TIME_US_MIN or header.time_high > TIME_US_MAX:
+            raise InvalidPayload(
+                f"times are {header.time_low} to {header.time_high} microseconds since 1970; a time is in the years 1 "
+                "to 9999"
+            )
         if times != (header.time_low, header.time_high):
             raise InvalidPayload(
                 f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
             )
+
+    def _check_records(self, stream: str, header: BatchHeader, data: bytes) -> tuple[int, int] | None:
+        """Check keys and headers too, by whole columns; the range of times, if the batch has its own."""
+        batch = payload.check(
+            header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
+        )
+        check_batches(stream, (batch,))
+        return payload.time_range(batch)

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from threading import get_ident
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from mainstem.core import tables
 from mainstem.core.batch import Batch
+from mainstem.core.callbacks import check_may_wait, is_calling
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     BufferFull,
@@ -42,10 +43,9 @@ from mainstem.core.limits import (
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     PRODUCER_IN_FLIGHT_MAX,
-    RECORD_BYTES_MAX,
 )
 from mainstem.produce.admission import check_atomic, check_batches, check_record, columns, headers_size
-from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel, run_callbacks
+from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
 from mainstem.transport.port import AppendResult, GetStreamCall, Port, StreamInfo
 
 Headers = Mapping[str, bytes | str] | None
@@ -58,16 +58,14 @@ _RECORD_OVERHEAD = 16
 _FAILED_MAX = 64
 # How soon records that need no acknowledgement are offered again to a connection that could not take them.
 _RETRY_SECONDS = 0.05
+# How long `close` waits for a connection that could take them.
+_CLOSE_SECONDS = 1.0
+# How often streams are looked up again where no answer would tell that they were deleted.
+_LOOKUP_SECONDS = 5.0
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be chosen about a producer.
-
-    `linger` waits that many seconds for more records before a lone one is shipped; 0 ships at once. `on_full` says
-    what `send` does when `buffer_bytes` are waiting: "block" until there is room (at most `delivery_timeout`), or
-    "raise" BufferFull. With acks="none" nothing blocks: the oldest records that were not shipped yet are dropped and
-    counted.
-    """
+    """What may be chosen about a producer; see `Hub.producer`, which has the defaults."""
 
     acks: Literal["durable", "none"] = "durable"
     batch_bytes: int = 1 * MIB
@@ -78,16 +76,28 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_full: Literal["block", "raise"] = "block"
 
     def check(self) -> None:
-        try:
-            msgspec.convert(msgspec.structs.asdict(self), ProducerOptions)
-        except msgspec.ValidationError as error:
-            raise InvalidSetting(f"hub.producer: {error}") from None
+        """Refuse what makes no sense, in the words of the caller."""
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                named = ", ".join(repr(choice) for choice in choices)
+                raise InvalidSetting(f"hub.producer: {name} is one of {named}, not {getattr(self, name)!r}")
+        for name in ("batch_bytes", "buffer_bytes", "linger", "delivery_timeout"):
+            value = getattr(self, name)
+            kind = int if name.endswith("_bytes") else int | float
+            if not isinstance(value, kind) or isinstance(value, bool) or value != value:
+                raise InvalidSetting(f"hub.producer: {name} is a number of {_UNITS[name]}, not {value!r}")
         if not 1 * KIB <= self.batch_bytes <= PAYLOAD_RAW_BYTES_MAX // 2:
-            raise InvalidSetting(f"batch_bytes must be between 1 KiB and 8 MiB, not {self.batch_bytes}")
+            raise InvalidSetting(f"hub.producer: batch_bytes is between 1 KiB and 8 MiB, not {self.batch_bytes}")
         if self.buffer_bytes < 2 * self.batch_bytes:
-            raise InvalidSetting("buffer_bytes must be at least twice batch_bytes")
-        if not (self.linger >= 0 and self.delivery_timeout > 0):
-            raise InvalidSetting("linger must not be negative and delivery_timeout must be positive")
+            raise InvalidSetting(
+                f"hub.producer: buffer_bytes ({self.buffer_bytes}) is at least twice batch_bytes ({self.batch_bytes})"
+            )
+        if self.linger < 0 or self.delivery_timeout <= 0:
+            raise InvalidSetting("hub.producer: linger is not negative, and delivery_timeout is more than 0 seconds")
+
+
+_CHOICES: Final = {"acks": ("durable", "none"), "compression": ("zstd", "lz4", None), "on_full": ("block", "raise")}
+_UNITS: Final = {"batch_bytes": "bytes", "buffer_bytes": "bytes", "linger": "seconds", "delivery_timeout": "seconds"}
 
 
 class Producer:
@@ -106,6 +116,7 @@ class Producer:
         self._epoch = 0
         self._sequences: dict[tuple[int, int], int] = {}
         self._streams: dict[str, StreamInfo] = {}
+        self._looked_up: dict[str, float] = {}
         # Guards the buffer: the filling parcel, the queue of rolled ones and the byte counts.
         self._lock = threading.Lock()
         # Whether a thread is encoding, numbering and handing over: one at a time, so that the numbers have an order.
@@ -142,7 +153,7 @@ class Producer:
         general = self._send_general
         batch_bytes = self._options.batch_bytes
         # A short value can break no limit; longer ones take the general way.
-        short = min(64 * KIB, batch_bytes // 4)
+        short = min(64 * KIB, batch_bytes // 4, self._port.record_bytes_max // 2)
         filled = 0
 
         def send(
@@ -208,8 +219,9 @@ class Producer:
     def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
         value, key, headers, time_us = check_record(stream, value, key, headers, timestamp)
         size = len(value or b"") + len(key or b"") + headers_size(headers)
-        if size > RECORD_BYTES_MAX:
-            raise RecordTooLarge(f"a record of {size} bytes for {stream!r}; at most {RECORD_BYTES_MAX} are allowed")
+        bytes_max = self._port.record_bytes_max
+        if size > bytes_max:
+            raise RecordTooLarge(f"stream {stream!r}: a record of {size} bytes; record_bytes_max is {bytes_max}")
         size += _RECORD_OVERHEAD
         info = self._stream(stream)
         while True:
@@ -245,7 +257,9 @@ class Producer:
         values = list(values)
         keys = None if keys is None else list(keys)
         if keys is not None and len(keys) != len(values):
-            raise InvalidRecord(f"{len(values)} values and {len(keys)} keys")
+            raise InvalidRecord(
+                f"stream {stream!r}: {len(values)} values and {len(keys)} keys; give one key, or None, for each value"
+            )
         if not values:
             return BatchAck([])
         return self._send_batches(stream, columns(values, keys), atomic=False)
@@ -325,32 +339,38 @@ class Producer:
         while True:
             with self._lock:
                 self._check_open()
-                while self._options.acks == "none" and self._is_full(size) and self._rolled:
-                    self._drop_oldest()
-                if not self._is_full(size):
-                    return
-                buffered = self._buffered
+                dropped = self._take_oldest(size) if self._options.acks == "none" else []
+                is_full, buffered = self._is_full(size), self._buffered
+                oldest = self._waiting[0] if self._waiting else None
+            self._drop(dropped, BufferFull("dropped from a full buffer (acks='none')"))
+            if not is_full:
+                return
             if self._options.on_full == "raise":
                 raise BufferFull(f"{buffered} bytes are waiting to be acknowledged; try again or use on_full='block'")
+            check_may_wait("a send into a full buffer")
             now = self._clock.monotonic()
             deadline = deadline or now + self._options.delivery_timeout
             if now >= deadline:
                 raise DeadlineExceeded(f"the buffer stayed full for {self._options.delivery_timeout} s")
             self._ship()
-            self._port.wait(self._oldest_done(), 0.05)
+            self._port.wait(_NEVER if oldest is None else oldest.event(), 0.05)
 
     def _is_full(self, size: int) -> bool:
         return self._buffered > 0 and self._buffered + size > self._options.buffer_bytes
 
-    def _oldest_done(self) -> threading.Event:
-        return self._waiting[0].event() if self._waiting else _NEVER
+    def _take_oldest(self, size: int) -> list[Parcel]:
+        """With the lock held: parcels that must go to make room. With acks="none" none is ever in flight."""
+        taken: list[Parcel] = []
+        while self._is_full(size) and self._rolled:
+            taken.append(self._rolled.popleft())
+            self._buffered -= taken[-1].size
+        return taken
 
-    def _drop_oldest(self) -> None:
-        """With acks="none" parcels are never in flight, so what is buffered is in the queue."""
-        parcel = self._rolled.popleft()
-        self._buffered -= parcel.size
-        self.dropped += sum(chunk.count for chunk in parcel.chunks)
-        self._finish(parcel, BufferFull("dropped from a full buffer (acks='none')"))
+    def _drop(self, parcels: Sequence[Parcel], error: MainstemError) -> None:
+        for parcel in parcels:
+            with self._lock:
+                self.dropped += sum(chunk.count for chunk in parcel.chunks)
+            self._finish(parcel, error)
 
     # Shipping.
 
@@ -365,7 +385,18 @@ class Producer:
             self._ship_scheduled = False
             if self._in_flight == 0:
                 self._roll()
+            late = self._take_late() if self._options.acks == "none" else []
+        self._drop(late, DeadlineExceeded("no server took it in time (acks='none')"))
         self._ship()
+
+    def _take_late(self) -> list[Parcel]:
+        """With the lock held: parcels that nobody took before their deadline."""
+        now = self._clock.monotonic()
+        late: list[Parcel] = []
+        while self._rolled and self._rolled[0].deadline <= now:
+            late.append(self._rolled.popleft())
+            self._buffered -= late[-1].size
+        return late
 
     def _ship(self) -> None:
         """Encode, number and hand over rolled parcels, as many as may be in flight. One thread at a time."""
@@ -401,6 +432,21 @@ class Producer:
         return parcel
 
     def _ship_parcel(self, parcel: Parcel) -> None:
+        if self._options.acks == "none":
+            # Never repeated, so never in need of a number; a number lost on the way would void those after it.
+            self._ship_unacknowledged(parcel)
+            return
+        batches, owners = self._encode(parcel)
+        batches = [self._numbered(batch) for batch in batches]
+        timeout = max(0.0, parcel.deadline - self._clock.monotonic())
+        answers = _Answers(self, parcel, owners, batches)
+        for begin in range(0, len(batches), APPEND_BATCHES_MAX):
+            self._port.append(batches[begin : begin + APPEND_BATCHES_MAX], timeout, answers.part(begin))
+        if not batches:
+            self._on_answered(parcel)
+
+    def _encode(self, parcel: Parcel) -> tuple[list[Batch], list[Chunk]]:
+        """The parcel as batches, and the chunk that each of them came from."""
         batches: list[Batch] = []
         owners: list[Chunk] = []
         self._sticky += 1
@@ -412,17 +458,7 @@ class Producer:
                 continue
             batches += encoded
             owners += [chunk] * len(encoded)
-        if self._options.acks == "none":
-            # Never repeated, so never in need of a number; a number lost on the way would void those after it.
-            self._ship_unacknowledged(parcel, batches)
-            return
-        batches = [self._numbered(batch) for batch in batches]
-        timeout = max(0.0, parcel.deadline - self._clock.monotonic())
-        answers = _Answers(self, parcel, owners, batches)
-        for begin in range(0, len(batches), APPEND_BATCHES_MAX):
-            self._port.append(batches[begin : begin + APPEND_BATCHES_MAX], timeout, answers.part(begin))
-        if not batches:
-            self._on_answered(parcel)
+        return batches, owners
 
     def _numbered(self, batch: Batch) -> Batch:
         header = batch.header
@@ -432,11 +468,18 @@ class Producer:
         numbered = msgspec.structs.replace(header, producer=self._id, producer_epoch=self._epoch, sequence=sequence)
         return Batch(numbered, batch.payload)
 
-    def _ship_unacknowledged(self, parcel: Parcel, batches: list[Batch]) -> None:
-        if not self._port.append_unacknowledged(batches):
-            with self._lock:
-                self.dropped += sum(batch.header.count for batch in batches)
-        self._on_answered(parcel)
+    def _ship_unacknowledged(self, parcel: Parcel) -> None:
+        if parcel.batches is None:
+            parcel.batches, _ = self._encode(parcel)
+        if self._port.append_unacknowledged(parcel.batches):
+            self._on_answered(parcel)
+            return
+        # The connection became busy meanwhile: it waits with the others, as long as the buffer has room.
+        with self._lock:
+            self._waiting.remove(parcel)
+            self._in_flight -= 1
+            self._rolled.appendleft(parcel)
+            self._schedule_ship(_RETRY_SECONDS)
 
     def _on_answered(self, parcel: Parcel) -> None:
         """A parcel came to its end: give its room back, ship what gathered meanwhile, tell those who wait."""
@@ -465,7 +508,6 @@ class Producer:
             for chunk in parcel.chunks:
                 chunk.error = error
         parcel.finish()
-        run_callbacks(parcel)
 
     # Waiting and ending.
 
@@ -479,8 +521,9 @@ class Producer:
         return self._port.wait(parcel.event(), timeout)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Ship everything and wait until its fate is known; raises the first error since the last flush that no ack has
-        told anybody."""
+        """Ship everything and wait until its fate is known and callbacks were called; raises the first error since the
+        last flush that no ack has told anybody."""
+        check_may_wait("flush")
         self._port.check_usable()
         with DeferredInterrupt(), self._lock:
             self._roll()
@@ -498,9 +541,17 @@ class Producer:
             raise errors[0]
 
     def close(self) -> None:
-        """Flush, then take no more records. Raises the first error of what was still under way."""
+        """Flush, then take no more records. Raises the first error of what was still under way.
+
+        With acks="none" a server that is away is waited for no longer than a second; what it did not take is dropped.
+        """
         if self._closed:
             return
+        if self._options.acks == "none":
+            with DeferredInterrupt(), self._lock:
+                self._roll()
+                for parcel in self._rolled:
+                    parcel.deadline = min(parcel.deadline, self._clock.monotonic() + _CLOSE_SECONDS)
         try:
             self.flush()
         finally:
@@ -525,18 +576,34 @@ class Producer:
         if not isinstance(name, str):
             raise InvalidRecord(f"a stream's name is text, not {type(name).__name__}")
         info = self._streams.get(name)
-        if info is None:
+        if info is None or (self._options.acks == "none" and self._is_stale(name)):
             self._port.check_usable()
-            info = self._port.call(GetStreamCall(name, auto_create=True)).streams[0]
+            check_may_wait(f"the first send to {name!r}")
+            call = GetStreamCall(name, auto_create=True)
+            info = self._port.call(call, self._options.delivery_timeout).streams[0]
             self._streams[name] = info
+            self._looked_up[name] = self._clock.monotonic()
         return info
+
+    def prepare(self, *streams: str) -> None:
+        """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks."""
+        for name in streams:
+            self._stream(name)
+
+    def _is_stale(self, name: str) -> bool:
+        """Whether a stream should be looked up again: nobody tells an acks="none" producer that it was deleted."""
+        return (
+            self._clock.monotonic() - self._looked_up[name] > _LOOKUP_SECONDS
+            and self._port.can_take()
+            and not is_calling()
+        )
 
     def _check_open(self) -> None:
         self._port.check_usable()
         if self._closed:
             raise Closed("this producer is closed; open another with hub.producer()")
 
-    def forget_after_fork(self) -> None:
+    def _forget_after_fork(self) -> None:
         """In a child made by fork: make every `send` take the general way, which says what is wrong."""
         # Made anew, not released: a thread of the parent may have had it without having marked it as locked.
         self._lock = threading.Lock()
@@ -548,7 +615,7 @@ _producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 def _forget_all_after_fork() -> None:
     for producer in list(_producers):
-        producer.forget_after_fork()
+        producer._forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_forget_all_after_fork)

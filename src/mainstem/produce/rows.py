@@ -1,7 +1,10 @@
 """Records out of files and pipes: lines, frames, NDJSON, CSV and Parquet, as far as possible a piece at a time.
 
-A row of NDJSON, CSV or Parquet becomes the JSON of that row, and `key_field` names the field whose text is the key. A
-table whose columns are ours instead (`value`, and if wanted `key`, `headers`, `timestamp`; `shard` and `offset` are
+A row of NDJSON, CSV or Parquet becomes the JSON of that row, and `key_field` names the field whose text is the key.
+What JSON has no word for, a Parquet row says like this: bytes as in `mainstem tail --output json`, times as ISO 8601 to
+the microsecond, decimals as text, NaN and infinities as null.
+
+A table whose columns are ours instead (`value`, and if wanted `key`, `headers`, `timestamp`; `shard` and `offset` are
 passed over) holds whole records, as `mainstem tail --output json` writes them. Which of the two it is, the first row
 decides, so that one row that happens to look different is an error and not a record of another shape.
 """
@@ -10,6 +13,8 @@ import base64
 import binascii
 import csv
 import io
+import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -27,6 +32,8 @@ _FRAME_NONE: Final = 0xFFFF_FFFF
 _LENGTH = struct.Struct("<I")
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Row(NamedTuple):
@@ -53,13 +60,25 @@ def guess_format(name: str, head: bytes, key_field: str | None) -> str:
 def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The lines of a byte stream without their newline; the last one may lack it."""
     rest = b""
+    number = 1
     for block in blocks:
         *whole, rest = (rest + block).split(b"\n")
+        # Only these two can be longer than a block.
+        if whole and len(whole[0]) > RECORD_BYTES_MAX:
+            raise _line_too_long(number)
         if len(rest) > RECORD_BYTES_MAX:
-            raise RecordTooLarge(f"a line of more than {RECORD_BYTES_MAX} bytes; is it text with newlines?")
+            yield from whole
+            raise _line_too_long(number + len(whole))
         yield from whole
+        number += len(whole)
     if rest:
         yield rest
+
+
+def _line_too_long(number: int) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"line {number} is longer than record_bytes_max, {RECORD_BYTES_MAX} bytes; is it text with newlines?"
+    )
 
 
 def lines(blocks: Iterable[bytes], separator: bytes | None = None) -> Iterator[Row]:
@@ -90,7 +109,7 @@ def frames(blocks: Iterable[bytes]) -> Iterator[Row]:
                 yield Row(None)
                 at = begin
             elif length > RECORD_BYTES_MAX:
-                raise RecordTooLarge(f"frame {number} claims {length} bytes; at most {RECORD_BYTES_MAX} are allowed")
+                raise RecordTooLarge(f"frame {number} claims {length} bytes; record_bytes_max is {RECORD_BYTES_MAX}")
             elif len(held) - begin < length:
                 break
             else:
@@ -109,6 +128,8 @@ def ndjson(blocks: Iterable[bytes], key_field: str | None = None) -> Iterator[Ro
     """Each line a JSON object. Empty lines are passed over."""
     to_row: Callable[[Mapping[str, Any], bytes], Row] | None = None
     for number, line in enumerate(split_lines(blocks), 1):
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line.strip():
             continue
         with _place(f"line {number}"):
@@ -135,9 +156,14 @@ def csv_rows(file: IO[bytes], key_field: str | None = None) -> Iterator[Row]:
             with _place(f"line {reader.line_num}"):
                 if "\0extra" in row:
                     raise InvalidRecord(f"more fields than the {len(names)} names in the first line")
+                if None in row.values():
+                    raise InvalidRecord(f"fewer fields than the {len(names)} names in the first line")
                 yield to_row(_without_empty(row) if to_row is _record else row, b"")
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidRecord(f"not CSV after line {reader.line_num}: {error}") from None
+    except csv.Error as error:
+        raise InvalidRecord(f"line {reader.reader.line_num}: not CSV ({error})") from None
+    except UnicodeDecodeError as error:
+        # Text is decoded some lines ahead.
+        raise InvalidRecord(f"line {reader.line_num + 1} or one after it: not UTF-8 text ({error.reason})") from None
     finally:
         # The descriptor is the caller's to close.
         text.detach()
@@ -157,16 +183,55 @@ def parquet(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
                 yield pa.table(batch)
             return
         to_row = _row_maker(names, key_field)
+        coarse = pa.schema([field.with_type(_coarse(field.type)) for field in reader.schema_arrow])
         number = 0
         for batch in reader.iter_batches(batch_size=8_192):
-            for row in batch.to_pylist():
+            for row in batch.cast(coarse, safe=False).to_pylist():
                 number += 1
                 with _place(f"row {number}"):
-                    yield to_row(row, b"")
-    except (pa.ArrowException, OSError, ValueError) as error:
+                    yield to_row(row, _as_json(_plain(row)))
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, MainstemError):
             raise
         raise InvalidRecord(f"not a Parquet file that can be read: {error}") from None
+
+
+def _coarse(kind: Any) -> Any:
+    """The type with microseconds for nanoseconds, which Python's times cannot hold: pyarrow would hand them to pandas,
+    if that happens to be installed."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_dictionary(kind):
+        return _coarse(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_coarse(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_coarse(kind.key_type), _coarse(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_coarse(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_coarse(kind.value_type)))
+    return kind
+
+
+def _plain(given: Any) -> Any:
+    """The same with bytes as JSON can say them: text where they are UTF-8, else `{"base64": "..."}`."""
+    if isinstance(given, dict):
+        return {name: _plain(value) for name, value in given.items()}
+    if isinstance(given, list | tuple):
+        return [_plain(value) for value in given]
+    if not isinstance(given, bytes):
+        return given
+    try:
+        return given.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(given).decode()}
 
 
 class _place:  # noqa: N801  # reads as a statement
@@ -189,7 +254,9 @@ def _decode_row(line: bytes) -> Mapping[str, Any]:
     try:
         row = _decode_json(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRecord(f"not JSON ({error}); --format lines takes it as it is") from None
+        # The decoder takes half of a surrogate pair for the end of the text.
+        reason = "half of a surrogate pair, or cut short" if _SURROGATE.search(line) else error
+        raise InvalidRecord(f"not JSON ({reason}); --format lines takes it as it is") from None
     if not isinstance(row, dict):
         raise InvalidRecord("not a JSON object; --format lines takes it as it is")
     return row
@@ -212,7 +279,7 @@ def _is_records(names: Iterable[str], key_field: str | None) -> bool:
     return key_field is None and "value" in found and found <= _OURS | _PASSED_OVER
 
 
-def _as_json(row: Mapping[str, Any]) -> bytes:
+def _as_json(row: Any) -> bytes:
     try:
         return _encode_json(row)
     except (TypeError, ValueError) as error:
@@ -227,6 +294,8 @@ def _key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:
         return key
     if isinstance(key, dict | list):
         raise InvalidRecord(f"the field {field!r} is a {type(key).__name__}; a key is a text or a number")
+    if isinstance(key, float) and not math.isfinite(key):
+        raise InvalidRecord(f"the field {field!r} is {key}; a key is a text or a number")
     return _encode_json(key).strip(b'"')
 
 
@@ -260,7 +329,10 @@ def _headers_of(given: Any) -> dict[str, bytes] | None:
     if given is None:
         return None
     if isinstance(given, str):
-        given = _decode_row(given.encode())
+        try:
+            given = _decode_json(given)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRecord(f"headers are not JSON ({error})") from None
     if not isinstance(given, dict):
         raise InvalidRecord("headers are an object of names and values")
     return {name: _bytes_of(value) or b"" for name, value in given.items()}

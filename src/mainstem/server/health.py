@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mainstem.core.settings import Address
+from mainstem.core.kinds import Address
 
 
 class HttpListener:

@@ -13,6 +13,7 @@ from typing import Final
 import uvloop
 
 from mainstem.core.errors import InvalidSetting, MainstemError
+from mainstem.core.log_lines import configure_logging
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
 
@@ -98,34 +99,6 @@ def _end_process(error: MainstemError) -> None:
     logger.critical("%s", error)
     logging.shutdown()
     os._exit(EXIT_IO_ERROR)
-
-
-def configure_logging(settings: Settings) -> None:
-    """One line per event an operator needs, on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if settings.log_format == "json" else _TextLines())
-    root = logging.getLogger("mainstem")
-    root.handlers[:] = [handler]
-    root.setLevel(settings.log_level.upper())
-    root.propagate = False
-
-
-class _TextLines(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": self.formatTime(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
 
 
 def _version() -> str:

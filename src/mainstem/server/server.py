@@ -6,15 +6,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, InternalError, MainstemError, ProtocolError
+from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
+from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.log import Log, LogOptions
 from mainstem.produce.gateway import Gateway
+from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.session import PendingAppend, Session
 from mainstem.server.subscription import PushEncoder, PushSubscription
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
@@ -58,12 +61,16 @@ class Server:
         self.gateway = Gateway(self.log.ledger.load_stream, settings.record_bytes_max)
         self.push_encoder = PushEncoder()
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
-        self._call_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-call")
+        self._calls = CallQueue(self._administration.handle)
+        self._retention_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-retention")
+        self._retention: asyncio.Future[None] | None = None
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
         # Sessions with appends to submit at the end of this turn of the loop.
-        self._submitting: set[Session] = set()
+        self._submitting: dict[Session, None] = {}
+        # Sessions whose appends found the log full, first come first served: nobody who comes later gets before them.
+        self._in_line: dict[Session, None] = {}
         self._followers: dict[int, set[PushSubscription]] = {}
         self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
@@ -74,6 +81,8 @@ class Server:
         self.is_stopping = False
         self.is_ready = False
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
+        # Batches that were sent again although they had arrived, and got the answer of the first time.
+        self.batches_repeated = 0
         self._counts = {"connections_total": 0, "appends": 0, "batches_pushed_hot": 0, "batches_pushed_disk": 0}
 
     # Life.
@@ -104,6 +113,8 @@ class Server:
             self._listener.close()
         for session in self._sessions:
             session.say_goodbye()
+        self._calls.refuse(_stopping())
+        self._serve_line()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
         while self._is_draining() and self.clock.monotonic() < deadline:  # noqa: ASYNC110  # many sessions, once
             await asyncio.sleep(0.005)
@@ -111,14 +122,18 @@ class Server:
             if session.connection is not None:
                 session.connection.close()
         await asyncio.sleep(0)
-        self._call_pool.shutdown(wait=True)
+        self._calls.close()
+        self._retention_pool.shutdown(wait=False, cancel_futures=True)
+        if self._retention is not None:
+            # Most likely a moment; if there is much to let go, the closed log ends it.
+            await asyncio.wait((self._retention,), timeout=_TICK_SECONDS)
         self.read_pool.shutdown(wait=True, cancel_futures=True)
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
 
     def _is_draining(self) -> bool:
-        return any(
+        return self._calls.is_busy or any(
             not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
             for session in self._sessions
         )
@@ -140,6 +155,7 @@ class Server:
             on_lost=session.on_lost,
             clock=self.clock,
             budget=self._receive_budget,
+            reads_while_blocked=False,
         )
 
     def on_session_open(self, session: Session) -> None:
@@ -153,9 +169,12 @@ class Server:
 
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
+        self._in_line.pop(session, None)
+        self._calls.forget(session)
         connection = session.connection
         if connection is not None and connection.error is not None:
-            logger.warning("a client was disconnected: %s", connection.error)
+            # The text may repeat what the client said.
+            logger.warning("a client was disconnected: %s", ascii(str(connection.error))[1:-1])
         session.connection = None
 
     async def _tick(self) -> None:
@@ -165,19 +184,54 @@ class Server:
             await asyncio.sleep(_TICK_SECONDS)
             now = self.clock.monotonic()
             for session in tuple(self._sessions):
-                connection = session.connection
-                if connection is None:
-                    continue
-                self.submit_soon(session)
-                silent = now - connection.heard_at
-                if not session.is_welcomed and silent > _HELLO_SECONDS:
-                    connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
-                elif silent > self.settings.idle_timeout and not connection.is_paused:
-                    logger.info("client %s was silent for %.0f s and is disconnected", session.client, silent)
-                    connection.abort()
-            if now >= retention_due:
+                self._guard(partial(self._look_at, session, now))
+            self._guard(self._look_at_line)
+            if now >= retention_due and (self._retention is None or self._retention.done()):
                 retention_due = now + _RETENTION_SECONDS
-                await asyncio.get_running_loop().run_in_executor(self._call_pool, self.log.enforce_retention)
+                self._guard(self._begin_retention)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """What fails for one client must not end what is done for all, once a second, for ever."""
+        try:
+            action()
+        except Exception:
+            logger.exception("a regular task of the server failed")
+
+    def _look_at(self, session: Session, now: float) -> None:
+        connection = session.connection
+        if connection is None:
+            return
+        silent = now - connection.heard_at
+        if connection.error is not None:
+            # It was told why, and had a moment to hear it.
+            if now - connection.failed_at > _TICK_SECONDS:
+                connection.abort()
+        elif not session.is_welcomed and now - session.opened_at > _HELLO_SECONDS:
+            connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
+        elif connection.is_overdue(now):
+            connection.fail(ProtocolError(f"a message was not complete within {RECEIVE_SECONDS_MAX} s"))
+        elif connection.is_paused:
+            # It may be asking whether we are there, and we do not read that.
+            if not connection.is_blocked:
+                connection.pong()
+        elif silent > self.settings.idle_timeout:
+            logger.info("client %s was silent for %.0f s and is disconnected", session.client, silent)
+            connection.abort()
+
+    def _look_at_line(self) -> None:
+        for session in tuple(self._in_line):
+            session.expire_waiting()
+        self._serve_line()
+
+    def _begin_retention(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._retention = loop.run_in_executor(self._retention_pool, self.log.enforce_retention)
+        self._retention.add_done_callback(self._on_retention_done)
+
+    def _on_retention_done(self, future: "asyncio.Future[None]") -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not self.is_stopping:
+            logger.error("letting old records go failed; it is tried again", exc_info=error)
 
     # Calls.
 
@@ -185,30 +239,24 @@ class Server:
         """The answer from memory, without waiting for anything; None if the stream must be created first."""
         try:
             return self._administration.find(call.name)
-        except MainstemError:
+        except UnknownStream:
             if call.auto_create and self.settings.auto_create:
                 return None
             self.gateway.unknown_streams += 1
             raise
 
-    def run_call(self, call: Call, answer: Callable[[Answer | MainstemError], None]) -> None:
+    def run_call(self, session: Session, call: Call, answered: Answered) -> None:
         """Carry out a call that waits for a flush or for the disk, away from the loop."""
-        assert self._loop is not None
-        future = self._loop.run_in_executor(self._call_pool, self._administration.handle, call)
+        if self.is_stopping:
+            answered(_stopping())
+        elif isinstance(call, StatisticsCall):
+            self._calls.add(session, call, lambda answer: answered(self._with_counts(answer)))
+        else:
+            self._calls.add(session, call, answered)
 
-        def finish(done: "asyncio.Future[Answer]") -> None:
-            error = done.exception()
-            if error is None:
-                answer(self._with_counts(done.result()) if isinstance(call, StatisticsCall) else done.result())
-            elif isinstance(error, MainstemError):
-                answer(error)
-            else:
-                logger.error("a %s call failed", type(call).__name__, exc_info=error)
-                answer(InternalError(f"the server failed to carry this out: {type(error).__name__}: {error}"))
-
-        future.add_done_callback(finish)
-
-    def _with_counts(self, answer: Answer) -> Answer:
+    def _with_counts(self, answer: Answer | MainstemError) -> Answer | MainstemError:
+        if isinstance(answer, MainstemError):
+            return answer
         live = [subscription for session in self._sessions for subscription in session.subscriptions.values()]
         counts: dict[str, Any] = dict(self._counts)
         counts["connections"] = len(self._sessions)
@@ -217,6 +265,8 @@ class Server:
         counts["batches_pushed_disk"] += sum(subscription.batches_disk for subscription in live)
         counts["unknown_streams"] = self.gateway.unknown_streams
         counts["batches_refused"] = self.gateway.refused
+        counts["batches_repeated"] = self.batches_repeated
+        counts["receive_bytes"] = self._receive_budget.used
         return Answer(counters={**answer.counters, **counts})
 
     # Flushes.
@@ -227,12 +277,27 @@ class Server:
         if not self._submitting:
             assert self._loop is not None
             self._loop.call_soon(self._submit)
-        self._submitting.add(session)
+        self._submitting[session] = None
 
     def _submit(self) -> None:
-        sessions, self._submitting = self._submitting, set()
+        sessions, self._submitting = self._submitting, {}
         for session in sessions:
-            session.submit_waiting()
+            if self._in_line and session.has_waiting:
+                session.pace()
+                self._in_line.setdefault(session)
+            elif not session.submit_waiting():
+                self._in_line[session] = None
+        self.log.batcher.wake()
+
+    def _serve_line(self) -> None:
+        """The log may have room again: try those who wait, in their order, up to the first that does not fit."""
+        if not self._in_line:
+            return
+        while self._in_line:
+            session = next(iter(self._in_line))
+            if not session.submit_waiting():
+                break
+            del self._in_line[session]
         self.log.batcher.wake()
 
     def complete(self, session: Session, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
@@ -254,6 +319,7 @@ class Server:
             session, pending, result = self._completed.popleft()
             self._counts["appends"] += 1
             session.finish_append(pending, result)
+        self._serve_line()
         touched: set[PushSubscription] = set()
         while self._notices:
             notice = self._notices.popleft()
@@ -278,3 +344,7 @@ class Server:
                 del self._followers[subscription.stream]
         self._counts["batches_pushed_hot"] += subscription.batches_hot
         self._counts["batches_pushed_disk"] += subscription.batches_disk
+
+
+def _stopping() -> ServerStopping:
+    return ServerStopping("the server is stopping; this was not carried out")

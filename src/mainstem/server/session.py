@@ -16,12 +16,20 @@ from mainstem.core.errors import (
     ProtocolError,
     ServerStopping,
 )
-from mainstem.core.limits import CREDIT_BYTES_MAX, MESSAGE_BYTES_MAX, MIB, SUBSCRIPTIONS_PER_CONNECTION_MAX
+from mainstem.core.limits import (
+    CALLS_IN_FLIGHT_MAX,
+    CREDIT_BYTES_MAX,
+    ERROR_TEXT_CHARS_MAX,
+    ERROR_TEXTS_CHARS_MAX,
+    MESSAGE_BYTES_MAX,
+    MIB,
+    SUBSCRIPTIONS_PER_CONNECTION_MAX,
+)
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import Appended, Rejected
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
-from mainstem.transport.port import GetStreamCall
+from mainstem.transport.port import Answer, GetStreamCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -33,6 +41,7 @@ from mainstem.transport.wire import (
     Message,
     Subscribe,
     Welcome,
+    WireError,
     pack,
     wire_error,
 )
@@ -72,9 +81,12 @@ class Session:
         self.subscriptions: dict[int, PushSubscription] = {}
         self.in_flight_bytes = 0
         self.in_flight = 0
+        self._calls_in_flight = 0
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
         self._welcomed = False
+        self.opened_at = server.clock.monotonic()
+        # As it is safe to log.
         self.client = ""
         self._handlers: dict[int, Callable[[Message], None]] = {
             Kind.CALL: self._on_call,
@@ -92,6 +104,11 @@ class Session:
     def is_idle(self) -> bool:
         """Whether everything that was asked has been answered."""
         return self.in_flight == 0 and not self._waiting
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether appends are still to be handed to the log."""
+        return bool(self._waiting)
 
     # From the connection.
 
@@ -133,7 +150,7 @@ class Session:
                 f"the client speaks protocol versions {hello.version_min} to {hello.version_max}, this server "
                 f"{VERSION_MIN} to {VERSION}; upgrade the older side"
             )
-        self.client = hello.client[:200]
+        self.client = ascii(hello.client[:200])
         self._welcomed = True
         assert self.connection is not None
         self.connection.allow_large()
@@ -146,6 +163,7 @@ class Session:
             settings.heartbeat,
             settings.idle_timeout,
             MESSAGE_BYTES_MAX,
+            settings.record_bytes_max,
         )
         self._send(Kind.WELCOME, message.id, welcome)
 
@@ -161,10 +179,16 @@ class Session:
                 self._send(Kind.ANSWER, message.id, answer)
                 return
         self.in_flight += 1
-        self._server.run_call(call, partial(self._answer_call, message.id))
+        self._calls_in_flight += 1
+        if self._calls_in_flight >= CALLS_IN_FLIGHT_MAX and self.connection is not None:
+            self.connection.pause("calls")
+        self._server.run_call(self, call, partial(self._answer_call, message.id))
 
-    def _answer_call(self, id_: int, answer: Any) -> None:
+    def _answer_call(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
+        self._calls_in_flight -= 1
+        if self.connection is not None:
+            self.connection.resume("calls")
         if isinstance(answer, MainstemError):
             self._send(Kind.ERROR, id_, wire_error(answer))
         else:
@@ -187,14 +211,25 @@ class Session:
         self._waiting.append(pending)
         self._server.submit_soon(self)
 
-    def submit_waiting(self) -> None:
-        """Hand waiting appends to the log, in order, as far as it takes them; read on only when none wait. The caller
-        wakes the log afterwards."""
+    def submit_waiting(self) -> bool:
+        """Hand waiting appends to the log, in order, as far as it takes them; whether it took all. The caller wakes the
+        log afterwards."""
         while self._waiting:
             pending = self._waiting[0]
             if not self._try_submit(pending):
                 break
             self._waiting.popleft()
+        self.pace()
+        return not self._waiting
+
+    def expire_waiting(self) -> None:
+        """Refuse the first of the waiting appends if their time is over."""
+        now = self._server.clock.monotonic()
+        while self._waiting and self._waiting[0].deadline <= now:
+            self._refuse(self._waiting.popleft(), _too_busy())
+
+    def pace(self) -> None:
+        """Read on only when no append waits and not too much is unanswered."""
         connection = self.connection
         if connection is not None:
             if self._waiting or self.in_flight_bytes > _IN_FLIGHT_BYTES_MAX:
@@ -214,7 +249,7 @@ class Session:
             except Busy:
                 if self._server.clock.monotonic() < pending.deadline:
                     return False
-                self._refuse(pending, DeadlineExceeded("the server was too busy to take the batch in time"))
+                self._refuse(pending, _too_busy())
             except MainstemError as error:
                 self._refuse(pending, error)
             else:
@@ -243,14 +278,16 @@ class Session:
         if not pending.acknowledge:
             return
         bases = [-1] * pending.total
-        errors = {index: wire_error(error) for index, error in pending.errors.items()}
+        errors = pending.errors
         for index, outcome in zip(pending.places, outcomes, strict=True):
             if isinstance(outcome, Rejected):
-                errors[index] = wire_error(outcome.error)
+                errors[index] = outcome.error
             else:
                 assert isinstance(outcome, Appended)
                 bases[index] = outcome.base
-        self._send(Kind.APPENDED, pending.id, WireAppended(bases, errors))
+                if outcome.duplicate:
+                    self._server.batches_repeated += 1
+        self._send(Kind.APPENDED, pending.id, WireAppended(bases, _wire_errors(errors) if errors else {}))
 
     def _on_subscribe(self, message: Message) -> None:
         subscribe: Subscribe = message.header
@@ -295,3 +332,13 @@ class Session:
     def _send(self, kind: Kind, id_: int, header: Any) -> None:
         if self.connection is not None:
             self.connection.send(pack(kind, id_, header))
+
+
+def _too_busy() -> DeadlineExceeded:
+    return DeadlineExceeded("the server was too busy to take the batch in time")
+
+
+def _wire_errors(errors: dict[int, MainstemError]) -> dict[int, WireError]:
+    """The errors of one request. If they are many their texts are short, so that the answer is not too long."""
+    chars_max = min(ERROR_TEXT_CHARS_MAX, ERROR_TEXTS_CHARS_MAX // len(errors))
+    return {index: wire_error(error, chars_max) for index, error in errors.items()}

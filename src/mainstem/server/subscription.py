@@ -1,6 +1,7 @@
 """One reader's push: from the hot tail in the loop, from disk in a worker thread, as far as its credit reaches."""
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -8,15 +9,18 @@ from typing import TYPE_CHECKING, Final
 
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
-from mainstem.core.errors import DataLoss, MainstemError, StreamDeleted
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, READ_BYTES_MAX
+from mainstem.core.errors import DataLoss, InternalError, MainstemError, StreamDeleted
+from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import Batches, Kind, encode_header, pack, pack_encoded, wire_error
 
 if TYPE_CHECKING:
     from mainstem.transport.connection import FramedConnection
 
-_ENCODED_MAX: Final = 256
+logger = logging.getLogger("mainstem.server")
+
+# Of headers that were encoded last: readers of the same stream come for them within moments.
+_ENCODED_BYTES_MAX: Final = 4 * MIB
 # Pushed in one message from memory, so that small batches travel together and the loop stays responsive.
 _HOT_BYTES_MAX: Final = 256 << 10
 
@@ -26,6 +30,7 @@ class PushEncoder:
 
     def __init__(self) -> None:
         self._encoded: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
+        self.bytes = 0
 
     def encode(self, batches: Sequence[FetchedBatch]) -> bytes:
         first, last = batches[0], batches[-1]
@@ -34,8 +39,9 @@ class PushEncoder:
         if found is None:
             header = Batches([(batch.base, batch.header) for batch in batches])
             found = self._encoded[key] = encode_header(header)
-            if len(self._encoded) > _ENCODED_MAX:
-                self._encoded.popitem(last=False)
+            self.bytes += len(found) + BATCH_OVERHEAD_BYTES
+            while self.bytes > _ENCODED_BYTES_MAX:
+                self.bytes -= len(self._encoded.popitem(last=False)[1]) + BATCH_OVERHEAD_BYTES
         return found
 
 
@@ -108,7 +114,7 @@ class PushSubscription:
         self._reading = False
         self._feed.touch(self._touched)
         self._touched.clear()
-        if self._ended:
+        if self._ended or future.cancelled():
             return
         error = future.exception()
         if isinstance(error, DataLoss):
@@ -117,13 +123,18 @@ class PushSubscription:
             self.end(error)
             return
         elif error is not None:
-            raise error
+            logger.error("reading stream %s failed", self._feed.stream.name, exc_info=error)
+            self.end(InternalError(f"the server failed to read: {type(error).__name__}: {error}"))
+            return
         elif future.result():
             self.batches_disk += len(future.result())
             self._send(future.result())
         self.push()
 
     def _send(self, batches: Sequence[FetchedBatch]) -> None:
+        while len(batches) > APPEND_BATCHES_MAX:
+            self._send(batches[:APPEND_BATCHES_MAX])
+            batches = batches[APPEND_BATCHES_MAX:]
         payloads = [batch.payload for batch in batches]
         self._credit -= sum(len(payload) + BATCH_OVERHEAD_BYTES for payload in payloads)
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))

@@ -14,7 +14,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, NoReturn, TypeVar
@@ -42,7 +42,7 @@ class DiskLayer:
         self.inner: Disk = inner or LocalDisk()
 
     def perform(self, operation: Operation, act: Callable[[], T]) -> T:
-        """Every change but a write passes here."""
+        """Every change but a durable write passes here."""
         return act()
 
     def write(self, path: Path, file: DiskFile, buffers: Sequence[Buffer], position: int) -> None:
@@ -54,6 +54,10 @@ class DiskLayer:
 
     def open(self, path: Path) -> "FileLayer":
         return FileLayer(self, path, self.inner.open(path))
+
+    def write_new(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        """Counts as one write."""
+        self.perform(Operation("write", path), lambda: self.inner.write_new(path, pieces))
 
     def make_dirs(self, path: Path) -> None:
         self.inner.make_dirs(path)
@@ -128,6 +132,17 @@ class StrikingDisk(DiskLayer):
             file.write_durably([left], position)
         self._strike(operation)
         file.write_durably([whole], position)
+
+    def write_new(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        operation = Operation("write", path)
+        if not self._is_due(operation):
+            self.inner.write_new(path, pieces)
+            return
+        whole = b"".join(pieces)
+        if self._leaves != "nothing":
+            self.inner.write_new(path, [whole[: len(whole) // 2] if self._leaves == "part" else whole])
+        self._strike(operation)
+        self.inner.write_new(path, [whole])
 
     def _is_due(self, operation: Operation) -> bool:
         if operation.kind not in self._kinds:

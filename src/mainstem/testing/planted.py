@@ -23,7 +23,7 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import disk, folder, reader, recovery, scan
+from mainstem.log import disk, folder, reader, recovery, scan, snapshots
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
@@ -125,7 +125,7 @@ def swallow_write_error() -> Iterator[None]:
 @_bug
 def skip_dedupe() -> Iterator[None]:
     """A batch that is sent again is appended again."""
-    with _patched(apply._Step, "_check_sequence", lambda step, batch: None):
+    with _patched(apply, "_original", lambda header, row: None):
         yield
 
 
@@ -161,6 +161,25 @@ def trust_ledger() -> Iterator[None]:
         stack.enter_context(_patched(recovery, "_require_trusted", lambda *args: None))
         stack.enter_context(_patched(recovery.Recovery, "_check_wal", lambda self: 1))
         stack.enter_context(_patched(SqliteLedger, "check_pages", lambda self: None))
+        yield
+
+
+@_bug
+def replay_everything() -> Iterator[None]:
+    """The ledger is made anew at every start, from the first flush on, whatever it and its snapshots say."""
+    open_ledger = recovery.Recovery._open_ledger
+    seen: set[Any] = set()
+
+    def distrust(self: Any) -> Any:
+        if self in seen or not self._numbers:
+            return open_ledger(self)
+        seen.add(self)
+        return LedgerDamaged("it is not even looked at")
+
+    with (
+        _patched(recovery.Recovery, "_open_ledger", distrust),
+        _patched(snapshots.Snapshots, "restore", lambda self, target: None),
+    ):
         yield
 
 

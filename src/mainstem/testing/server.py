@@ -7,19 +7,15 @@
 It comes back on the same folder and the same port, so that clients find it again.
 """
 
-import json
 import os
-import select
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Final
 
+from mainstem.demo.child import STOP_SECONDS_MAX, NotReady, ServerChild
 from mainstem.testing import planted
 
-READY_SECONDS_MAX: Final = 30.0
-STOP_SECONDS_MAX: Final = 30.0
 _STDERR_SHOWN_BYTES: Final = 4_000
 
 
@@ -42,7 +38,7 @@ class ServerProcess:
         self._arguments = arguments
         self._environment = environment or {}
         self._stderr = folder.with_name(folder.name + ".stderr")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ServerChild | None = None
 
     @property
     def url(self) -> str:
@@ -54,7 +50,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.exit_code is None
 
     def start(self) -> "ServerProcess":
         """Start it and wait until it accepts connections."""
@@ -66,34 +62,25 @@ class ServerProcess:
             *self._arguments,
         )
         started = time.perf_counter()
-        with self._stderr.open("ab") as stderr:
-            self._process = subprocess.Popen(  # noqa: S603
-                command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, **self._environment}
-            )
-        ready = self._read_ready(started + READY_SECONDS_MAX)
+        try:
+            self._child = ServerChild(command, self._stderr, env={**os.environ, **self._environment})
+        except NotReady as error:
+            raise ServerFailed(f"{error}\n{self.stderr()}") from None
         self.start_seconds = time.perf_counter() - started
-        self.address = json.loads(ready)["data"]
+        self.address = self._child.addresses["data"]
         return self
 
     def kill(self) -> None:
         """`kill -9`, and wait until the process is gone."""
-        process = self._running()
-        process.kill()
-        process.wait()
-        self._close()
+        self._running().kill()
+        self._child = None
 
     def stop(self) -> int:
         """SIGTERM, as an operator stops it; the exit code."""
-        process = self._running()
-        process.send_signal(signal.SIGTERM)
-        try:
-            code = process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise ServerFailed(f"the server did not stop within {STOP_SECONDS_MAX} s\n{self.stderr()}") from None
-        finally:
-            self._close()
+        code = self._running().stop()
+        self._child = None
+        if code == -signal.SIGKILL:
+            raise ServerFailed(f"the server did not stop within {STOP_SECONDS_MAX:g} s\n{self.stderr()}")
         return code
 
     def memory_bytes(self) -> int:
@@ -111,39 +98,13 @@ class ServerProcess:
     def __exit__(self, *exc: object) -> None:
         if self.is_running:
             self.stop()
-        self._close()
+        elif self._child is not None:
+            self._child.kill()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
+    def _running(self) -> ServerChild:
+        if self._child is None:
             raise ServerFailed("the server was not started")
-        code = self._process.poll()
+        code = self._child.exit_code
         if code is not None:
             raise ServerFailed(f"the server ended by itself with {code}\n{self.stderr()}")
-        return self._process
-
-    def _read_ready(self, deadline: float) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = b""
-        while not line.endswith(b"\n"):
-            left = deadline - time.perf_counter()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                self._process.kill()
-                self._process.wait()
-                raise ServerFailed(f"the server was not ready within {READY_SECONDS_MAX} s\n{self.stderr()}")
-            piece = os.read(self._process.stdout.fileno(), 4_096)
-            if not piece:
-                code = self._process.wait()
-                self._close()
-                raise ServerFailed(f"the server ended with {code} before it was ready\n{self.stderr()}")
-            line += piece
-        word, _, addresses = line.decode().partition(" ")
-        if word != "ready":
-            self._process.kill()
-            raise ServerFailed(f"the server said {line!r} instead of ready\n{self.stderr()}")
-        return addresses
-
-    def _close(self) -> None:
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
-        self._process = None
+        return self._child

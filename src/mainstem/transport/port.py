@@ -4,14 +4,16 @@ The embedded hub keeps this interface with the log in its own process, the remot
 libraries know nothing else.
 """
 
+import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from mainstem.core.batch import Batch, FetchedBatch
-from mainstem.core.errors import InvalidSetting, MainstemError
+from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
+from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
@@ -58,7 +60,10 @@ class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
 
 
 class ListStreamsCall(msgspec.Struct, frozen=True, tag="list"):
-    pass
+    """Answered with the streams whose id is above `after`, in the order of their ids, as many as fit; `more` says
+    whether others follow."""
+
+    after: int = 0
 
 
 class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
@@ -99,10 +104,28 @@ _decode_call = msgspec.msgpack.Decoder(Call).decode
 def checked(call: Call) -> Call:
     """The call, or InvalidSetting if a field is not of its type: the caller is told, before the wire or the log."""
     try:
-        decoded: Call = _decode_call(_encode_call(call))
+        encoded = _encode_call(call)
+        decoded: Call = _decode_call(encoded)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidSetting(f"{type(call).__name__.removesuffix('Call')}: {error}") from None
+        raise InvalidSetting(_in_words(call, str(error))) from None
+    if len(encoded) > MESSAGE_HEADER_BYTES_MAX:
+        raise InvalidRequest(f"a call of {len(encoded)} bytes; at most {MESSAGE_HEADER_BYTES_MAX} are allowed")
     return decoded
+
+
+def _in_words(call: Call, error: str) -> str:
+    """The codec's "Expected `str`, got `null` - at `$.name`" in the words of the caller."""
+    field = re.search(r"`\$\.(\w+)`", error)
+    if field is None:
+        return error
+    given = getattr(call, field[1], None)
+    expected = re.search(r"Expected `([^`]+)`", error)
+    kind = _KINDS.get(expected[1], expected[1]) if expected else "something else"
+    return f"{field[1]} must be {kind}, not {given!r}"[:_WORDS_MAX]
+
+
+_KINDS: Final = {"str": "text", "int": "a whole number", "bool": "True or False"}
+_WORDS_MAX: Final = 200
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,6 +134,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: tuple[StreamInfo, ...] = ()
     offsets: tuple[int, ...] = ()
     counters: dict[str, int] = {}
+    more: bool = False
 
 
 AppendResult = int | MainstemError
@@ -133,10 +157,12 @@ class EndReached(Exception):
 
 
 class Port(Protocol):
-    """A log, near or far. Any thread."""
+    """A log, near or far. Any thread. Records over `record_bytes_max` are refused before they are handed over."""
 
-    def call(self, call: Call) -> Answer:
-        """Administration; raises what went wrong."""
+    record_bytes_max: int
+
+    def call(self, call: Call, timeout: float | None = None) -> Answer:
+        """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""
         ...
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
@@ -168,4 +194,12 @@ class Port(Protocol):
 
     def check_usable(self) -> None:
         """Raise if this hub was closed, or belongs to the parent of a forked process."""
+        ...
+
+    def check_writable(self) -> None:
+        """Raise ReadOnly if this hub only reads."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the log or the connection; whoever waits is told. Again: nothing happens."""
         ...

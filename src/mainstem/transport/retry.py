@@ -13,15 +13,14 @@ Idea. Four rules, after Scribe:
 - *A ratio.* Retries are at most a tenth of the requests of the last ten seconds, plus a floor that lets a client with
   few requests retry at all. So retries never multiply the load of a server that is failing because of load.
 
-The decisions are in `Backoff` and `Attempts`, which do no I/O; `call` and `call_async` only perform them. One
+The decisions are in `Backoff` and `Attempts`, which do no I/O; `call` only performs them. One
 `RetryRatio` belongs to one hub: give the same one to all its calls.
 """
 
-import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -241,41 +240,6 @@ def call(
         except MainstemError as error:
             delay = attempts.failed(error)
         clock.sleep(delay)
-
-
-async def call_async(
-    attempt_once: Callable[[Attempt], Awaitable[T]],
-    *,
-    policy: RetryPolicy,
-    clock: Clock,
-    randomness: Randomness,
-    ratio: RetryRatio | None = None,
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-) -> T:
-    """As `call`, in an event loop. An attempt that outlives its timeout is cancelled and counts as timed out.
-
-    Cancelling the caller cancels the attempt or the pause; it is never retried.
-    """
-    attempts = Attempts(policy, clock, randomness, ratio)
-    while True:
-        attempt = attempts.begin()
-        try:
-            return await _within(attempt_once(attempt), attempt.timeout)
-        except MainstemError as error:
-            delay = attempts.failed(error)
-        await sleep(delay)
-
-
-async def _within(work: Awaitable[T], timeout: float) -> T:  # noqa: ASYNC109  # asyncio.timeout is what it wraps
-    limit = asyncio.timeout(timeout)
-    try:
-        async with limit:
-            return await work
-    except TimeoutError as error:
-        # Our own DeadlineExceeded is a TimeoutError too; only the expiry of this timer is translated.
-        if limit.expired() and not isinstance(error, MainstemError):
-            raise DeadlineExceeded(f"no answer within {timeout:.3f} s") from error
-        raise
 
 
 def _times(count: int) -> str:

@@ -7,20 +7,22 @@ these headers.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
 
 from mainstem.core.batch import U32, U63, BatchHeader, Buffer
-from mainstem.core.errors import Busy, DataLoss, MainstemError, ProtocolError, from_wire
+from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, from_wire
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
+    ERROR_TEXT_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     MESSAGE_BYTES_MAX_BEFORE_HELLO,
     MESSAGE_HEADER_BYTES_MAX,
     RECEIVE_BYTES_MAX,
+    RECEIVE_SHARE_BYTES,
 )
 from mainstem.transport.port import Answer, Call
 
@@ -30,6 +32,8 @@ VERSION_MIN: Final = 1
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
 _LENGTH_BYTES: Final = 4
+# An incomplete message gets at least so much memory, or its whole length if that is less.
+_PARTIAL_BYTES_MIN: Final = 4 << 10
 
 
 class Kind(IntEnum):
@@ -69,6 +73,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     heartbeat: float
     idle_timeout: float
     message_bytes_max: int
+    record_bytes_max: int
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True):
@@ -168,13 +173,16 @@ def pack(kind: Kind, id: int, header: Any = None, payloads: Sequence[Buffer] = (
 
 def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]) -> list[Buffer]:  # noqa: A002
     """Like `pack`, with a header that was encoded before: the same push goes to many subscribers."""
+    assert len(encoded) <= MESSAGE_HEADER_BYTES_MAX, f"{kind.name.lower()} header of {len(encoded)} bytes"
     size = PREFIX_BYTES - _LENGTH_BYTES + len(encoded) + sum(len(payload) for payload in payloads)
     return [PREFIX.pack(size, kind, 0, 0, id, len(encoded)) + encoded, *payloads]
 
 
-def wire_error(error: MainstemError) -> WireError:
+def wire_error(error: MainstemError, chars_max: int = ERROR_TEXT_CHARS_MAX) -> WireError:
+    """The error as it is sent: its text may repeat what a peer said, at any length, and is cut."""
     facts = error.facts() if isinstance(error, DataLoss) else {}
-    return WireError(error.code, str(error), facts)
+    text = str(error)
+    return WireError(error.code, text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", facts)
 
 
 def error_from(wire: WireError) -> MainstemError:
@@ -185,40 +193,101 @@ def error_from(wire: WireError) -> MainstemError:
 
 
 class ReceiveBudget:
-    """Memory for incomplete messages of all connections together. One thread."""
+    """Memory for incomplete messages of all connections together. One thread.
 
-    def __init__(self) -> None:
-        self._left = RECEIVE_BYTES_MAX
+    Whoever finds it used up waits in line and is not read meanwhile. Enough for one message is kept back for the first
+    in line: it can always go on to the end of its message, gives everything back, and the next one is first. So nobody
+    waits for somebody who waits; one who could go on and does not is the business of a deadline.
+    """
 
-    def take(self, count: int) -> None:
-        if count > self._left:
-            raise Busy(f"incomplete messages of all clients fill {RECEIVE_BYTES_MAX} bytes; try again in a moment")
+    def __init__(self, bytes_max: int = RECEIVE_BYTES_MAX, reserve: int = MESSAGE_BYTES_MAX) -> None:
+        assert reserve < bytes_max
+        self._bytes_max = self._left = bytes_max
+        self._reserve = reserve
+        # In the order in which they came, with what each needs to go on.
+        self._waiting: dict[MessageReader, int] = {}
+        # The one that may use what is kept back, until its message is complete.
+        self._first: MessageReader | None = None
+
+    @property
+    def used(self) -> int:
+        """What incomplete messages have beyond their shares."""
+        return self._bytes_max - self._left
+
+    def take(self, reader: "MessageReader", count: int) -> bool:
+        """Whether the reader has `count` bytes more now; if not, `have_room` tells it later."""
+        if (self._waiting and reader is not self._first) or not self._is_granted(reader, count):
+            self._waiting[reader] = count
+            return False
         self._left -= count
+        return True
 
-    def give(self, count: int) -> None:
+    def give(self, reader: "MessageReader", count: int) -> None:
+        """The reader's message is complete or given up: it has no more than these, and waits for nothing."""
         self._left += count
+        self._waiting.pop(reader, None)
+        if reader is self._first:
+            self._first = None
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            reader, count = next(iter(self._waiting.items()))
+            if not self._is_granted(reader, count):
+                return
+            del self._waiting[reader]
+            self._left -= count
+            reader.have_room(count)
+
+    def _is_granted(self, reader: "MessageReader", count: int) -> bool:
+        if reader is not self._first and self._left - count < self._reserve:
+            if self._first is not None:
+                return False
+            self._first = reader
+        assert count <= self._left
+        return True
 
 
 class MessageReader:
     """Cuts a byte stream into messages. Sans I/O; one connection. After a ProtocolError it is not used again.
 
-    Bytes are received straight into the buffer this hands out (`buffer`, `received`), so that a large message is
-    never assembled from pieces. Between messages the buffer is the `scratch` of the caller, shared by all its
-    connections: an idle connection holds no memory. At most one message is buffered, and never more than the limit
-    in force: small until the peer has said hello.
+    Bytes are received straight into the buffer this hands out (`buffer`, `received`), so that a large message is not
+    assembled from many pieces. Between messages the buffer is the `scratch` of the caller, shared by all its
+    connections: an idle connection holds no memory. At most one message is buffered, and never more than the limit in
+    force: small until the peer has said hello. Its memory grows with what arrived, at most twofold, whatever length
+    was claimed; above a share that everybody has it comes from `budget`. `on_wait(True)` says that there is none now:
+    `buffer` must not be used until `on_wait(False)`.
     """
 
-    def __init__(self, scratch: bytearray, budget: "ReceiveBudget | None" = None) -> None:
-        assert len(scratch) >= MESSAGE_BYTES_MAX_BEFORE_HELLO
+    def __init__(
+        self,
+        scratch: bytearray,
+        budget: "ReceiveBudget | None" = None,
+        on_wait: Callable[[bool], None] = lambda waits: None,
+    ) -> None:
+        assert MESSAGE_BYTES_MAX_BEFORE_HELLO <= len(scratch) <= RECEIVE_SHARE_BYTES
         self._budget = budget or ReceiveBudget()
+        self._on_wait = on_wait
         self.bytes_max = MESSAGE_BYTES_MAX_BEFORE_HELLO
         self._scratch = scratch
         self._partial: bytearray | None = None
         self._filled = 0
+        # The length of the incomplete message, or of its prefix while that is incomplete.
+        self._total = 0
+        # What it has of the budget, and whether it waits for more.
+        self._taken = 0
+        self._waits = False
+        # Counts messages that did not arrive whole; who looks now and then sees whether it is still the same one.
+        self._partials = 0
 
     def allow_large(self) -> None:
         """The peer is known: messages may have their full size from now on."""
         self.bytes_max = MESSAGE_BYTES_MAX
+
+    @property
+    def incomplete(self) -> int:
+        """A number for the message that is incomplete now, another one for each; 0 if there is none."""
+        return self._partials if self._partial is not None else 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes go."""
@@ -233,15 +302,19 @@ class MessageReader:
         self._filled += count
         if self._filled < len(self._partial):
             return []
+        if self._filled < self._total:
+            self._grow()
+            return []
         whole = self._partial
         self.release()
         return self._parse(memoryview(whole))
 
     def release(self) -> None:
         """Give the memory of an incomplete message back; the connection is gone, or the message complete."""
-        if self._partial is not None:
-            self._budget.give(len(self._partial))
         self._partial, self._filled = None, 0
+        if self._taken or self._waits:
+            taken, self._taken, self._waits = self._taken, 0, False
+            self._budget.give(self, taken)
 
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes that are already somewhere: for tests and tools."""
@@ -249,6 +322,7 @@ class MessageReader:
         view = memoryview(data)
         while view:
             room = self.buffer()
+            assert room, "it waits for memory"
             count = min(len(room), len(view))
             room[:count] = view[:count]
             messages += self.received(count)
@@ -272,11 +346,38 @@ class MessageReader:
         return messages
 
     def _keep(self, rest: memoryview, total: int) -> None:
-        """Wait for the rest of a message in a buffer of exactly its size."""
-        self._budget.take(total)
-        partial = bytearray(total)
-        partial[: len(rest)] = rest
-        self._partial, self._filled = partial, len(rest)
+        """Wait for the rest of a message."""
+        size = len(rest)
+        partial = bytearray(min(total, RECEIVE_SHARE_BYTES, max(2 * size, _PARTIAL_BYTES_MIN)))
+        partial[:size] = rest
+        self._partial, self._filled, self._total = partial, size, total
+        self._partials += 1
+        if size == len(partial):
+            self._grow()
+
+    def _grow(self) -> None:
+        """Room for as much again as has arrived, up to the end of the message."""
+        size = min(self._total, 2 * self._filled)
+        need = max(0, size - RECEIVE_SHARE_BYTES) - self._taken
+        if not need or self._budget.take(self, need):
+            self._taken += need
+            self._enlarge(size)
+        else:
+            self._waits = True
+            self._on_wait(True)
+
+    def have_room(self, count: int) -> None:
+        """From the budget: what this reader waits for is there."""
+        self._waits = False
+        self._taken += count
+        self._enlarge(RECEIVE_SHARE_BYTES + self._taken)
+        self._on_wait(False)
+
+    def _enlarge(self, size: int) -> None:
+        assert self._partial is not None
+        larger = bytearray(size)
+        larger[: self._filled] = self._partial
+        self._partial = larger
 
     def _check_prefix(self, length: int, kind: int, zeros: int, header_len: int) -> None:
         if _DECODERS[kind] is None or zeros:

@@ -1,5 +1,6 @@
 """The connection behind a remote hub: made, refused, lost, made again; nothing lost, nothing twice."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import mainstem
 from mainstem.hub import remote
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.retry import RetryPolicy
 from tests.integration.api.conftest import read_all, values
 
 
@@ -126,6 +128,7 @@ def test_many_hubs_at_once(server):
 # The server goes away and comes back.
 
 
+@pytest.mark.slow("kills the server again and again")
 def test_a_killed_server_loses_nothing_and_repeats_nothing(server):
     """Records are sent and read all the time while the server is killed three times."""
     with mainstem.connect(server.url) as hub:
@@ -200,6 +203,7 @@ def test_calls_wait_for_a_server_that_comes_back(server):
         starter.join()
 
 
+@pytest.mark.slow("kills the server six times")
 def test_a_repeated_create_or_delete_is_recognised_as_its_own(server):
     """The server is killed at any moment around the call, so that its answer may be lost: the caller sees success."""
     with mainstem.connect(server.url) as hub:
@@ -214,7 +218,7 @@ def test_a_repeated_create_or_delete_is_recognised_as_its_own(server):
 
 
 def test_a_call_gives_up_in_the_end(server, monkeypatch):
-    monkeypatch.setattr(remote, "_CALL_SECONDS", 0.5)
+    monkeypatch.setattr(remote, "_CALL", RetryPolicy(attempt_timeout=0.2, deadline=0.5, attempts_max=None))
     with mainstem.connect(server.url) as hub:
         server.kill()
         began = time.monotonic()
@@ -318,6 +322,7 @@ def test_acks_none_goes_on_after_the_server_was_away(server):
         assert len(found) == len(set(found))
 
 
+@pytest.mark.slow("kills the server again and again")
 def test_a_follower_is_told_nothing_of_a_short_absence(server):
     with mainstem.connect(server.url) as hub:
         hub.streams.create("orders", shards=3)
@@ -337,7 +342,7 @@ def test_a_follower_is_told_nothing_of_a_short_absence(server):
 
 
 def test_another_log_on_the_same_address_is_refused(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_CALL_SECONDS", 3.0)
+    monkeypatch.setattr(remote, "_CALL", RetryPolicy(deadline=3.0, attempts_max=None))
     with mainstem.connect(server.url) as hub:
         hub.streams.create("orders")
         consumer = hub.consumer("orders")
@@ -444,3 +449,150 @@ def test_gathered_appends_survive_a_killed_server(server):
         for ack in acks:
             ack.result(60)
         assert_each_in_order(hub, producers=10, turns=300)
+
+
+# Retry etiquette, with real hubs.
+
+
+class Listener:
+    """Accepts connections, notes when, and ends them at once: a server that is there and cannot serve."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_server((host, int(port)), backlog=512)
+        self.arrivals: list[float] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                taken, _ = self._socket.accept()
+            except OSError:
+                return
+            self.arrivals.append(time.monotonic())
+            taken.close()
+
+    def crowd(self, window: float) -> int:
+        """The most arrivals within `window` seconds, once everybody had time to try more than twice."""
+        later = [at for at in self.arrivals if at > self.arrivals[0] + 1.0]
+        return max(sum(first <= at < first + window for at in later) for first in later)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class LongestPause:
+    def uniform(self, a: float, b: float, /) -> float:
+        return b
+
+
+def crowd_of(server: ServerProcess, hubs: int) -> int:
+    with contextlib.ExitStack() as stack:
+        for _ in range(hubs):
+            stack.enter_context(mainstem.connect(server.url))
+        server.kill()
+        listener = Listener(server.address)
+        time.sleep(4.0)
+        listener.close()
+        return listener.crowd(0.05)
+
+
+@pytest.mark.mechanism("S46")
+@pytest.mark.slow("a crowd of hubs without its server for four seconds, twice")
+def test_hubs_that_lost_their_server_come_back_spread_out(server, monkeypatch):
+    """The same crowd without jitter knocks all at once: full jitter is what spreads it."""
+    polite = crowd_of(server, 60)
+    server.start()
+    monkeypatch.setattr(remote, "RANDOMNESS", LongestPause())
+    rude = crowd_of(server, 60)
+    assert rude >= 30
+    assert polite <= rude / 2
+
+
+@pytest.mark.mechanism("S46")
+def test_what_cannot_be_retried_is_asked_once_and_the_rest_until_the_deadline(server, monkeypatch):
+    begun: list[object] = []
+    begin = remote.RemotePort._begin
+
+    def counted(port: remote.RemotePort, request: object) -> None:
+        begun.append(request)
+        begin(port, request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(remote.RemotePort, "_begin", counted)
+    monkeypatch.setattr(remote, "_CALL", RetryPolicy(attempt_timeout=0.1, deadline=1.0, attempts_max=None, cap=0.2))
+    with mainstem.connect(server.url) as hub:
+        with pytest.raises(mainstem.UnknownStream):
+            hub.streams.get("nowhere")
+        assert len(begun) == 1
+        begun.clear()
+        os.kill(server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            with pytest.raises(mainstem.DeadlineExceeded, match="attempt 2 at") as caught:
+                hub.streams.list()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert 0.5 < time.monotonic() - began < 5.0
+        assert 2 <= len(begun) <= 10
+        assert "gave up after" in str(caught.value)
+
+
+def test_a_stream_never_used_before_is_waited_for_no_longer_than_a_delivery(server):
+    with mainstem.connect(server.url) as hub, hub.producer(delivery_timeout=0.5) as producer:
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(mainstem.DeadlineExceeded):
+            producer.send("orders", b"x")
+        assert time.monotonic() - began < 5.0
+
+
+def test_closing_a_producer_without_acknowledgements_does_not_wait_for_a_server_that_is_away(server):
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        producer = hub.producer(acks="none")
+        producer.send("orders", b"x")
+        producer.flush()
+        server.kill()
+        time.sleep(0.1)
+        for _ in range(10):
+            producer.send("orders", b"lost")
+        began = time.monotonic()
+        producer.close()
+        assert time.monotonic() - began < 5.0
+        assert producer.dropped == 10
+
+
+def test_a_hub_whose_thread_fails_says_so_and_hangs_nobody(server, monkeypatch, caplog):
+    with mainstem.connect(server.url) as hub:
+
+        async def broken(port: remote.RemotePort, scratch: bytearray) -> bool:
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(remote.RemotePort, "_connect", broken)
+        server.kill()
+        with pytest.raises(mainstem.InternalError, match="planted"):
+            hub.streams.list()
+        with pytest.raises(mainstem.InternalError, match="planted"):
+            hub.producer()
+
+
+def test_a_host_that_cannot_be_one_is_refused_at_once():
+    for url in ("mainstem://a..b:7070", f"mainstem://{'x' * 64}.example:7070"):
+        with pytest.raises(mainstem.InvalidSetting):
+            mainstem.connect(url, timeout=1)
+
+
+def test_a_record_over_the_limit_of_the_server_fails_alone(tmp_path):
+    with (
+        ServerProcess(tmp_path / "data", "--record-bytes-max", "1KiB") as server,
+        mainstem.connect(server.url) as hub,
+        hub.producer() as producer,
+    ):
+        hub.streams.create("orders")
+        acks = [producer.send("orders", b"ok")]
+        with pytest.raises(mainstem.RecordTooLarge, match="record_bytes_max is 1024"):
+            producer.send("orders", b"x" * 2_000)
+        acks.append(producer.send("orders", b"ok"))
+        assert [ack.result(10) for ack in acks] == [(0, 0), (0, 1)]

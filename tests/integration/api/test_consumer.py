@@ -84,6 +84,14 @@ def test_a_time_begins_with_the_first_record_of_that_time(hub):
             assert [record.value for record in consumer] == numbers(first, 100), second
 
 
+def test_a_time_to_come_is_the_end_and_not_waited_for(hub, orders):
+    with hub.consumer("orders", start=datetime.now(UTC) + timedelta(days=1)) as consumer:
+        assert consumer.cursor.offsets == (100,)
+        with hub.producer() as producer:
+            producer.send("orders", b"before that time")
+        assert consumer.poll(10).value == b"before that time"
+
+
 def test_a_time_is_exact_to_the_microsecond(hub):
     """Seconds as a float would lose the last digit of a time in this century."""
     hub.streams.create("timed")
@@ -123,6 +131,18 @@ def test_times_that_go_back_hide_nothing_newer(hub):
 def test_a_start_that_makes_no_sense_is_refused(hub, orders, start):
     with pytest.raises(mainstem.InvalidSetting):
         hub.consumer("orders", start=start)
+
+
+@pytest.mark.parametrize("name", [None, 7, ["orders"], "../orders", "\ud800"])
+def test_a_name_that_cannot_be_is_refused_in_words(hub, name):
+    with pytest.raises(mainstem.InvalidName, match=r"stream.* name"):
+        hub.consumer(name)
+
+
+@pytest.mark.parametrize("follow", ["no", None, 0])
+def test_a_follow_that_is_neither_yes_nor_no_is_refused(hub, orders, follow):
+    with pytest.raises(mainstem.InvalidSetting, match="follow must be True or False"):
+        hub.consumer("orders", follow=follow)
 
 
 @pytest.mark.parametrize("prefetch", [0, -1, 1 << 40, "8 MiB", None])
@@ -417,6 +437,36 @@ def test_a_place_that_cannot_be_is_refused(hub, wide, shard, offset):
         with pytest.raises(mainstem.InvalidSetting):
             consumer.seek_shard(shard, offset)
         assert len(list(consumer)) == 300
+
+
+def test_an_offset_after_the_end_is_refused_and_moves_nothing(hub, orders):
+    with hub.consumer("orders", start="earliest") as consumer:
+        consumer.seek_shard(0, 100)
+        assert consumer.poll(0) is None
+        with pytest.raises(mainstem.InvalidCursor, match="offset 101 of shard 0 of 'orders', which ends at 100"):
+            consumer.seek_shard(0, 101)
+        assert consumer.cursor.offsets == (100,)
+
+
+def test_a_seek_goes_by_what_the_stream_is_now(hub, orders):
+    with hub.consumer("orders", start="earliest") as consumer, hub.producer() as producer:
+        producer.send_many("orders", numbers(100, 110)).result(10)
+        consumer.seek(mainstem.Cursor(orders.uuid, orders.epoch, (105,)))
+        assert consumer.poll(10).value == b"105"
+        consumer.seek_shard(0, 109)
+        assert consumer.poll(10).value == b"109"
+        consumer.seek("latest")
+        assert consumer.cursor.offsets == (110,)
+
+
+def test_a_seek_in_a_stream_that_took_the_name_of_another_is_refused(hub, orders):
+    with hub.consumer("orders", start="earliest") as consumer:
+        hub.streams.delete("orders")
+        with pytest.raises(mainstem.UnknownStream):
+            consumer.seek("earliest")
+        hub.streams.create("orders")
+        with pytest.raises(mainstem.StreamDeleted):
+            consumer.seek("earliest")
 
 
 @pytest.mark.parametrize("to", ["newest", None, 7, datetime(2026, 1, 1)])  # noqa: DTZ001

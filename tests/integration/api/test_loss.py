@@ -8,6 +8,7 @@ import pytest
 
 import mainstem
 from mainstem.consume.consumer import Consumer
+from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
 from mainstem.log.flush import TrimShard
 from mainstem.log.log import Log
@@ -110,7 +111,7 @@ def test_a_damaged_record_is_told_with_its_file_and_place(opened, log, tmp_path)
         found, losses = read_through(consumer)
     assert [(loss.shard, loss.first, loss.last) for loss in losses] == [(1, 7, 7)]
     (loss,) = losses
-    assert loss.reason.startswith("damaged")
+    assert loss.reason == "damaged"
     assert loss.path.startswith("blocks/")
     assert loss.position > 0
     assert "7 to 7" in str(loss)
@@ -168,6 +169,7 @@ def test_retention_moves_the_start_behind_what_is_too_old(tmp_path):
                 producer.send(name, b"new", timestamp=now).result(10)
         with hub.consumer("short", start="earliest") as consumer:
             cursor = consumer.cursor
+        assert isinstance(hub._port, LogPort)
         hub._port.log.enforce_retention()
         assert hub.streams.get("short").starts == (1,)
         assert hub.streams.get("long").starts == (0,)
@@ -176,3 +178,20 @@ def test_retention_moves_the_start_behind_what_is_too_old(tmp_path):
         assert (caught.value.first, caught.value.last, caught.value.reason) == (0, 0, "trimmed")
         with hub.consumer("short", start="earliest", follow=False) as consumer:
             assert [record.value for record in consumer] == [b"new"]
+
+
+def test_a_missing_file_is_told_as_one_range(tmp_path):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("orders")
+        with hub.producer() as producer:
+            for number in range(700):
+                producer.send("orders", b"%d" % number).result(10)
+    next((tmp_path / "blocks").iterdir()).unlink()
+    with (
+        mainstem.open(tmp_path, read_only=True) as hub,
+        hub.consumer("orders", start="earliest", follow=False) as consumer,
+    ):
+        with pytest.raises(mainstem.DataLoss, match="the file is missing") as caught:
+            list(consumer)
+        assert (caught.value.first, caught.value.last, caught.value.reason) == (0, 699, "damaged")
+        assert list(consumer) == []

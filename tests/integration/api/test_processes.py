@@ -135,10 +135,40 @@ def test_a_reader_of_a_folder_sees_streams_come_and_go(tmp_path):
         got: list[bytes | None] = []
         with pytest.raises(mainstem.StreamDeleted):
             got.extend(record.value for record in consumer)
-        assert got == [b"last words"]
+        assert got == []
         with pytest.raises(mainstem.StreamDeleted):
             consumer.poll(5)
         assert reader.streams.list() == []
+
+
+READ_ON_WHEN_TOLD = """
+    import sys, mainstem
+    hub = mainstem.open(sys.argv[1], read_only=True)
+    consumer = hub.consumer("orders", start="earliest")
+    print(consumer.poll(10).offset, flush=True)
+    sys.stdin.readline()
+    got = 1
+    try:
+        for record in consumer:
+            got += 1
+    except mainstem.StreamDeleted:
+        print(got, flush=True)
+"""
+
+
+def test_a_deletion_ends_a_reader_of_a_folder_at_its_next_fetch(tmp_path):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("orders")
+        with hub.producer(compression=None) as producer:
+            for _ in range(30):
+                producer.send("orders", b"x" * 100_000).result(10)
+        with started(READ_ON_WHEN_TOLD, tmp_path) as reader:
+            assert line_of(reader) == "0"
+            hub.streams.delete("orders")
+            assert reader.stdin is not None
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            assert 1 <= int(line_of(reader)) < 30
 
 
 def test_closing_a_reader_of_a_folder_ends_its_followers(tmp_path):
@@ -455,3 +485,11 @@ def test_what_was_acknowledged_before_a_kill_is_there(tmp_path):
         found = values(hub, "orders")
     assert found[: acknowledged + 1] == [b"%d" % number for number in range(acknowledged + 1)]
     assert len(found) <= acknowledged + 2
+
+
+@pytest.mark.parametrize("path", ["", "mainstem://127.0.0.1:7070", "a\0b", 7])
+def test_what_is_no_folder_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(mainstem.InvalidSetting):
+        mainstem.open(path)
+    assert not list(tmp_path.iterdir())

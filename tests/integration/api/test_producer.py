@@ -1,8 +1,10 @@
 """Producers: what can be sent, what is refused where, and what an acknowledgement says."""
 
 import threading
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 import mainstem
 from mainstem.core import placement, tables
 from mainstem.core.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack
 from tests.integration.api.conftest import read_all, values
 
@@ -273,7 +276,6 @@ def test_limits_of_one_record(hub, orders):
         {"delivery_timeout": float("nan")},
         {"compression": "gzip"},
         {"on_full": "drop"},
-        {"unheard_of": 1},
     ],
 )
 def test_options_that_make_no_sense_are_refused(hub, options):
@@ -601,3 +603,132 @@ def test_one_producer_used_by_many_threads_keeps_the_order_of_each(hub, orders):
         worker, number = (record.value or b"").split(b":")
         found.setdefault(worker, []).append(number)
     assert found == {b"%d" % worker: [b"%d" % number for number in range(1_000)] for worker in range(4)}
+
+
+# Callbacks, and several threads.
+
+
+def test_a_callback_may_send_to_a_stream_the_producer_knows(hub, orders):
+    hub.streams.create("dead-letters")
+    with hub.producer() as producer:
+        producer.prepare("dead-letters")
+        again: list[Ack] = []
+        producer.send("orders", b"x").add_done_callback(lambda ack: again.append(producer.send("dead-letters", b"y")))
+        producer.flush(20)
+        assert again[0].result(20) == (0, 0)
+    assert values(hub, "dead-letters") == [b"y"]
+
+
+def test_a_callback_that_would_wait_is_refused_and_the_hub_goes_on(hub, orders, caplog):
+    hub.streams.create("dead-letters")
+    with hub.producer() as producer:
+        waits = {
+            "send": lambda: producer.send("dead-letters", b"x"),
+            "flush": producer.flush,
+            "result": lambda: producer.send("orders", b"x").result(),
+        }
+        told: dict[str, object] = {}
+
+        def try_each(ack: Ack) -> None:
+            for name, wait in waits.items():
+                try:
+                    wait()
+                except mainstem.InvalidRequest as error:
+                    told[name] = str(error)
+            raise RuntimeError("and one of the user's own")
+
+        producer.send("orders", b"x").add_done_callback(try_each)
+        producer.flush(20)
+        assert told.keys() == waits.keys()
+        assert all("prepare" in str(text) for text in told.values())
+        assert "'orders' raised" in caplog.text
+        producer.send("orders", b"after").result(20)
+    assert len(hub.streams.list()) == 2
+
+
+def test_flush_returns_after_the_callbacks(hub, orders):
+    called: list[int] = []
+
+    def slowly(number: int, ack: Ack) -> None:
+        time.sleep(0.001)
+        called.append(number)
+
+    with hub.producer() as producer:
+        for number in range(200):
+            producer.send("orders", b"x").add_done_callback(partial(slowly, number))
+            if number % 20 == 0:
+                producer.flush(30)
+                assert called == list(range(number + 1))
+
+
+def test_a_callback_of_a_dropped_record_may_send(hub, orders):
+    """acks="none": what makes room is told after the lock is given back."""
+    producer = hub.producer(acks="none", batch_bytes=1_024, buffer_bytes=2_048)
+    told: list[object] = []
+
+    def again(ack: Ack) -> None:
+        told.append(ack.exception())
+        if len(told) < 50:
+            producer.send("orders", b"again")
+
+    producer.prepare("orders")
+    for _ in range(2_000):
+        producer.send("orders", b"x" * 900).add_done_callback(again)
+    producer.close()
+    assert told
+
+
+def test_threads_that_flush_one_producer_all_return(hub, orders):
+    producer = hub.producer()
+    ended = []
+
+    def work() -> None:
+        for _ in range(150):
+            producer.send("orders", b"x")
+            producer.flush(60)
+        ended.append(True)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(ended) == 8
+    producer.close()
+    assert hub.streams.get("orders").records == 8 * 150
+
+
+def test_acks_none_of_a_large_buffer_arrive_before_a_clean_close_returns(hub, orders):
+    """Nothing is wrong, so nothing may be lost: not what the connection had no room for, not what was on its way."""
+    with hub.producer(acks="none", compression=None, buffer_bytes=256 << 20) as producer:
+        for number in range(600):
+            producer.send("orders", b"%06d" % number * 10_000)
+    assert producer.dropped == 0
+    hub.close()
+    again = reopen(hub)
+    try:
+        with again.consumer("orders", start="earliest") as consumer:
+            found = [consumer.poll(20) for _ in range(600)]
+    finally:
+        again.close()
+    assert [record.value[:6] for record in found if record and record.value] == [b"%06d" % n for n in range(600)]
+
+
+def reopen(hub: Hub) -> Hub:
+    where = hub._where
+    return mainstem.connect(where) if "://" in where else mainstem.open(where)
+
+
+def test_acks_none_finds_a_stream_that_was_made_anew(hub, orders, monkeypatch):
+    monkeypatch.setattr("mainstem.produce.producer._LOOKUP_SECONDS", 0.05)
+    with hub.producer(acks="none") as producer:
+        producer.send("orders", b"old")
+        producer.flush()
+        hub.streams.delete("orders")
+        hub.streams.create("orders")
+        time.sleep(0.1)
+        producer.send("orders", b"new")
+    with hub.consumer("orders", start="earliest") as consumer:
+        record = consumer.poll(10)
+        assert record is not None
+        assert record.value == b"new"

@@ -217,19 +217,6 @@ def test_a_deletion_ends_followers(hub):
         consumer.poll(5)
 
 
-def test_a_follower_gets_what_was_written_before_the_deletion(hub):
-    hub.streams.create("orders")
-    consumer = hub.consumer("orders", start="earliest")
-    assert consumer.poll(0) is None
-    with hub.producer() as producer:
-        producer.send_many("orders", [b"%d" % number for number in range(100)])
-    hub.streams.delete("orders")
-    got: list[bytes | None] = []
-    with pytest.raises(mainstem.StreamDeleted):
-        got.extend(record.value for record in consumer)
-    assert got == [b"%d" % number for number in range(100)]
-
-
 def test_a_stream_made_again_is_another_one(hub):
     first = hub.streams.create("orders")
     with hub.producer() as producer:

@@ -1,31 +1,41 @@
 """Streams as ends of a pipe: what goes in comes out, and a reader that leaves early misses nothing."""
 
+import array
+import fcntl
+import re
 import signal
 import subprocess
+import termios
 import time
 
 import pytest
+
+import mainstem
+from mainstem.testing.server import ServerProcess
+from tests.integration.cli.conftest import Cli
 
 pytestmark = pytest.mark.slow("starts several processes, each of which loads pyarrow")
 
 
 @pytest.mark.mechanism("S85")
 def test_a_reader_that_takes_1000_records_and_leaves_comes_back_to_the_1001st(cli, name):
+    """10,000 lines go in and come out, 1,000 of them to a reader that leaves. One that does not save its place begins
+    anew."""
+    lines = [f"{number} {'x' * (number % 300)}" for number in range(1, 10_001)]
     cli.run("stream", "create", name)
-    written = cli.run("write", name, stdin=b"".join(b"line %d\n" % number for number in range(1, 10_001)))
+    written = cli.run("write", name, stdin="".join(f"{line}\n" for line in lines).encode())
     assert written.stderr.decode() == f"10,000 records written to {name}; newest offsets 0:9999\n"
 
-    tail = f"mainstem tail {name} --start earliest --no-follow --output raw --cursor-file place"
-    shown = cli.shell(f'{tail} | head -1000; echo "${{PIPESTATUS[@]}}"').splitlines()
-    assert shown == [*(f"line {number}" for number in range(1, 1001)), "0 0"]
-    assert (cli.folder / "place").read_text().rstrip().endswith(":1000")
+    tail = f"mainstem tail {name} --start earliest --no-follow --output raw"
+    saving = f"{tail} --cursor-file place"
+    shown = cli.shell(f'{saving} | head -1000; echo "${{PIPESTATUS[@]}}"').splitlines()
+    assert shown == [*lines[:1_000], "0 0"]
+    assert mainstem.Cursor.parse((cli.folder / "place").read_text()).offsets == (1000,)
+    assert cli.shell(saving).splitlines() == lines[1_000:]
+    assert cli.shell(f"{tail} | head -1").splitlines() == lines[:1]
 
-    rest = cli.shell(tail).splitlines()
-    assert rest == [f"line {number}" for number in range(1001, 10_001)]
 
-
-@pytest.mark.mechanism("S85")
-def test_ten_thousand_lines_round_trip(cli, name):
+def test_ten_thousand_lines_round_trip_through_a_pipe_on_both_sides(cli, name):
     lines = b"".join(b"%d %s\n" % (number, b"x" * (number % 300)) for number in range(10_000))
     (cli.folder / "lines.txt").write_bytes(lines)
     cli.run("stream", "create", name)
@@ -85,7 +95,7 @@ def test_a_follower_that_is_stopped_saves_its_cursor(remote, name, signal_, code
         process.send_signal(signal_)
         assert process.wait(20) == code
         assert process.stderr.read() == b""
-    assert (remote.folder / "place").read_text().rstrip().endswith(":2")
+    assert mainstem.Cursor.parse((remote.folder / "place").read_text()).offsets == (2,)
 
 
 def test_a_follower_notices_that_its_reader_left_while_nothing_happens(remote, name):
@@ -106,7 +116,71 @@ def test_a_follower_sees_what_is_written_meanwhile(remote, name):
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["write", "tail"])
+def test_a_connection_that_is_lost_and_back_is_told(tmp_path, name, command):
+    with ServerProcess(tmp_path / "data") as server:
+        cli = Cli(tmp_path, ["--url", server.url])
+        cli.run("stream", "create", name)
+        read = ("tail", name, "--start", "earliest", "--output", "raw")
+        arguments = ("write", name) if command == "write" else read
+        process = cli.start(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            if command == "write":
+                process.stdin.write(b"one\n")
+                process.stdin.flush()
+                assert cli.out(*read, "-n", "1") == "one\n"
+            else:
+                cli.run("write", name, stdin=b"one\n")
+                assert process.stdout.readline() == b"one\n"
+            server.kill()
+            lost = process.stderr.readline().decode()
+            server.start()
+            back = process.stderr.readline().decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            rest = process.stderr.read().decode()
+    assert lost.endswith(f"the connection to {server.address} is lost; trying again\n")
+    assert back.endswith(f"connected to {server.address} again\n")
+    assert rest == (f"stopped; 1 record is in {name}\n" if command == "write" else "")
+
+
+def test_ctrl_c_twice_gives_up_what_nobody_acknowledges(tmp_path, name):
+    """The first waits for the server, and says so; the second does not."""
+    with ServerProcess(tmp_path / "data") as server:
+        cli = Cli(tmp_path, ["--url", server.url])
+        cli.run("stream", "create", name)
+        with cli.start("write", name, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(b"one\n")
+            process.stdin.flush()
+            assert cli.out("tail", name, "--start", "earliest", "-n", "1", "--output", "raw") == "one\n"
+            server.kill()
+            assert b"is lost" in process.stderr.readline()
+            # When the third was read, the second was sent; the third may have been.
+            for line in (b"two\n", b"three\n"):
+                process.stdin.write(line)
+                process.stdin.flush()
+                while unread(process.stdin.fileno()):
+                    time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.readline() == b"waiting for the last acknowledgements; Ctrl-C gives up\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            assert re.fullmatch(rb"gave up; at least 1 of [23] records are durable\n", process.stderr.read())
+
+
+def unread(pipe: int) -> int:
+    """How many bytes lie in a pipe."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"], ids=["in", "out", "err", "all"])
 def test_a_command_started_without_a_standard_stream(cli, name, closed):
     """Its number must not go to a socket, and reading nothing is reading an empty file."""
     cli.run("stream", "create", name)

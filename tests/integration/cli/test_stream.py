@@ -1,8 +1,16 @@
 """`mainstem stream`: create, list, show, alter, delete, and the exit codes of what cannot be done."""
 
+import fcntl
 import json
+import os
+import pty
+import subprocess
+import termios
 
 import pytest
+
+import mainstem
+from tests.integration.cli.conftest import COMMAND
 
 pytestmark = pytest.mark.slow("starts several processes, each of which loads pyarrow")
 
@@ -37,7 +45,58 @@ def test_exit_codes(cli, name):
     assert "say --yes" in cli.error("stream", "delete", name, code=2)
     assert "'--shards'" in cli.error("stream", "create", "other", "--shards", "five", code=2)
     cli.error("stream", "create", "a/b", code=2)
-    cli.error("stream", "create", "other", "--retention", "soon", code=2)
+    assert "'soon' is no length of time like '7d'" in cli.error(
+        "stream", "create", "other", "--retention", "soon", code=2
+    )
+    missing = "there is no stream 'nothing'; mainstem stream list shows what there is"
+    assert missing in cli.error("stream", "delete", "nothing", "--yes", code=3)
+    assert missing in cli.error("stream", "alter", "nothing", "--retention", "1d", code=3)
+    assert "stream name '../x'" in cli.error("stream", "delete", "../x", "--yes", code=2)
+
+
+@pytest.mark.parametrize(("typed", "code"), [(b"\x03", 130), (b"n\n", 1), (b"\x04", 1), (b"y\n", 0)])
+def test_the_question_before_a_stream_is_deleted(local, typed, code):
+    """Ctrl-C, no, Ctrl-D and yes, on a terminal."""
+    local.run("stream", "create", "clicks")
+    ours, theirs = pty.openpty()
+    try:
+        delete = local.start(
+            "stream",
+            "delete",
+            "clicks",
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=_take_terminal,
+        )
+        with delete:
+            asked = b""
+            while not asked.endswith(b": "):
+                asked += delete.stderr.read(1)
+            os.write(ours, typed)
+            assert delete.wait(20) == code
+        assert asked == b"Delete clicks with its 0 records? [y/N]: "
+        assert ("clicks" in local.out("stream", "list")) == (code != 0)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def _take_terminal() -> None:
+    """In the child: have Ctrl-C of the terminal on standard input sent to it."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_name_that_is_no_text(local):
+    """A byte that the locale cannot say arrives as half of a character."""
+    error = local.error("stream", "create", os.fsdecode(b"\xfc"), code=2)
+    assert "stream name '\\udcfc': use letters" in error
+
+
+def test_the_version():
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, timeout=60, check=True)
+    assert done.stdout.decode() == f"mainstem {mainstem.__version__}\n"
 
 
 def test_nobody_listens(local):

@@ -1,6 +1,8 @@
 """`mainstem write`: every format, and what is wrong with an input said by line."""
 
 import json
+import signal
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -79,24 +81,56 @@ BAD = {
     "huge frame": (["--format", "frames"], b"\xfe\xff\xff\xff", 1, "frame 1 claims 4294967294 bytes"),
     "no parquet": (["--format", "parquet"], b"PAR1 and then nothing", 1, "not a Parquet file"),
     "csv with more": (["--format", "csv"], b"a,b\n1,2,3\n", 1, "more fields than the 2 names"),
-    "csv not text": (["--format", "csv"], b"a,b\n\xff,2\n", 1, "not CSV"),
+    "csv with less": (["--format", "csv"], b"a,b\n1\n", 1, "line 2: fewer fields than the 2 names"),
+    "csv not text": (["--format", "csv"], b"a,b\n\xff,2\n", 1, "not UTF-8 text"),
     "format": (["--format", "xml"], b"", 2, "--format xml: use one of lines,"),
     "key of lines": (["--format", "lines", "--key", "id"], b"", 2, "--key needs fields"),
     "separator of csv": (["--format", "csv", "--key-separator", ":"], b"", 2, "--key-separator is for lines"),
+    "separator of parquet": (["--key-separator", ":"], b"PAR1", 2, "--key-separator is for lines, and the input is pa"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_input_is_refused_with_its_place(cli, name, case):
     options, stdin, code, text = BAD[case]
-    assert text in cli.error("write", name, *options, code=code, stdin=stdin)
+    error = cli.error("write", name, *options, code=code, stdin=stdin)
+    assert text in error
+    assert (f" in {name}" in error) == (len(written(cli, name)) > 0)
 
 
 def test_what_was_written_before_an_error_is_said(cli, name):
-    error = cli.error("write", name, "--format", "ndjson", code=1, stdin=b'{"a":1}\n' * 3 + b"no\n")
-    assert "line 4: not JSON" in error
+    (cli.folder / "rows.ndjson").write_bytes(b'{"a":1}\n' * 3 + b"no\n")
+    error = cli.error("write", name, "rows.ndjson", code=1)
+    assert "rows.ndjson: line 4: not JSON" in error
+    assert f"[3 records are in {name}; " in error
     assert len(written(cli, name)) == 3
 
 
+def test_ctrl_c_says_how_many_records_are_there(cli, name):
+    """The pipe stays open: `write` waits for more when it is interrupted."""
+    with cli.start("write", name, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(b"one\ntwo\n")
+        process.stdin.flush()
+        follow = ("tail", name, "--start", "earliest", "-n", "2", "--output", "raw")
+        assert cli.out(*follow) == "one\ntwo\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read().decode() == f"stopped; 2 records are in {name}\n"
+
+
+def test_the_ending_of_a_file_wins_over_a_separator(cli, name):
+    (cli.folder / "rows.csv").write_text("customer,page\ncarol,/home\n")
+    error = cli.error("write", name, "rows.csv", "--key-separator", ",", code=2)
+    assert "the input is csv; use --key FIELD, or --format lines" in error
+    cli.run("write", name, "rows.csv", "--key-separator", ",", "--format", "lines")
+    assert written(cli, name) == [("customer", "page"), ("carol", "/home")]
+
+
 def test_a_file_that_is_not_there(cli, name):
-    assert "No such file" in cli.error("write", name, "nothing.csv", code=1)
+    assert cli.error("write", name, "nothing.csv", code=1) == "mainstem: nothing.csv: No such file or directory"
+    assert cli.error("write", name, ".", code=1) == "mainstem: .: Is a directory"
+
+
+def test_a_stream_that_is_not_there(cli):
+    assert "there is no stream 'nothing'" in cli.error("write", "nothing", code=3)
+    assert "stream name '../x'" in cli.error("write", "../x", code=2)

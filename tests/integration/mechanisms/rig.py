@@ -6,9 +6,12 @@ to show that the figure depends on it.
 
 import asyncio
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 import mainstem
 from mainstem.consume.consumer import Consumer
@@ -16,6 +19,7 @@ from mainstem.consume.record import Record
 from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
 from mainstem.log.log import LogOptions
+from mainstem.testing import planted
 from mainstem.testing.link import Link
 
 
@@ -63,6 +67,17 @@ def embedded(path: Path, **options: int) -> Iterator[Hub]:
     """An embedded hub whose log has these options, also those that `mainstem.open` keeps to itself."""
     with Hub(LogPort(path, LogOptions(**options)), str(path)) as hub:
         yield hub
+
+
+_RUN = "import runpy; runpy.run_module('mainstem', run_name='__main__', alter_sys=True)"
+
+
+@contextmanager
+def changed_servers(change: str) -> Iterator[None]:
+    """Servers that are started inside the block execute `change` first, to do without a mechanism."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planted, "command", lambda _, *rest: [sys.executable, "-c", f"{change}\n{_RUN}", *rest])
+        yield
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ import pytest
 import mainstem
 from mainstem.core.errors import DataLoss, FolderUnusable
 from mainstem.hub.hub import Hub
+from mainstem.log.batcher import Batcher, Submission
+from mainstem.log.blocks.base import BlockMissing
+from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.flush import Appended, Flush, Outcome
 from mainstem.log.ledger.base import Changes, Entry
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.reader import LogReader
 from mainstem.testing import planted
 from mainstem.testing.server import ServerProcess
-from tests.integration.mechanisms.rig import embedded, take, values
+from tests.integration.mechanisms.rig import changed_servers, embedded, take, values
 from tests.unit.log.parts import WatchedDisk, append, append_values, make_batch, make_stream, values_of
 
 # S25: what gathers while the disk is busy, and what becomes of like beside like.
@@ -82,17 +86,27 @@ def flushes_for(path: Path, writers: int, rounds: int) -> float:
     return flushes / (writers * rounds)
 
 
+def take_one(batcher: Batcher) -> list[Submission]:
+    """In place of `Batcher._take`: a flush for each submission."""
+    with batcher._pending_lock:
+        if not batcher._pending:
+            return []
+        batcher._pending_bytes -= batcher._pending[0].size
+        return [batcher._pending.popleft()]
+
+
 @pytest.mark.mechanism("S25")
-def test_s25_gathering(tmp_path):
-    """Sixteen writers share flushes; one alone cannot, and has no one to wait for."""
+def test_s25_gathering(tmp_path, monkeypatch):
+    """Sixteen writers share flushes; one alone cannot, and has no one to wait for. Where nothing gathers, many need as
+    many as one."""
     assert flushes_for(tmp_path / "many", 16, 40) < 0.7
     assert flushes_for(tmp_path / "one", 1, 40) >= 1
+    monkeypatch.setattr(Batcher, "_take", take_one)
+    assert flushes_for(tmp_path / "control", 16, 10) >= 1
 
 
-@pytest.mark.mechanism("S25")
-def test_s25_nothing_waits_for_company(tmp_path):
-    """A held flush gathers everything that arrives meanwhile into the next one; without a flush to wait for, a record
-    does not wait at all."""
+def flushes_behind_one(path: Path) -> int:
+    """A hundred records arrive while the disk is busy with one: how many flushes that makes."""
     is_open, arrived = threading.Event(), threading.Event()
     is_open.set()
 
@@ -100,7 +114,7 @@ def test_s25_nothing_waits_for_company(tmp_path):
         arrived.set()
         assert is_open.wait(10)
 
-    log = Log(tmp_path, disk=WatchedDisk(hold))
+    log = Log(path, disk=WatchedDisk(hold))
     stream = make_stream(log)
     before = log.counters()["flushes_applied"]
     arrived.clear()
@@ -115,8 +129,18 @@ def test_s25_nothing_waits_for_company(tmp_path):
     for waiter in waiters:
         waiter.wait(log.batcher)
     first.join()
-    assert log.counters()["flushes_applied"] - before == 2
+    flushes = log.counters()["flushes_applied"] - before
     log.close()
+    return flushes
+
+
+@pytest.mark.mechanism("S25")
+def test_s25_nothing_waits_for_company(tmp_path, monkeypatch):
+    """A held flush gathers everything that arrives meanwhile into the next one; without a flush to wait for, a record
+    does not wait at all. Where nothing gathers, each has a flush of its own."""
+    assert flushes_behind_one(tmp_path / "right") == 2
+    monkeypatch.setattr(Batcher, "_take", take_one)
+    assert flushes_behind_one(tmp_path / "control") == 101
 
 
 # S26: block, then ledger, then acknowledgement.
@@ -217,15 +241,27 @@ def test_s26_steps(tmp_path):
 
 
 @pytest.mark.mechanism("S26")
-def test_s26_memory_is_no_part_of_it(tmp_path):
-    """With no memory for recent records at all, every write succeeds and every reader is served."""
-    with embedded(tmp_path, hot_tail_bytes=0) as hub:
-        hub.streams.create("orders")
-        with hub.producer() as producer:
-            acks = [producer.send("orders", b"%d" % number) for number in range(2_000)]
-        assert [ack.result(10)[1] for ack in acks] == list(range(2_000))
+def test_s26_memory_is_no_part_of_it(tmp_path, monkeypatch):
+    """With no memory for recent records at all, every write succeeds and every reader is served. From the blocks: who
+    cannot read those gets nothing, while memory would hide it."""
+    expected = [b"%d" % number for number in range(2_000)]
+    monkeypatch.setattr("mainstem.log.reader.RECENT_READS_BYTES_MAX", 0)
+    with embedded(tmp_path / "none", hot_tail_bytes=0) as hub, embedded(tmp_path / "some") as usual:
+        for written in (hub, usual):
+            written.streams.create("orders")
+            with written.producer() as producer:
+                acks = [producer.send("orders", value) for value in expected]
+            assert [ack.result(10)[1] for ack in acks] == list(range(2_000))
         assert hub.statistics()["hot_tail_bytes"] == 0
-        assert values(hub, "orders") == [b"%d" % number for number in range(2_000)]
+        assert values(hub, "orders") == expected
+
+        def missing(blocks: LocalBlocks, block: int, *_: int) -> bytes:
+            raise BlockMissing(f"block {block}")
+
+        monkeypatch.setattr(LocalBlocks, "read", missing)
+        with pytest.raises(DataLoss):
+            values(hub, "orders")
+        assert values(usual, "orders") == expected
 
 
 # S33: blocks of many streams.
@@ -323,10 +359,34 @@ def reads_per_batch(path: Path, hot_tail_bytes: int) -> float:
 
 
 @pytest.mark.mechanism("S36")
-def test_s36_followers(tmp_path):
+def test_s36_followers(tmp_path, monkeypatch):
     """At most 1.2 reads of the disk for a batch that twenty follow; without the memory, about twenty."""
     assert reads_per_batch(tmp_path / "with", 8 << 20) <= 1.2
+    monkeypatch.setattr("mainstem.log.reader.RECENT_READS_BYTES_MAX", 0)
     assert reads_per_batch(tmp_path / "without", 0) >= 15
+
+
+def cold_reads(path: Path) -> int:
+    """Twenty readers of a server that remembers nothing ask for the same records at once: the reads of its disk."""
+    with ServerProcess(path) as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("orders")
+        with hub.producer() as producer:
+            producer.send_many("orders", [b"%d" % number for number in range(1_000)]).result(10)
+        server.kill()
+        server.start()
+        with ExitStack() as stack:
+            consumers = [stack.enter_context(hub.consumer("orders", start="earliest")) for _ in range(20)]
+            for consumer in consumers:
+                assert len(take(consumer, 1_000)) == 1_000
+        return hub.statistics()["block_reads"]
+
+
+@pytest.mark.mechanism("S36")
+def test_s36_cold_readers_at_once(tmp_path):
+    """One read for all of them; on a server that keeps nothing of what it read, one for each."""
+    assert cold_reads(tmp_path / "with") == 1
+    with changed_servers("from mainstem.log import reader; reader.RECENT_READS_BYTES_MAX = 0"):
+        assert cold_reads(tmp_path / "without") >= 15
 
 
 @pytest.mark.mechanism("S36")

@@ -26,6 +26,18 @@ def test_help_loads_nothing_heavy():
     assert "Commands:" in done.stdout
 
 
+def test_a_client_command_does_not_load_the_server():
+    """It gets as far as a hub does where nobody listens."""
+    code = (
+        "import sys; from mainstem.cli import app, hubs; hubs.CONNECT_SECONDS = 0.05;"
+        "app.run(['tail', 'orders', '--url', 'mainstem://127.0.0.1:1']);"
+        "print([name for name in sys.modules if name.startswith(('mainstem.server', 'mainstem.log.'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "start one with: mainstem serve" in done.stderr
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("command", ["serve", "demo", "write", "tail", "bench"])
 def test_every_setting_of_a_command_is_a_flag(command):
     flags = {flag for parameter in COMMANDS[command].params for flag in parameter.opts}

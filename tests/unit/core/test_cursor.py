@@ -1,5 +1,7 @@
 """A cursor as text and back."""
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,11 @@ from mainstem.core.errors import InvalidCursor
 from mainstem.core.limits import CURSOR_TEXT_CHARS_MAX, SHARDS_PER_STREAM_MAX
 
 UUID = "6f1c" * 8
+
+
+def summed(text: str) -> str:
+    """The text with the checksum that fits it."""
+    return f"{text}:{zlib.crc32(text.encode()):08x}"
 
 
 @given(
@@ -22,8 +29,25 @@ def test_what_str_wrote_parse_reads(uuid, epoch, offsets):
 
 
 def test_the_form_is_the_documented_one():
-    assert str(Cursor(UUID, 1, (120, 77))) == f"ms1:{UUID}:1:120,77"
-    assert Cursor.parse(f" ms1:{UUID}:1:120,77\n") == Cursor(UUID, 1, (120, 77))
+    assert str(Cursor(UUID, 1, (120, 77))) == summed(f"ms1:{UUID}:1:120,77")
+    assert Cursor.parse(f" {Cursor(UUID, 1, (120, 77))}\n") == Cursor(UUID, 1, (120, 77))
+
+
+@pytest.mark.parametrize("offsets", [(), (0,), (0, 1001, 0, 0), (499, 501, 499, 501)])
+def test_a_cursor_that_was_cut_is_refused(offsets):
+    text = str(Cursor(UUID, 1, offsets))
+    for length in range(len(text)):
+        with pytest.raises(InvalidCursor):
+            Cursor.parse(text[:length])
+
+
+def test_a_cursor_that_was_changed_is_refused():
+    text = str(Cursor(UUID, 1, (120, 77)))
+    for place, letter in enumerate(text):
+        for other in "0123456789abcdef,:":
+            if other != letter:
+                with pytest.raises(InvalidCursor):
+                    Cursor.parse(text[:place] + other + text[place + 1 :])
 
 
 def test_a_cursor_of_the_most_shards_fits_its_text():
@@ -60,8 +84,9 @@ def test_a_cursor_of_the_most_shards_fits_its_text():
     ],
 )
 def test_a_malformed_cursor_is_refused(text):
-    with pytest.raises(InvalidCursor):
-        Cursor.parse(text)
+    for given_ in (text, summed(text)):
+        with pytest.raises(InvalidCursor):
+            Cursor.parse(given_)
 
 
 @pytest.mark.parametrize("value", [None, 7, b"ms1:", ("a",), Cursor(UUID, 1, ())])

@@ -160,7 +160,7 @@ def test_encode_refuses_what_no_reader_would_accept():
         payload.encode(layouts.build([]), None)
     with pytest.raises(InvalidPayload, match="records, not"):
         payload.encode(layouts.build([None] * (BATCH_RECORDS_MAX + 1)), None)
-    with pytest.raises(RecordTooLarge, match=f"the limit is {RECORD_BYTES_MAX}"):
+    with pytest.raises(RecordTooLarge, match=f"record_bytes_max is {RECORD_BYTES_MAX}"):
         payload.encode(layouts.build([b"", b"x" * (RECORD_BYTES_MAX + 1)]), None)
     with pytest.raises(InvalidPayload, match="bytes uncompressed"):
         payload.encode(layouts.build([b"x" * (1 << 20)] * (1 + (PAYLOAD_RAW_BYTES_MAX >> 20))), None)

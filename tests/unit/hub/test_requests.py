@@ -30,9 +30,9 @@ def request_of(*producers: Producer) -> AppendRequest:
 
 
 def sent(request: AppendRequest) -> Any:
-    reader = MessageReader(bytearray(1 << 20))
+    reader = MessageReader(bytearray(64 << 10))
     reader.allow_large()
-    [message] = reader.feed(b"".join(request.pack(5)))
+    [message] = reader.feed(b"".join(request.pack(5, time.monotonic())))
     return message.header
 
 
@@ -61,7 +61,7 @@ def test_a_message_has_no_more_batches_than_allowed():
 def test_each_producer_is_told_its_own_results():
     first, second, third = Producer(count=2), Producer(count=1), Producer(count=3)
     request = request_of(first, second, third)
-    request.pack(1)
+    request.pack(1, time.monotonic())
     refused = wire_error(InvalidRequest("no such shard"))
     assert request.answer(Appended([10, 20, 0, 40, 50, 60], {2: refused}))
     assert first.told == [[10, 20]]
@@ -73,7 +73,7 @@ def test_each_producer_is_told_its_own_results():
 def test_a_server_that_stops_is_no_answer():
     producer = Producer()
     request = request_of(producer)
-    request.pack(1)
+    request.pack(1, time.monotonic())
     assert not request.answer(Appended([0], {0: wire_error(ServerStopping("stopping"))}))
     assert not producer.told
     assert request.answer(Appended([3], {}))
@@ -100,7 +100,7 @@ def test_who_is_late_is_told_once_and_not_sent_again():
 def test_a_late_answer_reaches_those_who_still_wait():
     hasty, patient = Producer(timeout=1.0), Producer(timeout=60.0)
     request = request_of(hasty, patient)
-    request.pack(1)
+    request.pack(1, time.monotonic())
     request.expire(time.monotonic() + 2.0, "here")
     assert request.answer(Appended([1, 2], {}))
     assert patient.told == [[2]]
@@ -118,7 +118,7 @@ def test_never_sent_is_said():
 def test_an_answer_to_something_else_fails_all(answer: Any):
     producers = Producer(), Producer()
     request = request_of(*producers)
-    request.pack(1)
+    request.pack(1, time.monotonic())
     assert request.answer(answer)
     for producer in producers:
         [[error]] = producer.told

@@ -365,6 +365,78 @@ def test_a_ledger_that_fails_fences_as_well(failing, monkeypatch):
         append_values(log, failing.stream, b"y")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of cheese"), KeyboardInterrupt()])
+def test_a_flush_on_disk_behind_one_that_fails_late_is_not_acknowledged(log, gate, monkeypatch, error):
+    """The first is in the ledger when it fails; nothing of the second is wrong, and still nobody may rely on it."""
+    stream = make_stream(log)
+    told: list[MainstemError] = []
+    log.batcher.on_failure = told.append
+    results = Results()
+    second_errors: list[BaseException] = []
+
+    def drive_second() -> None:
+        try:
+            log.batcher.drive()
+        except BaseException as raised:
+            second_errors.append(raised)
+
+    threads: list[threading.Thread] = []
+
+    def fail(batches: Any) -> None:
+        gate.arrived.clear()
+        log.append([make_batch([b"second"], stream=stream)], results.taker(2))
+        threads.append(running(drive_second))
+        assert gate.arrived.wait(5), "the second is written while the first is applied"
+        raise error
+
+    monkeypatch.setattr(log.hot, "append", fail)
+    log.append([make_batch([b"first"], stream=stream)], results.taker(1))
+    if isinstance(error, Exception):
+        log.batcher.drive()
+    else:
+        with pytest.raises(type(error)):
+            log.batcher.drive()
+    results.wait(2)
+    threads[0].join(5)
+    assert [(number, type(result)) for number, result in sorted(results.all)] == [
+        (1, FolderUnusable),
+        (2, FolderUnusable),
+    ]
+    assert told == [log.batcher.failure]
+    assert second_errors == []
+
+
+def test_who_waits_for_a_commit_of_another_thread_sleeps(log, monkeypatch):
+    """What it waits for was taken: going around would only take the interpreter from the thread that applies it."""
+    stream = make_stream(log)
+    applying, may_apply, sleeps = threading.Event(), threading.Event(), threading.Event()
+    apply = log._applier.apply
+
+    def held(flush: Any) -> Any:
+        applying.set()
+        assert may_apply.wait(10)
+        return apply(flush)
+
+    class Watched(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            sleeps.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(log._applier, "apply", held)
+    waiter = Waiter()
+    waiter._event = Watched()
+    log.append([make_batch([b"x"], stream=stream)], waiter.set)
+    driver = running(log.batcher.drive)
+    assert applying.wait(5)
+    waiting = running(lambda: waiter.wait(log.batcher))
+    has_slept = sleeps.wait(5)
+    may_apply.set()
+    for thread in (driver, waiting):
+        thread.join(5)
+        assert not thread.is_alive()
+    assert has_slept
+
+
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_in_the_thread_that_commits_fences_and_is_not_swallowed(failing, interrupt):
     """Ctrl-C while a thread commits for itself: what was under way is unknown, and the user still gets out."""

@@ -4,7 +4,7 @@ import pytest
 
 from mainstem.log import disk
 from mainstem.log.disk import LocalDisk
-from mainstem.testing.disk import short_writes
+from mainstem.testing.disk import FailingDisk, short_writes
 
 MANY = [bytes([65 + number % 26]) * (1 + number % 7) for number in range(2 * disk._IOV_MAX + 5)]
 
@@ -55,6 +55,26 @@ def test_a_new_file_must_not_exist(tmp_path):
     LocalDisk().create(tmp_path / "file").close()
     with pytest.raises(FileExistsError):
         LocalDisk().create(tmp_path / "file")
+
+
+def test_a_file_written_anew_has_the_new_content_only(tmp_path):
+    """What an earlier try left behind is in nobody's way."""
+    (tmp_path / "part").write_bytes(b"longer than what comes")
+    LocalDisk().write_new(tmp_path / "part", iter([b"one", b"", b"two"]))
+    assert (tmp_path / "part").read_bytes() == b"onetwo"
+    with short_writes(2):
+        LocalDisk().write_new(tmp_path / "part", [b"three", b"four"])
+    assert (tmp_path / "part").read_bytes() == b"threefour"
+
+
+@pytest.mark.parametrize(("leaves", "left"), [("nothing", None), ("part", b"on"), ("all", b"onet")])
+def test_a_disk_that_fails_leaves_what_it_was_told_to(tmp_path, leaves, left):
+    failing = FailingDisk(at=1, kinds=("write",), leaves=leaves)
+    with pytest.raises(OSError, match="injected"):
+        failing.write_new(tmp_path / "part", iter([b"one", b"t"]))
+    assert ((tmp_path / "part").read_bytes() if left else None) == left
+    failing.write_new(tmp_path / "part", [b"again"])
+    assert (tmp_path / "part").read_bytes() == b"again"
 
 
 def test_replace_puts_the_content_under_the_new_name(tmp_path):

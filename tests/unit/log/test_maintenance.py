@@ -1,11 +1,15 @@
 """Checkpoints: announced before they begin, and no reason for doubt when the process ends in between."""
 
+import shutil
+
 import pytest
 
 from mainstem.core.errors import FolderUnusable
-from mainstem.log.log import Log
+from mainstem.log.ledger.sqlite import SqliteLedgerReader
+from mainstem.log.log import Log, LogOptions
 from tests.faults.reading import judge
 from tests.faults.script import TINY, Script, State, commit
+from tests.unit.log.parts import append_values, make_stream
 
 
 class Killed(Exception):
@@ -40,6 +44,8 @@ def test_a_kill_after_the_announcement_costs_no_rebuild(tmp_path, monkeypatch, w
             commit(log, step)
             done += 1
     log.close()
+    # A life that ends before its first flush changes nothing about that.
+    Log(tmp_path / "data", TINY).close()
     verdict = judge(tmp_path / "data", [script.state_after(done), script.state_after(done + 1)], go_on=True)
     assert verdict.wrong == []
     assert not (tmp_path / "data" / "damaged-1").exists()
@@ -62,3 +68,54 @@ def test_a_checkpoint_is_announced_by_a_flush_whose_predecessor_is_applied(tmp_p
         assert commit(log, step) == state.apply(step)
     log.close()
     assert len(announced) > 3
+
+
+@pytest.mark.parametrize("due", ["checkpoint_bytes", "snapshot_bytes"])
+def test_a_reader_that_stands_in_a_read_holds_up_few_commits(tmp_path, monkeypatch, due):
+    """Each try waits for it; the next one comes when the WAL has grown, whatever made the checkpoint due."""
+    options = {"checkpoint_bytes": 64 << 10, "snapshot_bytes": 1 << 30, due: 1}
+    log = Log(tmp_path / "data", LogOptions(**options))
+    stream = make_stream(log)
+    tries = []
+    checkpoint = log._ledger.checkpoint
+
+    def counted() -> bool:
+        tries.append(0)
+        return checkpoint()
+
+    monkeypatch.setattr(log._ledger, "checkpoint", counted)
+    reader = SqliteLedgerReader(tmp_path / "data" / "ledger.db")
+    reader._db.execute("BEGIN")
+    list(reader._db.execute("SELECT * FROM applied"))
+    for number in range(40):
+        append_values(log, stream, b"%d" % number)
+    assert 1 <= len(tries) < 10
+    shutil.copytree(tmp_path / "data", tmp_path / "killed")
+    again = Log(tmp_path / "killed")
+    assert again.reader.shard(stream, 0).next == 40
+    again.close()
+    assert not (tmp_path / "killed" / "damaged-1").exists(), "a checkpoint that was held up is no reason for doubt"
+    reader._db.execute("COMMIT")
+    while not log._maintenance._done:
+        append_values(log, stream, b"x")
+    reader.close()
+    log.close()
+
+
+def test_an_older_file_under_a_wal_from_after_a_checkpoint_is_not_trusted(tmp_path):
+    """No commit frame says yet that the checkpoint is complete: the WAL that was begun after it is the only sign."""
+    log = Log(tmp_path / "data", TINY)
+    stream = make_stream(log)
+    count = 0
+    older = (tmp_path / "data" / "ledger.db").read_bytes()
+    while not log._maintenance.wants_flush:
+        append_values(log, stream, b"%d" % count)
+        count += 1
+    shutil.copytree(tmp_path / "data", tmp_path / "mixed")
+    log.close()
+    (tmp_path / "mixed" / "ledger.db").write_bytes(older)
+    again = Log(tmp_path / "mixed", TINY)
+    assert again.ledger.stream_named("orders") is not None
+    assert again.reader.shard(stream, 0).next == count
+    assert len(again.ledger.entries_from(stream, 0, 0, 9_999)) == count
+    again.close()

@@ -9,6 +9,7 @@ import pytest
 from mainstem.core.errors import DataLoss, FolderLocked, FolderUnusable
 from mainstem.log.flush import Appended, DeleteStream, TrimShard
 from mainstem.log.folder import _identity_check
+from mainstem.log.frame import BLOCK_HEADER_BYTES, FrameKind, parse_header
 from mainstem.log.log import Log, LogOptions
 from tests.unit.log.parts import append, append_values, make_batch, make_stream, values_of
 
@@ -161,6 +162,110 @@ def test_a_torn_flush_at_the_end_is_dropped_and_its_offsets_are_given_again(fill
     assert append_values(log, 1, b"another") == 19
     log.close()
     assert block.read_bytes() == data[:-20]
+
+
+def lose_ledger(folder: Path) -> None:
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def last_flush(path: Path) -> tuple[int, int]:
+    """Where the payload of the last data frame of a block lies, and where its commit frame does."""
+    data = path.read_bytes()
+    number, at, payload, commit = int(path.stem), BLOCK_HEADER_BYTES, 0, 0
+    while at < len(data):
+        header = parse_header(data, at, at, number)
+        if header.kind == FrameKind.DATA:
+            payload = at + header.header_len
+        elif header.kind == FrameKind.COMMIT:
+            commit = at
+        at += header.total_len
+    return payload, commit
+
+
+def check_last_record_is_told(folder: Path) -> None:
+    """Twenty records were acknowledged, and the last of them is damaged: its offset is not given to another."""
+    log = Log(folder)
+    row = log.reader.require_stream(1)
+    assert [value for batch in log.reader.read(row, 0, 0) for value in values_of(batch)] == TWENTY[:-1]
+    with pytest.raises(DataLoss) as loss:
+        log.reader.read(row, 0, 19)
+    assert (loss.value.first, loss.value.last) == (19, 19)
+    assert append_values(log, 1, b"next") == 20
+    log.close()
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """The same twenty records after a clean end: the block has a footer."""
+    log = Log(tmp_path / "closed")
+    stream = make_stream(log)
+    for value in TWENTY:
+        append_values(log, stream, value)
+    log.close()
+    return tmp_path / "closed"
+
+
+def test_a_damaged_last_flush_before_a_footer_is_told_not_dropped(closed):
+    """The footer proves that it was acknowledged, also when the ledger is gone."""
+    (block,) = blocks_of(closed)
+    flip(block, last_flush(block)[0])
+    lose_ledger(closed)
+    check_last_record_is_told(closed)
+
+
+def test_a_last_flush_before_a_footer_that_cannot_be_followed_is_refused(closed):
+    (block,) = blocks_of(closed)
+    flip(block, last_flush(block)[1])
+    lose_ledger(closed)
+    with pytest.raises(FolderUnusable, match=f"flushes 21 to 21 .*{block.name}"):
+        Log(closed)
+
+
+def test_a_damaged_last_flush_before_the_header_of_a_later_block_is_told_not_dropped(filled):
+    """A life that began after it, and left no flush of its own, counted it as there."""
+    (block,) = blocks_of(filled)
+    log = Log(filled)
+    append_values(log, 1, b"of the second life")
+    log.close()
+    _, later = blocks_of(filled)
+    later.write_bytes(later.read_bytes()[:BLOCK_HEADER_BYTES])
+    flip(block, last_flush(block)[0])
+    lose_ledger(filled)
+    check_last_record_is_told(filled)
+
+
+def test_a_flush_that_was_dropped_does_not_stand_in_for_the_one_that_took_its_number(filled):
+    """A torn flush was dropped; the block of the life that used its number again is there, but cannot be placed."""
+    (block,) = blocks_of(filled)
+    flip(block, last_flush(block)[0])
+    lose_ledger(filled)
+    for life in (2, 3):
+        log = Log(filled)
+        assert append_values(log, 1, b"of life %d" % life) == 17 + life
+        log.close()
+    flip(blocks_of(filled)[1], 20)
+    lose_ledger(filled)
+    shutil.rmtree(filled / "snapshots")
+    with pytest.raises(FolderUnusable, match=f"flushes 21 .*{blocks_of(filled)[1].name}"):
+        Log(filled)
+
+
+def test_a_damaged_last_flush_with_nothing_after_it_is_dropped(filled):
+    """It cannot be told from a write that a power cut tore, which nobody was told of."""
+    (block,) = blocks_of(filled)
+    flip(block, last_flush(block)[0])
+    lose_ledger(filled)
+    log = Log(filled)
+    assert records(log, 1) == TWENTY[:-1]
+    assert append_values(log, 1, b"another") == 19
+    log.close()
 
 
 def test_a_ledger_ahead_of_its_blocks_is_refused(filled):

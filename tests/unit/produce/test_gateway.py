@@ -1,10 +1,14 @@
 """Admission: what a client claims of a batch is proven before it reaches the disk."""
 
+from datetime import datetime, timedelta
+from typing import Any
+
 import msgspec
+import pyarrow as pa
 import pytest
 
 from mainstem.core import layouts, payload
-from mainstem.core.batch import Batch, BatchHeader, Buffer
+from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN, Batch, BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
     InvalidPayload,
@@ -14,7 +18,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UnknownStream,
 )
-from mainstem.core.limits import RECORD_BYTES_MAX
+from mainstem.core.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.log.ledger.base import StreamRow
 from mainstem.produce.gateway import Gateway
 from tests.unit.log.parts import NOW_US, make_batch
@@ -118,8 +122,11 @@ def test_a_lying_checksum_does_not_help(gateway):
 
 
 def timed(times: list[int], **claimed: int) -> tuple[BatchHeader, bytes]:
-    table = layouts.build([b"v"] * len(times), timestamps=times)
-    encoded = payload.encode(table, None)
+    return built(layouts.build([b"v"] * len(times), timestamps=times), None, **claimed)
+
+
+def built(table: pa.RecordBatch, compression: str | None = None, **claimed: int) -> tuple[BatchHeader, bytes]:
+    encoded = payload.encode(table, compression)
     batch = make_batch([b"v"], producer=7)
     header = changed(
         batch,
@@ -139,6 +146,44 @@ def test_the_range_of_times_is_what_the_records_say(gateway):
     assert isinstance(gateway.admit(*good, acknowledge=True), Batch)
     for low, high in ((10, 89), (11, 90), (0, 100), (90, 10)):
         assert "times" in refused(gateway, *timed([50, 10, 90], time_low=low, time_high=high), InvalidPayload)
+
+
+@pytest.mark.parametrize("time_us", [TIME_US_MIN - 1, TIME_US_MAX + 1, 1 << 62, -(1 << 62)])
+def test_a_time_that_no_reader_can_have_is_refused(gateway, time_us):
+    """In the header of a batch without times of its own, tiny or not, and in the column of one that has them."""
+    for values in ([b"v"], [b"v"] * 100):
+        batch = make_batch(values, producer=7, times=(time_us, time_us))
+        assert "years 1 to 9999" in refused(gateway, batch.header, batch.payload, InvalidPayload)
+    refused(gateway, *timed([0, time_us], time_low=min(0, time_us), time_high=max(0, time_us)), InvalidPayload)
+    refused(gateway, *timed([time_us], time_low=time_us, time_high=time_us), InvalidPayload)
+
+
+@pytest.mark.parametrize("time_us", [TIME_US_MIN, 0, TIME_US_MAX])
+def test_every_time_that_a_reader_can_have_is_admitted(gateway, time_us):
+    datetime(1970, 1, 1) + timedelta(microseconds=time_us)  # noqa: DTZ001  # no zone shifts it over the edge
+    batch = make_batch([b"v"], producer=7, times=(time_us, time_us))
+    assert isinstance(gateway.admit(batch.header, bytes(batch.payload), acknowledge=True), Batch)
+    assert isinstance(gateway.admit(*timed([time_us], time_low=time_us, time_high=time_us), acknowledge=True), Batch)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("count", [1, 100])
+def test_the_limits_of_a_record_hold_for_every_client(gateway, compression, count):
+    """Ours checks them too, but the bytes may come from another."""
+
+    def verdict(keys: Any = None, headers: Any = None) -> Batch | MainstemError:
+        keys = None if keys is None else [b"k"] * (count - 1) + [keys]
+        headers = None if headers is None else [None] * (count - 1) + [headers]
+        table = layouts.build([b"v"] * count, keys=keys, headers=headers)
+        return gateway.admit(*built(table, compression), acknowledge=True)
+
+    most = [(f"{number}", b"") for number in range(HEADERS_PER_RECORD_MAX)]
+    assert isinstance(verdict(keys=b"k" * KEY_BYTES_MAX), Batch)
+    assert isinstance(verdict(headers=most), Batch)
+    assert isinstance(verdict(headers=[("n", b"v" * (HEADER_BYTES_MAX - 1))]), Batch)
+    assert "a key of" in str(verdict(keys=b"k" * (KEY_BYTES_MAX + 1)))
+    assert "257 headers" in str(verdict(headers=[*most, ("one more", b"")]))
+    assert "headers of a record" in str(verdict(headers=[("n", b"v" * HEADER_BYTES_MAX)]))
 
 
 def test_a_record_over_the_servers_limit_is_refused():

@@ -1,8 +1,13 @@
 """Records out of lines, frames and rows, however the bytes are cut."""
 
 import io
+import itertools
+import json
+import sys
 from datetime import UTC, datetime
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,8 +40,10 @@ def test_frames_do_not_depend_on_how_they_come(values, places):
 
 def test_a_line_without_end_is_refused_before_it_fills_memory():
     endless = (b"x" * (1 << 20) for _ in iter(int, 1))
-    with pytest.raises(RecordTooLarge):
-        list(rows.split_lines(endless))
+    with pytest.raises(RecordTooLarge, match="line 3 is longer than record_bytes_max"):
+        list(rows.split_lines(itertools.chain([b"one\ntwo\n"], endless)))
+    with pytest.raises(RecordTooLarge, match="line 2 is longer"):
+        list(rows.split_lines([b"one\n", b"x" * RECORD_BYTES_MAX, b"x\nthree\n"]))
     assert len(next(rows.split_lines([b"x" * RECORD_BYTES_MAX]))) == RECORD_BYTES_MAX
 
 
@@ -95,6 +102,35 @@ def test_csv_of_records_has_no_empty_keys():
     assert list(rows.csv_rows(io.BytesIO(text))) == [Row(b"v", b"k", {"h": b"1"}, time), Row(b"")]
 
 
+@pytest.mark.parametrize(("row", "problem"), [(b"1", "fewer"), (b"1,2,3", "more")])
+def test_a_row_of_csv_has_as_many_fields_as_there_are_names(row, problem):
+    with pytest.raises(InvalidRecord, match=f"line 3: {problem} fields than the 2 names"):
+        list(rows.csv_rows(io.BytesIO(b"a,b\n1,2\n" + row + b"\n")))
+
+
+CSV_PROBLEMS = {
+    b'a\n"x" y\n': "line 2: not CSV",
+    b"\xff,b\n": "line 1 or one after it: not UTF-8 text",
+    b'value,headers\nv,"{"\n': "line 2: headers are not JSON",
+}
+
+
+@pytest.mark.parametrize("text", CSV_PROBLEMS)
+def test_what_is_wrong_with_csv_is_said_by_line(text):
+    with pytest.raises(InvalidRecord, match=CSV_PROBLEMS[text]):
+        list(rows.csv_rows(io.BytesIO(text)))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_row():
+    text = b'\xef\xbb\xbf{"a":1}\n'
+    assert list(rows.ndjson([text])) == [Row(b'{"a":1}')]
+
+
+def test_half_of_a_surrogate_pair_is_named():
+    with pytest.raises(InvalidRecord, match=r"line 1: not JSON \(half of a surrogate pair"):
+        list(rows.ndjson([rb'{"a":"\ud800"}']))
+
+
 def test_a_field_named_twice_is_refused():
     with pytest.raises(InvalidRecord, match="'a' twice"):
         list(rows.csv_rows(io.BytesIO(b"a,b,a\n1,2,3\n")))
@@ -111,6 +147,67 @@ def test_a_field_of_csv_may_be_as_long_as_a_record():
 def test_bad_fields_of_a_record_are_refused(field):
     with pytest.raises(InvalidRecord, match="line 1: "):
         list(rows.ndjson([b'{"value":"v",%s}' % field.encode()]))
+
+
+def parquet(table: pa.Table, key: str | None = None) -> list[Row]:
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return list(rows.parquet(file, key))
+
+
+@pytest.fixture(params=["with pandas", "without pandas"])
+def _pandas(request, monkeypatch):
+    """pyarrow hands nanoseconds to pandas where it is installed, and fails where it is not."""
+    if request.param == "without pandas":
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    else:
+        pytest.importorskip("pandas")
+
+
+@pytest.mark.usefixtures("_pandas")
+def test_nanoseconds_of_parquet_are_times_to_the_microsecond():
+    stamps = pa.array([1_769_860_800_123_456_789], pa.timestamp("ns", "UTC"))
+    table = pa.table(
+        {
+            "at": stamps,
+            "plain": stamps.cast(pa.timestamp("ns")),
+            "took": pa.array([1_500], pa.duration("ns")),
+            "time": pa.array([1_500], pa.time64("ns")),
+            "all": pa.array([[1_500]], pa.list_(pa.timestamp("ns"))),
+            "deep": pa.array([{"at": 1_500}], pa.struct([("at", pa.timestamp("ns"))])),
+        }
+    )
+    (row,) = parquet(table)
+    assert json.loads(row.value or b"") == {
+        "at": "2026-01-31T12:00:00.123456Z",
+        "plain": "2026-01-31T12:00:00.123456",
+        "took": "PT0.000001S",
+        "time": "00:00:00.000001",
+        "all": ["1970-01-01T00:00:00.000001"],
+        "deep": {"at": "1970-01-01T00:00:00.000001"},
+    }
+
+
+def test_what_json_has_no_word_for():
+    table = pa.table(
+        {
+            "bytes": [b"text", b"\xff"],
+            "number": [float("nan"), float("-inf")],
+            "nested": pa.array([[b"\xff"], []], pa.list_(pa.binary())),
+        }
+    )
+    assert [json.loads(row.value or b"") for row in parquet(table)] == [
+        {"bytes": "text", "number": None, "nested": [{"base64": "/w=="}]},
+        {"bytes": {"base64": "/w=="}, "number": None, "nested": []},
+    ]
+    assert [row.key for row in parquet(table, "bytes")] == [b"text", b"\xff"]
+    with pytest.raises(InvalidRecord, match="row 1: the field 'number' is nan; a key is"):
+        parquet(table, "number")
+
+
+def test_a_time_that_cannot_be_is_refused():
+    with pytest.raises(InvalidRecord, match="date value out of range"):
+        parquet(pa.table({"at": pa.array([2**62], pa.timestamp("us"))}))
 
 
 @given(st.binary())

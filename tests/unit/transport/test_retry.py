@@ -1,6 +1,5 @@
 """Retry etiquette: pauses, deadlines, the ratio, the tale in the final error, and a crowd that comes back politely."""
 
-import asyncio
 import heapq
 import random
 from collections import deque
@@ -23,7 +22,6 @@ from mainstem.transport.retry import (
     RetryPolicy,
     RetryRatio,
     call,
-    call_async,
 )
 
 
@@ -253,59 +251,6 @@ def test_the_deadline_is_never_exceeded(seed: int, deadline: float, timeout: flo
 
 
 # ----------------------------------------------------------------------------------------------------------- async
-
-
-async def no_sleep(seconds: float) -> None:
-    assert 0 <= seconds <= 5
-
-
-def test_call_async_retries_and_answers(clock: SimulatedClock):
-    failures = deque(lost(2))
-
-    async def attempt_once(attempt: Attempt) -> int:
-        if failures:
-            raise failures.popleft()
-        return attempt.number
-
-    policy = RetryPolicy()
-    work = call_async(attempt_once, policy=policy, clock=clock, randomness=random.Random(1), sleep=no_sleep)
-    assert asyncio.run(work) == 3
-
-
-def test_call_async_cancels_an_attempt_that_outlives_its_timeout(clock: SimulatedClock):
-    cancelled = []
-
-    async def hang(attempt: Attempt) -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(attempt.number)
-            raise
-
-    policy = RetryPolicy(attempt_timeout=0.01, attempts_max=2)
-    work = call_async(hang, policy=policy, clock=clock, randomness=random.Random(1), sleep=no_sleep)
-    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.010 s .gave up after 2 attempts"):
-        asyncio.run(work)
-    assert cancelled == [1, 2]
-
-
-def test_call_async_is_not_retried_when_its_caller_is_cancelled(clock: SimulatedClock):
-    begun = []
-
-    async def hang(attempt: Attempt) -> None:
-        begun.append(attempt.number)
-        await asyncio.Event().wait()
-
-    async def main() -> None:
-        work = call_async(hang, policy=RetryPolicy(), clock=clock, randomness=random.Random(1), sleep=no_sleep)
-        task = asyncio.create_task(work)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert begun == [1]
 
 
 # ------------------------------------------------------------------------------------------------------- the crowd

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mainstem.core.batch import Buffer
+from mainstem.core.errors import Closed
 from mainstem.log.blocks.base import BlockMissing
 from mainstem.log.disk import Disk, DiskFile
 from mainstem.log.frame import BlockHeader
@@ -39,6 +40,7 @@ class LocalBlocks:
         self._folder = folder
         self._disk = disk
         self._open: OrderedDict[int, DiskFile] = OrderedDict()
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def create(self, header: BlockHeader) -> LocalBlockWriter:
@@ -71,7 +73,9 @@ class LocalBlocks:
         return f"{self._folder.name}/{self._path(block).name}"
 
     def close(self) -> None:
+        """Also while others read: they are told."""
         with self._lock:
+            self._is_closed = True
             while self._open:
                 self._open.popitem()[1].close()
 
@@ -79,6 +83,8 @@ class LocalBlocks:
         return self._folder / f"{block:016d}.block"
 
     def _file(self, block: int) -> DiskFile:
+        if self._is_closed:
+            raise Closed("the log was closed")
         file = self._open.get(block)
         if file is None:
             try:

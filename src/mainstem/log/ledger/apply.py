@@ -9,6 +9,7 @@ or repeated frame in between splits it, because an entry covers a single run of 
 
 from collections import OrderedDict
 
+from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
@@ -139,6 +140,28 @@ class Applier:
             producers.popitem(last=False)
 
 
+class _Run:
+    """Batches of one shard that lie next to each other in the flush: one entry and one row of the shard in the making.
+
+    Kept as plain numbers, because most flushes are runs of tiny batches.
+    """
+
+    __slots__ = ("base", "bytes", "entry", "length", "next", "position", "row", "stream", "time_high")
+
+    def __init__(self, stream: StreamRow, row: ShardRow) -> None:
+        self.stream = stream
+        self.row = row
+        self.next = row.next
+        self.time_high = row.time_high
+        self.bytes = row.bytes
+        # Of the entry that grows: the header of its first batch, its first offset, and its bytes so far.
+        self.entry: BatchHeader | None = None
+        self.base = self.position = self.length = 0
+
+    def shard_row(self) -> ShardRow:
+        return ShardRow(self.row.start, self.next, self.next, self.time_high, self.bytes)
+
+
 class _Step:
     """One flush being applied: reads through to the applier, gathers changes."""
 
@@ -148,18 +171,20 @@ class _Step:
         self._changes = Changes(AppliedPlace(flush.number, flush.block, flush.commit_position))
         self._names: dict[str, int | None] = {}
         self._live: dict[int, int] = {}
-        self._growing: Entry | None = None
+        self._run: _Run | None = None
+        self._run_key: ShardKey | None = None
 
     def take(self, item: WrittenBatch | Command) -> Outcome:
         try:
             if isinstance(item, WrittenBatch):
                 return self._append(item)
+            self._close_run()
             return self._command(item)
         except MainstemError as error:
             return Rejected(error)
 
     def finish(self) -> Changes:
-        self._close_entry()
+        self._close_run()
         for block, delta in self._live.items():
             row = self._block(block)
             self._changes.blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
@@ -169,109 +194,83 @@ class _Step:
 
     def _append(self, batch: WrittenBatch) -> Outcome:
         header = batch.header
-        stream = self._open_stream(header.stream)
-        if header.shard >= stream.shards:
-            raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; there is no shard {header.shard}")
-        original = self._check_sequence(batch)
-        if original is not None:
-            return Appended(original, duplicate=True)
-        if header.generation != stream.generation:
+        key = (header.stream, header.shard)
+        run = self._run if self._run_key == key else self._begin_run(key)
+        assert run is not None
+        producer: ProducerRow | None = None
+        if header.producer:
+            identity = (header.producer, header.stream, header.shard)
+            producer = self._changes.producers.get(identity) or self._base.producer(identity)
+            original = _original(header, producer)
+            if original is not None:
+                return Appended(original, duplicate=True)
+        if header.generation != run.stream.generation:
             raise StaleGeneration(
-                f"stream {stream.name!r} is at generation {stream.generation}, the batch was made for "
+                f"stream {run.stream.name!r} is at generation {run.stream.generation}, the batch was made for "
                 f"{header.generation}; look the stream up again and resend"
             )
-        key = (header.stream, header.shard)
-        shard = self._shard(key)
-        base = shard.next
-        self._remember_sequence(batch, base)
-        high = max(shard.time_high, header.time_high)
-        self._changes.shards[key] = ShardRow(
-            shard.start, base + header.count, base + header.count, high, shard.bytes + batch.length
-        )
-        self._add_entry(batch, base, high)
+        base = run.next
+        if header.producer:
+            self._changes.producers[identity] = _remembering(producer, header, base, self._flush.time_us)
+        entry = run.entry
+        if (
+            entry is None
+            or run.position + run.length != batch.position
+            or entry.schema_id != header.schema_id
+            or entry.transaction != header.transaction
+        ):
+            self._close_entry(run)
+            run.entry, run.base, run.position, run.length = header, base, batch.position, 0
+        run.length += batch.length
+        run.bytes += batch.length
+        run.next = base + header.count
+        if header.time_high > run.time_high:
+            run.time_high = header.time_high
         return Appended(base)
 
-    def _check_sequence(self, batch: WrittenBatch) -> int | None:
-        """The original base of a repeated batch, None for the next one; anything else is refused."""
-        header = batch.header
-        if header.producer == 0:
-            return None
-        row = self._producer((header.producer, header.stream, header.shard))
-        if row is not None and header.producer_epoch < row.epoch:
-            raise ProducerFenced(
-                f"producer {header.producer:x} epoch {header.producer_epoch} was replaced by epoch {row.epoch}"
-            )
-        if row is None or header.producer_epoch > row.epoch:
-            if header.sequence == 0:
-                return None
-            raise UnknownProducer(
-                f"producer {header.producer:x} is not known in this shard, yet its batch has sequence "
-                f"{header.sequence}; it was idle for over 7 days or the stream is new: open a new producer"
-            )
-        last = row.recent[-1][0]
-        if header.sequence == last + 1:
-            return None
-        for sequence, base in row.recent:
-            if sequence == header.sequence:
-                return base
-        raise OutOfSequence(
-            f"producer {header.producer:x} sent sequence {header.sequence}, expected {last + 1} "
-            f"or one of the last {len(row.recent)}"
-        )
+    def _begin_run(self, key: ShardKey) -> _Run:
+        self._close_run()
+        stream = self._open_stream(key[0])
+        if key[1] >= stream.shards:
+            raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; there is no shard {key[1]}")
+        self._run_key, self._run = key, _Run(stream, self._shard(key))
+        return self._run
 
-    def _remember_sequence(self, batch: WrittenBatch, base: int) -> None:
-        header = batch.header
-        if header.producer == 0:
+    def _close_run(self) -> None:
+        run, key = self._run, self._run_key
+        if run is None or key is None:
             return
-        key = (header.producer, header.stream, header.shard)
-        row = self._producer(key)
-        recent: tuple[tuple[int, int], ...] = ()
-        if row is not None and row.epoch == header.producer_epoch:
-            recent = row.recent[-(PRODUCER_RECENT_MAX - 1) :]
-        self._changes.producers[key] = ProducerRow(
-            header.producer_epoch, (*recent, (header.sequence, base)), self._flush.time_us
-        )
+        self._close_entry(run)
+        if run.next > run.row.next:
+            self._changes.shards[key] = run.shard_row()
+        self._run = self._run_key = None
 
-    def _add_entry(self, batch: WrittenBatch, base: int, time_high: int) -> None:
-        header = batch.header
+    def _close_entry(self, run: _Run) -> None:
+        first = run.entry
+        if first is None:
+            return
         block = self._flush.block
-        self._live[block] = self._live.get(block, 0) + batch.length
-        last = self._growing
-        if (
-            last is not None
-            and (last.stream, last.shard, last.schema_id, last.transaction)
-            == (header.stream, header.shard, header.schema_id, header.transaction)
-            and last.position + last.length == batch.position
-        ):
-            self._growing = last._replace(
-                span=last.span + header.count,
-                count=last.count + header.count,
-                length=last.length + batch.length,
-                time_high=time_high,
-                # Statistics describe a single batch; an entry of several has none until the merger makes them.
-                statistics=b"",
+        self._live[block] = self._live.get(block, 0) + run.length
+        span = run.next - run.base
+        # Statistics describe a single batch; an entry of several has none until the merger makes them.
+        statistics = first.statistics if span == first.count else b""
+        self._changes.entries.append(
+            Entry(
+                first.stream,
+                first.shard,
+                run.base,
+                span,
+                span,
+                block,
+                run.position,
+                run.length,
+                run.time_high,
+                first.schema_id,
+                first.transaction,
+                statistics,
             )
-            return
-        self._close_entry()
-        self._growing = Entry(
-            header.stream,
-            header.shard,
-            base,
-            header.count,
-            header.count,
-            block,
-            batch.position,
-            batch.length,
-            time_high,
-            header.schema_id,
-            header.transaction,
-            header.statistics,
         )
-
-    def _close_entry(self) -> None:
-        if self._growing is not None:
-            self._changes.entries.append(self._growing)
-            self._growing = None
+        run.entry = None
 
     # Commands.
 
@@ -303,6 +302,7 @@ class _Step:
                 return Done()
             case ForgetProducers():
                 self._changes.forget_producers_before_us = command.before_us
+                self._changes.forget_producers_ids = (command.first, command.last)
                 return Done()
 
     def _create(self, command: CreateStream) -> Outcome:
@@ -355,10 +355,40 @@ class _Step:
     def _shard(self, key: ShardKey) -> ShardRow:
         return self._changes.shards.get(key) or self._base.shard(key)
 
-    def _producer(self, key: ProducerKey) -> ProducerRow | None:
-        return self._changes.producers.get(key) or self._base.producer(key)
-
     def _block(self, block: int) -> BlockRow:
         row = self._changes.blocks.get(block) or self._base.block(block)
         assert row is not None, f"block {block} was never opened"
         return row
+
+
+def _original(header: BatchHeader, row: ProducerRow | None) -> int | None:
+    """The original base of a repeated batch, None for the next one; anything else is refused."""
+    if row is not None and header.producer_epoch < row.epoch:
+        raise ProducerFenced(
+            f"producer {header.producer:x} epoch {header.producer_epoch} was replaced by epoch {row.epoch}"
+        )
+    if row is None or header.producer_epoch > row.epoch:
+        if header.sequence == 0:
+            return None
+        raise UnknownProducer(
+            f"producer {header.producer:x} is not known in this shard, yet its batch has sequence "
+            f"{header.sequence}; it was idle for over 7 days or the stream is new: open a new producer"
+        )
+    last = row.recent[-1][0]
+    if header.sequence == last + 1:
+        return None
+    for sequence, base in row.recent:
+        if sequence == header.sequence:
+            return base
+    raise OutOfSequence(
+        f"producer {header.producer:x} sent sequence {header.sequence}, expected {last + 1} "
+        f"or one of the last {len(row.recent)}"
+    )
+
+
+def _remembering(row: ProducerRow | None, header: BatchHeader, base: int, now_us: int) -> ProducerRow:
+    """The producer's row with one batch more."""
+    recent: tuple[tuple[int, int], ...] = ()
+    if row is not None and row.epoch == header.producer_epoch:
+        recent = row.recent[-(PRODUCER_RECENT_MAX - 1) :]
+    return ProducerRow(header.producer_epoch, (*recent, (header.sequence, base)), now_us)

@@ -99,7 +99,9 @@ class Changes:
     entries: list[Entry] = field(default_factory=list)
     producers: dict[ProducerKey, ProducerRow] = field(default_factory=dict)
     blocks: dict[int, BlockRow] = field(default_factory=dict)
+    # Producers last seen before this are forgotten, of those with ids from the first to the last of these.
     forget_producers_before_us: int = 0
+    forget_producers_ids: tuple[int, int] = (0, 0)
 
 
 class LedgerReader(Protocol):

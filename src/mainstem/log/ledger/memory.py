@@ -86,9 +86,10 @@ class MemoryLedger:
             self._producers.update(changes.producers)
             for entry in changes.entries:
                 self._entries[entry.stream, entry.shard].append(entry)
-            before = changes.forget_producers_before_us
-            if before:
-                self._producers = {key: row for key, row in self._producers.items() if row.seen_us >= before}
+            before, (first, last) = changes.forget_producers_before_us, changes.forget_producers_ids
+            idle = [key for key, row in self._producers.items() if first <= key[0] <= last and row.seen_us < before]
+            for key in idle:
+                del self._producers[key]
             self._applied = changes.applied
 
     def close(self) -> None:

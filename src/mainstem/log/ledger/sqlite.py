@@ -22,7 +22,7 @@ from urllib.parse import quote
 import apsw
 import apsw.sqlite_extra
 
-from mainstem.core.errors import FolderUnusable, LedgerDamaged
+from mainstem.core.errors import Closed, FolderUnusable, LedgerDamaged
 from mainstem.core.limits import PRODUCER_RECENT_MAX
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import (
@@ -37,7 +37,7 @@ from mainstem.log.ledger.base import (
     StreamRow,
 )
 
-FORMAT: Final = 1
+LEDGER_FORMAT: Final = 1
 
 _SCHEMA = """
 CREATE TABLE meta(k TEXT PRIMARY KEY, v) WITHOUT ROWID;
@@ -254,6 +254,8 @@ class SqliteLedger(SqliteLedgerReader):
         self._wal = path.with_name(path.name + "-wal")
         # Frames in the WAL that wait for a checkpoint; None before our first commit.
         self._wal_frames: int | None = None
+        # The last flush in the database file, if the next commit is to say that the WAL builds on it.
+        self._wal_base: int | None = None
         try:
             with _Translated(path):
                 self._prepare()
@@ -272,7 +274,8 @@ class SqliteLedger(SqliteLedgerReader):
         db.pragma("journal_mode", "wal")
         with db:
             db.execute(_SCHEMA)
-            db.executemany("INSERT INTO meta VALUES (?, ?)", [("format", FORMAT), ("uuid", log_uuid), ("epoch", epoch)])
+            meta = [("format", LEDGER_FORMAT), ("uuid", log_uuid), ("epoch", epoch)]
+            db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
             db.execute("INSERT INTO applied VALUES (0, 0, 0)")
         # The schema goes into the database file at once: until then the file alone is not a ledger.
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -291,8 +294,17 @@ class SqliteLedger(SqliteLedgerReader):
         keep = ctypes.c_int(1)
         db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
         found = self._value("SELECT v FROM meta WHERE k = 'format'")
-        if found != FORMAT:
-            raise FolderUnusable(f"{self.path} has ledger format {found}; this program reads format {FORMAT}")
+        if found != LEDGER_FORMAT:
+            raise FolderUnusable(f"{self.path} has ledger format {found}; this program reads format {LEDGER_FORMAT}")
+
+    def wal_base(self) -> int:
+        """The WAL is of use only on a database file that holds this flush; 0 if it does not say."""
+        rows = self._rows("SELECT v FROM meta WHERE k = 'wal_base'")
+        return int(rows[0][0]) if rows else 0
+
+    def builds_on(self, number: int) -> None:
+        """The database file holds flush `number`: the next commit says that the WAL builds on that."""
+        self._wal_base = number
 
     def _on_wal(self, db: Any, name: str, frames: int) -> int:
         self._wal_frames = frames
@@ -307,6 +319,7 @@ class SqliteLedger(SqliteLedgerReader):
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+            self._wal_base = None
 
     def _store(self, changes: Changes) -> None:
         execute = self._db.execute
@@ -318,7 +331,10 @@ class SqliteLedger(SqliteLedgerReader):
         _insert(execute, "INSERT OR REPLACE INTO streams", list(changes.streams.values()))
         _insert(execute, "INSERT OR REPLACE INTO blocks", list(changes.blocks.values()))
         if changes.forget_producers_before_us:
-            execute("DELETE FROM producers WHERE seen_us < ?", (changes.forget_producers_before_us,))
+            idle = (*changes.forget_producers_ids, changes.forget_producers_before_us)
+            execute("DELETE FROM producers WHERE pid BETWEEN ? AND ? AND seen_us < ?", idle)
+        if self._wal_base is not None:
+            execute("INSERT OR REPLACE INTO meta VALUES ('wal_base', ?)", (self._wal_base,))
         execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
 
     def wal_bytes(self) -> int:
@@ -347,6 +363,7 @@ class SqliteLedger(SqliteLedgerReader):
             finally:
                 self._db.set_busy_timeout(_READ_BUSY_MS)
             self._wal_frames = 0
+            self.builds_on(int(next(iter(self._db.execute("SELECT number FROM applied")))[0]))
             return True
 
     def _verify_wal(self) -> None:
@@ -394,7 +411,7 @@ def _producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
 
 
 class _Translated:
-    """Turns SQLite's errors about bytes on disk into LedgerDamaged, and a foreign format into FolderUnusable."""
+    """Turns SQLite's errors about bytes on disk into LedgerDamaged, and a connection closed meanwhile into Closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -403,6 +420,8 @@ class _Translated:
         return None
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, apsw.ConnectionClosedError):
+            raise Closed("the log was closed") from error
         if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError | apsw.SQLError | apsw.CantOpenError):
             raise LedgerDamaged(
                 f"{self._path.name}: {error}; start the process again and the ledger is rebuilt from the blocks"

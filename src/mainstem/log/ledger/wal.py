@@ -19,9 +19,8 @@ What follows the end of the chain is normal or damage:
 - frames with the same salts that end no commit are left from a transaction that was rolled back: normal;
 - a frame with the same salts that ends a commit, behind one that does not fit, means that a frame which was there when
   the commit was written is wrong now: damage;
-- the frame at the break itself, if it has the same salts, is a write the process did not live to finish, or damage of
-  the very last commit: `torn_at`. Only who knows how many frames were committed can tell them apart: see
-  `frames_expected`.
+- the frame at the break itself is a write the process did not live to finish, or damage of the very last commit. Only
+  who knows how many frames were committed can tell them apart: see `frames_expected`.
 """
 
 import os
@@ -48,50 +47,27 @@ State = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class WalPoint:
-    """Where a verification may go on: after `frames` frames, the last of which ended a commit, at this checksum."""
-
-    salts: State
-    frames: int
-    checksum: State
-    pages: int
-
-
-@dataclass(frozen=True, slots=True)
 class WalReport:
-    """What a WAL file holds. Frames are counted from the start of the file, those verified earlier included."""
+    """What a WAL file holds."""
 
-    header_valid: bool
-    page_bytes: int  # 0 without a valid header
-    frames_valid: int  # how long the chain is
     last_commit_frame: int  # how many frames there are up to the last commit in the chain; 0 without one
-    pages: int  # of the database after that commit; 0 without one
     damaged_at: int | None  # the position of the frame (0: the header) that is wrong and should not be
-    torn_at: int | None  # the position of a frame of this WAL that is wrong, with no commit behind it
-    point: WalPoint | None  # for the next verification of the same WAL
-
-    @property
-    def is_damaged(self) -> bool:
-        return self.damaged_at is not None
 
 
-def verify(
-    source: str | os.PathLike[str] | Buffer, resume: WalPoint | None = None, frames_expected: int | None = None
-) -> WalReport:
+def verify(source: str | os.PathLike[str] | Buffer, frames_expected: int | None = None) -> WalReport:
     """Verify the WAL in a file, or in memory. A file that is not there is an empty WAL.
 
-    `resume` is the `point` of an earlier report: frames up to it are taken as verified, unless SQLite has restarted the
-    WAL since. `frames_expected` is the number of frames SQLite says are committed (its WAL hook and its checkpoint say
-    so): fewer than that, or than were there before, is damage. Nobody may write to the WAL meanwhile.
+    `frames_expected` is the number of frames SQLite says are committed (its WAL hook and its checkpoint say so): fewer
+    than that is damage. Nobody may write to the WAL meanwhile.
     """
     if not isinstance(source, str | os.PathLike):
-        return _verify(_Memory(source), resume, frames_expected)
+        return _verify(_Memory(source), frames_expected)
     try:
         descriptor = os.open(Path(source), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return _verify(_Memory(b""), resume, frames_expected)
+        return _verify(_Memory(b""), frames_expected)
     try:
-        return _verify(_File(descriptor), resume, frames_expected)
+        return _verify(_File(descriptor), frames_expected)
     finally:
         os.close(descriptor)
 
@@ -128,30 +104,17 @@ class _Header:
         return FRAME_HEADER_BYTES + self.page_bytes
 
 
-def _verify(source: _Memory | _File, resume: WalPoint | None, frames_expected: int | None) -> WalReport:
+def _verify(source: _Memory | _File, frames_expected: int | None) -> WalReport:
     raw = source.read(0, HEADER_BYTES)
     header = _parse_header(raw)
     if header is None:
         # Less than a header is a WAL that nothing was committed to; a whole one was valid when it was written.
         damaged = len(raw) == HEADER_BYTES or bool(frames_expected)
-        return WalReport(False, 0, 0, 0, 0, 0 if damaged else None, None, None)
-    start = WalPoint(header.salts, 0, header.checksum, 0)
-    if resume is not None and resume.salts == header.salts:
-        frames_expected = max(frames_expected or 0, resume.frames)
-        start = resume if _is_there(resume, source, header) else start
-    chain = _Chain(header, start)
-    for frames in _read_frames(source, header, chain.frames):
+        return WalReport(0, 0 if damaged else None)
+    chain = _Chain(header)
+    for frames in _read_frames(source, header):
         chain.add(frames)
     return chain.report(frames_expected)
-
-
-def _is_there(point: WalPoint, source: _Memory | _File, header: _Header) -> bool:
-    """Whether the last frame before `point` is still in the file."""
-    raw = source.read(HEADER_BYTES + point.frames * header.frame_bytes - header.frame_bytes, header.frame_bytes)
-    if point.frames == 0 or len(raw) < header.frame_bytes:
-        return False
-    stored: list[int] = np.frombuffer(raw, ">u4", 4, 8).tolist()
-    return stored == [*point.salts, *point.checksum]
 
 
 def _parse_header(raw: Buffer) -> _Header | None:
@@ -167,9 +130,9 @@ def _parse_header(raw: Buffer) -> _Header | None:
     return _Header(page_bytes, (salt1, salt2), (sum0, sum1), order)
 
 
-def _read_frames(source: _Memory | _File, header: _Header, first: int) -> Iterator[npt.NDArray[Any]]:
-    """Whole frames as rows of words, as they lie in the file, some megabytes at a time."""
-    size = header.frame_bytes
+def _read_frames(source: _Memory | _File, header: _Header) -> Iterator[npt.NDArray[Any]]:
+    """Whole frames as rows of words, as they lie in the file, some at a time."""
+    first, size = 0, header.frame_bytes
     at_once = max(1, _CHUNK_BYTES // size)
     while True:
         data = source.read(HEADER_BYTES + first * size, at_once * size)
@@ -184,13 +147,12 @@ def _read_frames(source: _Memory | _File, header: _Header, first: int) -> Iterat
 class _Chain:
     """The chain as far as it has been followed. After its end, a search for commits that should have been in it."""
 
-    def __init__(self, header: _Header, start: WalPoint) -> None:
+    def __init__(self, header: _Header) -> None:
         self._header = header
-        self._point = start  # after the last commit in the chain
-        self._checksum = start.checksum  # after the last frame in the chain
-        self.frames = start.frames  # in the chain
+        self._checksum = header.checksum  # after the last frame in the chain
+        self._frames = 0  # in the chain
+        self._committed = 0  # up to the last commit in the chain
         self._is_ended = False
-        self._is_torn = False  # the frame at the break has this WAL's salts
         self._has_lost_commit = False  # a commit with this WAL's salts lies behind the break
 
     def add(self, frames: npt.NDArray[Any]) -> None:
@@ -202,7 +164,6 @@ class _Chain:
             if valid == len(frames):
                 return
             self._is_ended = True
-            self._is_torn = bool(is_ours[valid])
             is_ours, commits = is_ours[valid + 1 :], commits[valid + 1 :]
         self._has_lost_commit |= bool((is_ours & (commits != 0)).any())
 
@@ -216,26 +177,14 @@ class _Chain:
             self._checksum = _pair(stored[valid - 1])
         ends = np.flatnonzero(commits[:valid])
         if len(ends):
-            last = int(ends[-1])
-            frames_so_far = self.frames + last + 1
-            self._point = WalPoint(self._header.salts, frames_so_far, _pair(stored[last]), int(commits[last]))
-        self.frames += valid
+            self._committed = self._frames + int(ends[-1]) + 1
+        self._frames += valid
         return valid
 
     def report(self, frames_expected: int | None) -> WalReport:
-        position = HEADER_BYTES + self.frames * self._header.frame_bytes
-        is_short = frames_expected is not None and self._point.frames < frames_expected
-        is_damaged = self._has_lost_commit or is_short
-        return WalReport(
-            header_valid=True,
-            page_bytes=self._header.page_bytes,
-            frames_valid=self.frames,
-            last_commit_frame=self._point.frames,
-            pages=self._point.pages,
-            damaged_at=position if is_damaged else None,
-            torn_at=position if self._is_torn and not is_damaged else None,
-            point=self._point,
-        )
+        position = HEADER_BYTES + self._frames * self._header.frame_bytes
+        is_short = frames_expected is not None and self._committed < frames_expected
+        return WalReport(self._committed, position if self._has_lost_commit or is_short else None)
 
 
 def _pair(words: Words) -> State:

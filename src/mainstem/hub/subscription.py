@@ -1,0 +1,99 @@
+"""Batches pushed by a server, on their way to one reader."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mainstem.core.batch import Buffer, FetchedBatch
+from mainstem.core.errors import Closed, DataLoss, MainstemError, ProtocolError
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES
+from mainstem.transport.port import EndReached, StreamInfo
+from mainstem.transport.wire import Batches, Kind, Subscribe, pack
+
+
+class RemoteSubscription:
+    """Batches pushed by a server. `next` and `close` are for one thread, the rest for the I/O thread."""
+
+    def __init__(
+        self,
+        id_: int,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        *,
+        give_credit: Callable[[int, int], None],
+        remove: Callable[[int], None],
+    ) -> None:
+        self.id = id_
+        self._give_credit = give_credit
+        self._remove = remove
+        self._stream = stream
+        # Per shard, the offset after the last batch that arrived: where a new connection goes on.
+        self._offsets = list(offsets)
+        self._ends = None if ends is None else list(ends)
+        self._credit = prefetch_bytes
+        self._queue: deque[FetchedBatch | MainstemError | EndReached] = deque()
+        self._arrived = threading.Condition(threading.Lock())
+        # Bytes in the queue, which the server counts against the credit, and bytes taken but not yet given back.
+        self._queued_bytes = 0
+        self._taken_bytes = 0
+
+    # The I/O thread.
+
+    def subscribe_message(self) -> list[Buffer]:
+        """Where to go on, with the credit that the queue leaves."""
+        with self._arrived:
+            credit = max(1, self._credit - self._queued_bytes)
+            self._taken_bytes = 0
+        return pack(Kind.SUBSCRIBE, self.id, Subscribe(self._stream.id, self._offsets, self._ends, credit))
+
+    def receive(self, header: Batches, payloads: list[bytes]) -> None:
+        with self._arrived:
+            for (base, batch_header), payload in zip(header.batches, payloads, strict=True):
+                batch = FetchedBatch(base, batch_header, payload)
+                shard = batch_header.shard
+                if shard >= len(self._offsets) or not base <= self._offsets[shard] < batch.end:
+                    raise ProtocolError(f"batch {base} of shard {shard} came out of order")
+                self._offsets[shard] = batch.end
+                self._queue.append(batch)
+                self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
+            self._arrived.notify()
+
+    def lose(self, loss: DataLoss) -> None:
+        with self._arrived:
+            if loss.shard < len(self._offsets):
+                self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
+            self._queue.append(loss)
+            self._arrived.notify()
+
+    def finish(self, reason: MainstemError | EndReached) -> None:
+        with self._arrived:
+            self._queue.append(reason)
+            self._arrived.notify()
+
+    # The reader's thread.
+
+    def next(self, timeout: float | None) -> FetchedBatch | None:
+        with self._arrived:
+            if not self._queue and not self._arrived.wait_for(lambda: self._queue, timeout):
+                return None
+            item = self._queue[0]
+            if isinstance(item, DataLoss | FetchedBatch):
+                self._queue.popleft()
+            if not isinstance(item, FetchedBatch):
+                # The end stays at the head of the queue: whoever asks again gets it again.
+                raise item
+            size = len(item.payload) + BATCH_OVERHEAD_BYTES
+            self._queued_bytes -= size
+            self._taken_bytes += size
+            give = self._taken_bytes if self._taken_bytes >= self._credit // 4 else 0
+            self._taken_bytes -= give
+        if give:
+            self._give_credit(self.id, give)
+        return item
+
+    def close(self) -> None:
+        """Also from another thread: whoever waits is told."""
+        self._remove(self.id)
+        self.finish(Closed("this consumer is closed; open another with hub.consumer(...)"))

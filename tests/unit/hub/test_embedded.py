@@ -1,0 +1,151 @@
+"""The embedded hub's port: its background thread outlives what goes wrong in it, and a failed open leaves nothing."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import mainstem
+from mainstem.core.errors import FolderUnusable, MainstemError
+from mainstem.hub import embedded
+from mainstem.hub.embedded import LogPort, Pump
+from mainstem.log import retention
+from mainstem.log.flush import CreateStream, DeleteStream, TrimShard
+from mainstem.log.log import Log
+from tests.unit.log.parts import NOW_US, append_values
+
+
+@pytest.fixture
+def old_stream(tmp_path):
+    """A folder with a stream of which all records are older than its retention."""
+    log = Log(tmp_path / "data")
+    stream = log.execute(CreateStream("ab" * 16, "old", 1, "crc32", 1_000_000, NOW_US)).stream
+    append_values(log, stream, b"0", b"1")
+    log.close()
+    return tmp_path / "data"
+
+
+class Scheduled:
+    """An action, and that the pump has come to it."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self.ran = threading.Event()
+
+    def __call__(self) -> None:
+        self.ran.set()
+        if self._error is not None:
+            raise self._error
+
+
+def test_the_pump_outlives_an_action_that_fails(caplog):
+    driven = Scheduled(OSError(5, "Input/output error"))
+    pump = Pump(driven)
+    for error in (StopIteration(), FolderUnusable("the disk failed"), None):
+        action = Scheduled(error)
+        pump.schedule(action, 0.0)
+        assert action.ran.wait(5)
+    assert driven.ran.wait(5)
+    pump.close()
+    said = [(record.levelno, bool(record.exc_info)) for record in caplog.records if "disk failed" in record.message]
+    assert said == [(logging.ERROR, False)]
+    assert "StopIteration" in caplog.text
+
+
+def test_a_stream_deleted_while_retention_decides_is_passed_over(tmp_path, monkeypatch):
+    log = Log(tmp_path / "data")
+    first, second = (
+        log.execute(CreateStream(name * 32, name, 1, "crc32", 1_000_000, NOW_US)).stream for name in ("a", "b")
+    )
+    for stream in (first, second):
+        append_values(log, stream, b"old")
+    expired = retention.expired
+
+    def overtaken(ledger, now_us):
+        found = list(expired(ledger, now_us))
+        assert found == [TrimShard(first, 0, 1), TrimShard(second, 0, 1)]
+        log.execute(DeleteStream(first, NOW_US))
+        return found
+
+    monkeypatch.setattr("mainstem.log.log.expired", overtaken)
+    log.enforce_retention()
+    assert log.reader.shard(second, 0).start == 1
+    log.close()
+
+
+def test_retention_comes_back_after_it_failed(tmp_path, monkeypatch):
+    turns: list[int] = []
+    again = threading.Event()
+
+    def fail(log: Log) -> None:
+        turns.append(1)
+        if len(turns) > 1:
+            again.set()
+        raise RuntimeError("out of cheese")
+
+    monkeypatch.setattr(embedded, "_RETENTION_SECONDS", 0.0)
+    monkeypatch.setattr(Log, "enforce_retention", fail)
+    with mainstem.open(tmp_path / "data") as hub:
+        assert again.wait(5)
+        hub.streams.create("works")
+
+
+def test_a_folder_opens_though_nothing_can_be_trimmed(old_stream, monkeypatch):
+    """The disk is full: what is there can still be read."""
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mainstem.log.blocks.local.LocalBlocks.create", fail)
+    with mainstem.open(old_stream, read_only=False) as hub:
+        assert hub.streams.get("old").ends == (2,)
+    monkeypatch.undo()
+    trimmed = threading.Event()
+    enforce = Log.enforce_retention
+
+    def noted(log: Log) -> None:
+        enforce(log)
+        trimmed.set()
+
+    monkeypatch.setattr(Log, "enforce_retention", noted)
+    with mainstem.open(old_stream, read_only=False) as hub:
+        assert trimmed.wait(5)
+        assert hub.streams.get("old").starts == (2,)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+
+@pytest.mark.parametrize("what", ["mainstem.hub.embedded.Pump", "mainstem.log.log.SqliteLedgerReader"])
+def test_an_open_that_fails_late_leaves_the_folder_free(old_stream, monkeypatch, what):
+    def fail(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(what, fail)
+        with pytest.raises((RuntimeError, MainstemError), match="new thread"):
+            LogPort(old_stream)
+    assert open_files() == before
+    LogPort(old_stream).close()
+
+
+def test_a_reader_of_a_stream_that_is_deleted_while_it_subscribes_is_told(tmp_path, monkeypatch):
+    port = LogPort(tmp_path / "data")
+    port.log.execute(CreateStream("ab" * 16, "s", 1, "crc32", 10**15, NOW_US))
+    info = port._administration.find("s").streams[0]
+    subscription = embedded.LocalSubscription
+
+    def overtaken(*args):
+        made = subscription(*args)
+        port.log.execute(DeleteStream(info.id, NOW_US))
+        return made
+
+    monkeypatch.setattr(embedded, "LocalSubscription", overtaken)
+    with pytest.raises(mainstem.StreamDeleted):
+        port.subscribe(info, [0], None, 1)
+    assert port._subscriptions == {}
+    port.close()
