@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidPayload
-from mainstem.core.layouts import FEW, SHAPES, Shape
+from mainstem.core.layouts import FEW, HAS_KEY, SHAPES, Shape, build
 
 _PREFIX: Final = struct.Struct("<Ii")
 _I16: Final = struct.Struct("<h")
@@ -247,8 +247,7 @@ class _Template(NamedTuple):
 @functools.cache
 def _template(layout: int) -> _Template:
     shape = SHAPES[layout]
-    sample = pa.RecordBatch.from_pylist([dict.fromkeys(shape.schema.names, b"x")], schema=shape.schema)
-    message = sample.serialize().to_pybytes()
+    message = build([b"x"], [b"x"] if layout == HAS_KEY else None).serialize().to_pybytes()
     head = message[: 8 + _PREFIX.unpack_from(message)[1]]
     metadata = head[8:]
     _, _, header, body_len, _ = _fields(metadata, _U32.unpack_from(metadata)[0])

@@ -72,8 +72,10 @@ _EXIT_SECONDS: Final = 1.0
 # How long the end of a hub waits for a server that does not take the last bytes, and for its thread.
 _LINGER_SECONDS: Final = 2.0
 _END_SECONDS: Final = 5.0
-# How long small appends wait for company while another one is under way.
-_GATHER_SECONDS: Final = 0.002
+# How long small appends wait for company while others are under way. The last answer ends the wait, unless so many came
+# together that a crowd is writing: then every turn is worth its price on both sides only if it carries a few.
+_GATHER_SECONDS: Final = 0.006
+_CROWD: Final = 3
 _CALL = RetryPolicy(attempt_timeout=10.0, deadline=30.0, attempts_max=None, cap=2.0)
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
 _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
@@ -108,6 +110,7 @@ class RemotePort:
         self._requests: dict[int, Request] = {}
         self._appends_in_flight = 0
         self._turn_timer: asyncio.TimerHandle | None = None
+        self._is_crowd = False
         self._subscriptions: dict[int, RemoteSubscription] = {}
         self._log_uuid = ""
         self._heartbeat = 5.0
@@ -253,22 +256,27 @@ class RemotePort:
     def _take_turn(self) -> None:
         """Do what was handed over and send all appends that wait, in few messages.
 
-        While an append is under way, small ones gather for the next turn, which comes with an answer or after a moment:
-        many producers of one hub share messages, and a lone one does not wait. What is handed over after the flags are
-        taken back wakes us again; what was before is in the queues.
+        While an append is under way, small ones gather for the next turn: many producers of one hub share messages, and
+        a lone one does not wait.
         """
-        self._is_woken = self._is_gathering = False
+        self._is_woken = False
+        # What is handed over meanwhile is taken along, or found by the look at the end.
+        self._is_gathering = True
         if self._turn_timer is not None:
             self._turn_timer.cancel()
             self._turn_timer = None
         for _ in range(len(self._actions)):
             self._actions.popleft()()
-        has_sent = bool(self._appends)
+        waiting = len(self._appends)
+        self._is_crowd = waiting >= _CROWD
         while self._appends:
             self._begin(gather(self._appends))
-        if has_sent and self._appends_in_flight:
-            self._is_gathering = True
+        if waiting and self._appends_in_flight:
             self._turn_timer = self._loop.call_later(_GATHER_SECONDS, self._take_turn)
+            return
+        self._is_gathering = False
+        if self._actions or self._appends:
+            self._wake()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -415,7 +423,7 @@ class RemotePort:
         request = self._requests.get(id_)
         if request is not None and request.answer(answer):
             self._forget(id_)
-            if self._is_gathering:
+            if self._is_gathering and not self._appends_in_flight and not self._is_crowd:
                 self._wake()
 
     def _forget(self, id_: int) -> Request:

@@ -5,8 +5,9 @@ block and synced, applied to the ledger, published to followers and to those who
 flushes overlap by two locks taken hand over hand: whoever writes takes the apply lock before it lets go of the write
 lock, so flushes are applied in the order of their numbers, and the next write starts while this one is applied.
 
-Any thread may drive (`drive`): a server has two threads that do nothing else; in an embedded hub the thread that waits
-for its own acknowledgement does it, because handing over to another thread would cost an interpreter switch each way.
+Any thread may drive (`drive`): a server has one thread that does nothing else and one that helps while much waits; in
+an embedded hub the thread that waits for its own acknowledgement does it, because handing over to another thread would
+cost an interpreter switch each way.
 
 The first error of the disk or the ledger fences the batcher: nothing is acknowledged after it, ever.
 """
@@ -15,11 +16,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
-from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, PENDING_BYTES_MAX
+from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, PENDING_BYTES_MAX
 from mainstem.log.flush import Appended, Command, Flush, Outcome
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
@@ -30,6 +31,9 @@ from mainstem.log.writer import FlushFile
 logger = logging.getLogger("mainstem.log")
 
 Outcomes = list[Outcome]
+
+# Bytes that wait beyond which a second thread helps.
+_CROWD_BYTES: Final = 256 * KIB
 
 
 class Submission:
@@ -82,6 +86,8 @@ class Batcher:
         self._pending_bytes = 0
         self._pending_lock = threading.Lock()
         self._arrived = threading.Condition(self._pending_lock)
+        # Told when so much waits that a second thread pays.
+        self._crowded = threading.Condition(self._pending_lock)
         self._written = applier.applied
         self._failure: MainstemError | None = None
         self._closing = False
@@ -105,12 +111,17 @@ class Batcher:
             self._pending.append(submission)
             self._pending_bytes += submission.size
             if wake:
-                self._arrived.notify()
+                self._notify()
 
     def wake(self) -> None:
         """Let a thread that runs look at what was submitted."""
         with self._arrived:
-            self._arrived.notify()
+            self._notify()
+
+    def _notify(self) -> None:
+        self._arrived.notify()
+        if self._pending_bytes >= _CROWD_BYTES:
+            self._crowded.notify()
 
     @property
     def pending_bytes(self) -> int:
@@ -135,6 +146,17 @@ class Batcher:
                 while not self._pending and not self._closing and self._failure is None:
                     self._arrived.wait()
                 if self._failure is not None or (self._closing and not self._pending):
+                    return
+            self.drive()
+
+    def help(self) -> None:
+        """Drive until closed, beside a thread that runs, but only while much waits: then one flush is written while the
+        one before is applied. With little, the two would take the interpreter from each other for smaller flushes."""
+        while True:
+            with self._crowded:
+                while self._pending_bytes < _CROWD_BYTES and not self._closing and self._failure is None:
+                    self._crowded.wait()
+                if self._failure is not None or self._closing:
                     return
             self.drive()
 
@@ -264,6 +286,7 @@ class Batcher:
             self._pending.clear()
             self._pending_bytes = 0
             self._arrived.notify_all()
+            self._crowded.notify_all()
         # A failure that is only met again was told, and its cause raised, by the thread that met it first.
         return _Committed([(submission, failure) for submission in waiting], _NOTHING, failure if is_news else None)
 
@@ -272,6 +295,7 @@ class Batcher:
         with self._arrived:
             self._closing = True
             self._arrived.notify_all()
+            self._crowded.notify_all()
         while self._pending and self._failure is None:
             self.drive()
         with self._write_lock, self._apply_lock:

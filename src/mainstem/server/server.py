@@ -1,4 +1,4 @@
-"""The server: one log, one event loop, two commit threads, many sessions."""
+"""The server: one log, one event loop, a thread that commits and one that helps it, many sessions."""
 
 import asyncio
 import logging
@@ -26,8 +26,6 @@ from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
 
-# One thread writes a flush while the other applies the one before it.
-_COMMIT_THREADS: Final = 2
 _READ_THREADS: Final = 2
 _TICK_SECONDS: Final = 1.0
 _RETENTION_SECONDS: Final = 30.0
@@ -94,8 +92,9 @@ class Server:
         loop = self._loop = asyncio.get_running_loop()
         self.log.batcher.add_listener(self._on_flush)
         self.log.batcher.on_failure = self._on_log_failure
-        for number in range(_COMMIT_THREADS):
-            thread = threading.Thread(target=self.log.batcher.run, name=f"mainstem-commit-{number}", daemon=True)
+        batcher = self.log.batcher
+        for name, body in (("mainstem-commit", batcher.run), ("mainstem-commit-help", batcher.help)):
+            thread = threading.Thread(target=body, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
         self._listener = await loop.create_server(self._new_connection, address.host, address.port, backlog=1024)

@@ -1,5 +1,8 @@
 """Messages made without pyarrow are the messages pyarrow makes."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,3 +44,12 @@ def test_what_takes_the_long_way():
     assert payload.encode_few([bytes(10_000)], None, "lz4") is None
     with pytest.raises(TypeError):
         plain_message(0, [[None]])  # type: ignore[list-item]
+
+
+def test_no_message_costs_the_import_of_pandas():
+    """`pa.array` and its like import it on first use, which takes longer than a thousand sends."""
+    code = (
+        "import sys; from mainstem.core import payload; payload.encode_few([b'v'], [b'k'], None); "
+        "payload.encode_few([b'v'], None, None); sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
