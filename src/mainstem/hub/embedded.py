@@ -12,7 +12,7 @@ from pathlib import Path
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, Closed, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
@@ -322,6 +322,11 @@ class FolderPort:
     def __init__(self, path: Path) -> None:
         folder = Folder(path, LocalDisk())
         folder.require()
+        if not folder.ledger.exists():
+            raise FolderUnusable(
+                f"{path} has no {folder.ledger.name}, and who only reads cannot make it anew: open the folder once for "
+                f"writing (mainstem serve --data {path}), and it is rebuilt from the blocks"
+            )
         self._folder = folder
         self._ledger = SqliteLedgerReader(folder.ledger)
         self._reader = LogReader(self._ledger, folder.blocks)

@@ -30,6 +30,7 @@ payloads only are wrong is replayed, and its readers are told; one whose frames 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from mainstem.core.errors import FolderUnusable, LedgerDamaged
@@ -183,8 +184,11 @@ class Recovery:
             replayed = self._replay(ledger, journal)
             if not ledger.checkpoint():
                 raise LedgerDamaged("the rebuilt ledger is in use by another process")
-        finally:
+        except BaseException:
             ledger.close()
+            _remove(target)
+            raise
+        ledger.close()
         self._put_aside()
         self._snapshots.disk.replace(target, self._path)
         _remove(target)
@@ -347,11 +351,23 @@ class Recovery:
 
     def _missing(self, first: int, last: int, number: int, damage: FrameDamaged | None) -> FolderUnusable:
         cause = f" ({damage})" if damage else ""
+        absent = self._absent_beside(number) if damage is None else []
+        if absent:
+            files = " to ".join(self._blocks.where(block) for block in dict.fromkeys((absent[0], absent[-1])))
+            where = f"flushes {first} to {last} were in {files}, which is missing"
+        else:
+            where = f"flushes {first} to {last} are missing or damaged in {self._blocks.where(number)}{cause}"
         return FolderUnusable(
-            f"flushes {first} to {last} are missing or damaged in {self._blocks.where(number)}{cause}, and what was "
-            "written after them is there: acknowledged records would get other offsets. Bring the file back; nothing "
-            "was changed"
+            f"{where}, and what was written after them is there: acknowledged records would get other offsets. Bring "
+            "the file back; nothing was changed"
         )
+
+    def _absent_beside(self, number: int) -> list[int]:
+        """Blocks are numbered without gaps: those that are not there and stand next to this one."""
+        for before, after in pairwise([0, *self._numbers]):
+            if number in (before, after) and after - before > 1:
+                return list(range(before + 1, after))
+        return []
 
     def _require_torn(self, number: int, damage: FrameDamaged, expected: int, applied: int) -> None:
         """At the end of the newest block an incomplete flush is what a crash leaves; anything after it is not."""

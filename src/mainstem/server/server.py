@@ -173,7 +173,8 @@ class Server:
         connection = session.connection
         if connection is not None and connection.error is not None:
             # The text may repeat what the client said.
-            logger.warning("a client was disconnected: %s", ascii(str(connection.error))[1:-1])
+            peer, reason = connection.peer, ascii(str(connection.error))[1:-1]
+            logger.warning("client %s was disconnected: %s", peer, reason)
         session.connection = None
 
     async def _tick(self) -> None:

@@ -65,6 +65,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self.is_blocked = False
         self.heard_at = clock.monotonic()
         self.error: MainstemError | None = None
+        # Who is at the other end, for people.
+        self.peer = "unknown"
         self.failed_at = 0.0
 
     # Called by the owner.
@@ -153,14 +155,12 @@ class FramedConnection(asyncio.BufferedProtocol):
     def unsent_bytes(self) -> int:
         return self._outgoing_bytes + self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    def peer_name(self) -> str:
-        found = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{found[0]}:{found[1]}" if found else "unknown peer"
-
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        found = transport.get_extra_info("peername")
+        self.peer = f"{found[0]}:{found[1]}" if found else self.peer
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._on_open(self)
 

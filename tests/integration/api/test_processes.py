@@ -493,3 +493,14 @@ def test_what_is_no_folder_is_refused(path, tmp_path, monkeypatch):
     with pytest.raises(mainstem.InvalidSetting):
         mainstem.open(path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_its_ledger_says_to_readers_what_helps(tmp_path):
+    with mainstem.open(tmp_path / "data") as hub:
+        hub.streams.create("orders")
+    for path in (tmp_path / "data").glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(mainstem.FolderUnusable, match="mainstem serve --data"):
+        mainstem.open(tmp_path / "data", read_only=True)
+    mainstem.open(tmp_path / "data").close()
+    mainstem.open(tmp_path / "data", read_only=True).close()
