@@ -129,7 +129,7 @@ class _Attacker:
 
 
 class _Healthy:
-    """A client that writes all the while, and measures how long it waits."""
+    """A client that writes and asks all the while, and measures how long it waits."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -148,6 +148,7 @@ class _Healthy:
             started = time.perf_counter()
             try:
                 producer.burst()
+                self._hub.streams.list()
             except MainstemError as error:
                 self._errors.append(f"{type(error).__name__}: {error}")
                 break
