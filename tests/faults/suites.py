@@ -52,16 +52,16 @@ SUITES: dict[str, Suite] = {
     "crash_points": Suite(
         crash_points.run,
         slice=150,
-        full=6_000,
-        chunk=1_500,
+        full=20_000,
+        chunk=4_000,
         bugs={"ack_before_write": 20, "skip_payload_check": 80, "skip_dedupe": 20, "trust_ledger": 60},
     ),
     "power_loss": Suite(power_loss.run, slice=2, full=200, chunk=40, bugs={"ack_before_write": 3}, on_disk=True),
     "cut": Suite(cut.run, slice=300, full=144_000, chunk=12_000, bugs={"believe_blocks": 20}),
     "flips": Suite(flips.run, slice=152, full=10_000, chunk=2_500, bugs={"ignore_checksum": 38}),
-    "ledger_lost": Suite(ledger_lost.run, slice=60, full=500, chunk=500, bugs={"trust_ledger": 60}),
-    "fsync_fails": Suite(fsync_fails.run, slice=80, full=500, chunk=500, bugs={"swallow_write_error": 15}),
-    "two_writers": Suite(two_writers.run, slice=10, full=100, chunk=100, bugs={"skip_lock": 5}),
+    "ledger_lost": Suite(ledger_lost.run, slice=60, full=2_000, chunk=1_000, bugs={"trust_ledger": 60}),
+    "fsync_fails": Suite(fsync_fails.run, slice=80, full=2_000, chunk=1_000, bugs={"swallow_write_error": 15}),
+    "two_writers": Suite(two_writers.run, slice=10, full=200, chunk=200, bugs={"skip_lock": 5}),
     "kill_embedded": Suite(kill_embedded.run, slice=2, full=50, chunk=25, bugs={"ack_before_write": 2}, on_disk=True),
     "read_beside": Suite(read_beside.run, slice=3, full=50, chunk=25, bugs={"stale_reader": 2}, on_disk=True),
     "kill_server": Suite(
@@ -82,6 +82,6 @@ SUITES: dict[str, Suite] = {
         fuzz_server.run, slice=10_000, full=200_000, chunk=100_000, bugs={"end_on_garbage": 1_000}, measures=True
     ),
     "hostile_payload": Suite(
-        hostile_payload.run, slice=5_000, full=500_000, chunk=250_000, bugs={"trust_payloads": 20_000}
+        hostile_payload.run, slice=5_000, full=2_000_000, chunk=500_000, bugs={"trust_payloads": 20_000}
     ),
 }
