@@ -164,7 +164,9 @@ def widen(batch: pa.RecordBatch, layout: int, time_us: int) -> pa.RecordBatch:
     count = batch.num_rows
     columns = dict(zip(shape_of(layout).schema.names, batch.columns, strict=True))
     if "timestamp" not in columns:
-        columns["timestamp"] = pa.repeat(pa.scalar(time_us, TIMESTAMP_TYPE), count)
+        # Not pa.repeat of a scalar: making one imports pandas where that is installed.
+        times = pa.py_buffer(np.full(count, time_us, np.int64))
+        columns["timestamp"] = pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, times])
     elif columns["timestamp"].null_count:
         columns["timestamp"] = columns["timestamp"].fill_null(pa.scalar(time_us, TIMESTAMP_TYPE))
     for name in ("key", "headers"):

@@ -169,7 +169,11 @@ class RemotePort:
         append = PendingAppend(batches, self._clock.monotonic() + timeout, done)
         # Through one queue, whoever ships: what another thread has handed over before must leave before.
         self._appends.append(append)
-        if append.size > GATHER_BYTES or not self._is_gathering:
+        is_large = append.size > GATHER_BYTES
+        if is_large and threading.current_thread() is self._thread:
+            # At once: the server can write it while the next one is encoded.
+            self._send_appends()
+        elif is_large or not self._is_gathering:
             self._wake()
 
     def can_take(self) -> bool:
@@ -269,14 +273,17 @@ class RemotePort:
             self._actions.popleft()()
         waiting = len(self._appends)
         self._is_crowd = waiting >= _CROWD
-        while self._appends:
-            self._begin(gather(self._appends))
+        self._send_appends()
         if waiting and self._appends_in_flight:
             self._turn_timer = self._loop.call_later(_GATHER_SECONDS, self._take_turn)
             return
         self._is_gathering = False
         if self._actions or self._appends:
             self._wake()
+
+    def _send_appends(self) -> None:
+        while self._appends:
+            self._begin(gather(self._appends))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

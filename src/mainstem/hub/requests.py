@@ -54,7 +54,8 @@ class PendingAppend:
         self.batches = batches
         self.deadline = deadline
         self.done = done
-        self.size = sum([len(batch.payload) for batch in batches])
+        # Uncompressed: a megabyte of records does not wait for company, however well it compresses.
+        self.size = sum([batch.header.raw_len for batch in batches])
         self.is_finished = False
 
     def finish(self, results: Sequence[AppendResult]) -> None:

@@ -34,6 +34,9 @@ PREFIX_BYTES: Final = PREFIX.size
 _LENGTH_BYTES: Final = 4
 # An incomplete message gets at least so much memory, or its whole length if that is less.
 _PARTIAL_BYTES_MIN: Final = 4 << 10
+# Room for an incomplete message grows by this factor: an eighth of what somebody makes us hold was sent, and a message
+# of the usual megabyte is copied once.
+_GROWTH: Final = 8
 
 
 class Kind(IntEnum):
@@ -254,8 +257,8 @@ class MessageReader:
     Bytes are received straight into the buffer this hands out (`buffer`, `received`), so that a large message is not
     assembled from many pieces. Between messages the buffer is the `scratch` of the caller, shared by all its
     connections: an idle connection holds no memory. At most one message is buffered, and never more than the limit in
-    force: small until the peer has said hello. Its memory grows with what arrived, at most twofold, whatever length
-    was claimed; above a share that everybody has it comes from `budget`. `on_wait(True)` says that there is none now:
+    force: small until the peer has said hello. Its memory is at most eight times what arrived, whatever length was
+    claimed; above a share that everybody has it comes from `budget`. `on_wait(True)` says that there is none now:
     `buffer` must not be used until `on_wait(False)`.
     """
 
@@ -356,8 +359,8 @@ class MessageReader:
             self._grow()
 
     def _grow(self) -> None:
-        """Room for as much again as has arrived, up to the end of the message."""
-        size = min(self._total, 2 * self._filled)
+        """Room for several times what has arrived, up to the end of the message."""
+        size = min(self._total, _GROWTH * self._filled)
         need = max(0, size - RECEIVE_SHARE_BYTES) - self._taken
         if not need or self._budget.take(self, need):
             self._taken += need

@@ -46,10 +46,11 @@ def test_what_takes_the_long_way():
         plain_message(0, [[None]])  # type: ignore[list-item]
 
 
-def test_no_message_costs_the_import_of_pandas():
+def test_neither_a_message_nor_a_wide_batch_costs_the_import_of_pandas():
     """`pa.array` and its like import it on first use, which takes longer than a thousand sends."""
     code = (
         "import sys; from mainstem.core import payload; payload.encode_few([b'v'], [b'k'], None); "
-        "payload.encode_few([b'v'], None, None); sys.exit('pandas' in sys.modules)"
+        "payload.encode_few([b'v'], None, None); from mainstem.core import layouts; "
+        "layouts.widen(layouts.build([b'v']), 0, 5); sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

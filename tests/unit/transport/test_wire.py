@@ -86,7 +86,7 @@ def test_a_claimed_length_costs_nothing(scratch):
     assert budget.used == 0
 
 
-def test_memory_is_at_most_twice_what_arrived(scratch):
+def test_memory_is_at_most_eight_times_what_arrived(scratch):
     budget = ReceiveBudget()
     peer = Peer(budget, message(8 << 20), scratch)
     received, largest = 0, 0
@@ -94,7 +94,7 @@ def test_memory_is_at_most_twice_what_arrived(scratch):
         before = len(peer.data)
         peer.step(100_000)
         received += before - len(peer.data)
-        assert budget.used <= 2 * received
+        assert budget.used <= 8 * received
         largest = max(largest, budget.used)
     assert largest > 4 << 20
 
