@@ -62,20 +62,28 @@ def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) 
     if body_at > message.size:
         raise InvalidPayload("the message ends inside its metadata")
     metadata = message.slice(8, metadata_len).to_pybytes()
-    batch_at = _inspect_message(metadata, message.size - body_at)
-    length, nodes, buffers, compression, variadic = _fields(metadata, batch_at)
-    if variadic or not (length and nodes and buffers) or _I64.unpack_from(metadata, length)[0] != count:
-        raise InvalidPayload("the message's record batch lacks what its layout has, or has another number of records")
-    _inspect_compression(metadata, compression, codec_id)
-    numbers = shape.nodes.unpack_from(metadata, _vector(metadata, nodes, shape.node_count))
+    numbers, spans = _inspect_metadata(metadata, message.size - body_at, shape, codec_id, count)
     entries = _inspect_nodes(shape, count, numbers)
-    spans = shape.buffers.unpack_from(metadata, _vector(metadata, buffers, shape.buffer_count))
-    _inspect_spans(spans, message.size - body_at)
     raw_len: int = message.size if codec_id is None else body_at + _claimed(message, body_at, spans)
     # Offsets take 4 bytes a value: two arrays of them for the entries of headers, one for the values.
     if 4 * count + 8 * entries > raw_len:
         raise InvalidPayload(f"{raw_len} bytes cannot hold {count} records with {entries} headers")
     return raw_len
+
+
+def _inspect_metadata(
+    metadata: bytes, body_len: int, shape: Shape, codec_id: int | None, count: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Check the tables; return the numbers of the field nodes, still to be checked, and where the buffers are."""
+    batch_at = _inspect_message(metadata, body_len)
+    length, nodes, buffers, compression, variadic = _fields(metadata, batch_at)
+    if variadic or not (length and nodes and buffers) or _I64.unpack_from(metadata, length)[0] != count:
+        raise InvalidPayload("the message's record batch lacks what its layout has, or has another number of records")
+    _inspect_compression(metadata, compression, codec_id)
+    numbers = shape.nodes.unpack_from(metadata, _vector(metadata, nodes, shape.node_count))
+    spans = shape.buffers.unpack_from(metadata, _vector(metadata, buffers, shape.buffer_count))
+    _inspect_spans(spans, body_len)
+    return numbers, spans
 
 
 def _inspect_message(metadata: bytes, body_len: int) -> int:
@@ -193,16 +201,8 @@ def _plain_spans(head: bytes, size: int, layout: int, count: int) -> tuple[int, 
     """Where the buffers of a message are that starts with `head`; None if it has nulls. Batches of one size and shape
     have the same metadata, so most of them were inspected before."""
     shape = SHAPES[layout]
-    metadata = head[8:]
-    batch_at = _inspect_message(metadata, size - len(head))
-    length, nodes, buffers, compression, variadic = _fields(metadata, batch_at)
-    if variadic or not (length and nodes and buffers) or _I64.unpack_from(metadata, length)[0] != count:
-        raise InvalidPayload("the message's record batch lacks what its layout has, or has another number of records")
-    _inspect_compression(metadata, compression, None)
-    numbers = shape.nodes.unpack_from(metadata, _vector(metadata, nodes, shape.node_count))
+    numbers, spans = _inspect_metadata(head[8:], size - len(head), shape, None, count)
     _inspect_nodes(shape, count, numbers)
-    spans: tuple[int, ...] = shape.buffers.unpack_from(metadata, _vector(metadata, buffers, shape.buffer_count))
-    _inspect_spans(spans, size - len(head))
     return None if any(numbers[1::2]) else spans
 
 

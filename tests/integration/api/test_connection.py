@@ -555,7 +555,10 @@ def test_closing_a_producer_without_acknowledgements_does_not_wait_for_a_server_
         producer.send("orders", b"x")
         producer.flush()
         server.kill()
-        time.sleep(0.1)
+        deadline = time.monotonic() + 10
+        while hub._port.can_take():  # until the hub has noticed
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         for _ in range(10):
             producer.send("orders", b"lost")
         began = time.monotonic()
