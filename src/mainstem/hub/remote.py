@@ -70,8 +70,8 @@ _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 1.0
 # How long the end of a hub waits for a server that does not take the last bytes, and for its thread.
-_LINGER_SECONDS: Final = 2.0
-_END_SECONDS: Final = 5.0
+_LINGER_SECONDS: Final = 20.0
+_END_SECONDS: Final = 22.0
 # How long small appends wait for company while others are under way. The last answer ends the wait, unless so many came
 # together that a crowd is writing: then every turn is worth its price on both sides only if it carries a few.
 _GATHER_SECONDS: Final = 0.006
