@@ -150,9 +150,11 @@ class Consumer:
             shard = fetched.header.shard
             end = None if self._ends is None else self._ends[shard]
             batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end)
+            self._offsets[shard] = max(self._offsets[shard], batch.end)
             if batch.count > 0:
-                self._offsets[shard] = batch.end
                 return batch
+            if self._at_end():
+                return None
             if deadline is not None:
                 timeout = max(0.0, deadline - self._clock.monotonic())
 
@@ -172,7 +174,7 @@ class Consumer:
         """Where reading would go on: after the record or batch yielded last."""
         offsets = list(self._offsets)
         if self._current is not None:
-            offsets[self._current.shard] = self._current.end - _left(self._records)
+            offsets[self._current.shard] = self._current.position(_left(self._records))
         return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
 
     def seek(self, to: Start) -> None:

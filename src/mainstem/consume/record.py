@@ -1,6 +1,7 @@
 """What a reader gets: a record, or a batch of them."""
 
-from collections.abc import Iterator
+import bisect
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Any
@@ -31,30 +32,44 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordBatch:
-    """Records `offset` to `offset + count - 1` of one shard. Decoded when first looked into; then immutable."""
+    """`count` records of one shard, from `offset` to before `end`. Decoded when first looked into; then immutable.
 
-    __slots__ = ("_decoded", "_fetched", "_skip", "count", "offset", "shard", "stream")
+    Their offsets follow each other without a gap, unless the stream is compacted or records were erased.
+    """
+
+    __slots__ = ("_decoded", "_fetched", "_offsets", "_skip", "count", "end", "offset", "shard", "stream")
 
     def __init__(self, stream: str, fetched: FetchedBatch, start: int, end: int | None) -> None:
         self._fetched = fetched
-        self._skip = max(0, start - fetched.base)
-        stop = fetched.end if end is None else min(end, fetched.end)
+        self._decoded: pa.RecordBatch | None = None
+        # The offset of every record, if there are gaps between them.
+        self._offsets: list[int] | None = None
         self.stream = stream
         self.shard = fetched.header.shard
+        self.end = fetched.end if end is None else min(end, fetched.end)
+        self._skip = max(0, start - fetched.base)
         self.offset = fetched.base + self._skip
-        self.count = stop - self.offset
-        self._decoded: pa.RecordBatch | None = None
+        self.count = max(0, self.end - self.offset)
+        if fetched.header.span:
+            self._leave_gaps(start)
+
+    def _leave_gaps(self, start: int) -> None:
+        """Find the records from `start` to before `end` among those that are left."""
+        offsets = _offsets(self._fetched)
+        self._skip = bisect.bisect_left(offsets, start)
+        self._offsets = offsets[self._skip : bisect.bisect_left(offsets, self.end)]
+        self.count = len(self._offsets)
+        self.offset = self._offsets[0] if self._offsets else self.end
 
     def __len__(self) -> int:
         return self.count
 
     def __repr__(self) -> str:
-        return f"<RecordBatch {self.stream} shard {self.shard} offsets {self.offset} to {self.offset + self.count - 1}>"
+        return f"<RecordBatch {self.stream} shard {self.shard} offsets {self.offset} to {self.end - 1}>"
 
-    @property
-    def end(self) -> int:
-        """The offset after the last record."""
-        return self.offset + self.count
+    def offsets(self) -> Sequence[int]:
+        """The offset of every record."""
+        return range(self.offset, self.offset + self.count) if self._offsets is None else self._offsets
 
     def to_arrow(self, *, metadata: bool = False) -> pa.RecordBatch:
         """Columns key, value, headers, timestamp; with `metadata` also _shard, _offset, _timestamp, _key, _headers."""
@@ -64,7 +79,7 @@ class RecordBatch:
             return batch
         extra = {
             "_shard": pa.repeat(pa.scalar(self.shard, pa.int32()), self.count),
-            "_offset": pa.array(range(self.offset, self.end), pa.int64()),
+            "_offset": pa.array(self.offsets(), pa.int64()),
             "_timestamp": batch.column("timestamp"),
             "_key": batch.column("key"),
             "_headers": batch.column("headers"),
@@ -73,7 +88,11 @@ class RecordBatch:
 
     def last(self, count: int) -> "RecordBatch":
         """The last `count` records as a batch of their own."""
-        return RecordBatch(self.stream, self._fetched, self.end - count, self.end)
+        return RecordBatch(self.stream, self._fetched, self.offsets()[-count], self.end)
+
+    def position(self, left: int) -> int:
+        """Where a reader stands that has `left` of the records still before it."""
+        return self.offsets()[-left] if left else self.end
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of `to_arrow()`; pandas must be installed."""
@@ -98,8 +117,7 @@ class RecordBatch:
             headers = map(_headers, batch.column("headers").to_pylist())
         if header.layout & layouts.HAS_TIMESTAMP:
             times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        offsets = range(self.offset, self.end)
-        return iter(list(map(Record, values, keys, repeat(self.shard), offsets, times, headers)))
+        return iter(list(map(Record, values, keys, repeat(self.shard), self.offsets(), times, headers)))
 
     def _narrow(self) -> pa.RecordBatch:
         if self._decoded is None:
@@ -107,6 +125,17 @@ class RecordBatch:
             whole = payload.decode(header.encoding, header.layout, header.count, header.raw_len, self._fetched.payload)
             self._decoded = whole.slice(self._skip, self.count)
         return self._decoded
+
+
+def _offsets(fetched: FetchedBatch) -> list[int]:
+    """The offset of every record of a batch that has gaps."""
+    header = fetched.header
+    if not header.count:
+        return []
+    batch = payload.decode(header.encoding, header.layout, header.count, header.raw_len, fetched.payload)
+    if not header.layout & layouts.HAS_OFFSETS:
+        return list(range(fetched.base, fetched.base + header.count))
+    return [fetched.base + distance for distance in batch.column("offset").to_pylist()]
 
 
 def _headers(pairs: list[tuple[str, bytes]] | None) -> dict[str, bytes] | None:

@@ -19,7 +19,8 @@ class BatchHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `encoding`, `layout` and `raw_len` say how to read the payload (see core/payload.py). `schema_id` is 0 for streams
     without a schema. (`producer`, `producer_epoch`, `stream`, `shard`, `sequence`) identify the batch for exactly once.
-    Fields are appended at the end only, with a default.
+    `span` is how many offsets the batch covers if its records are fewer, because others were compacted away or erased;
+    0 if it has one for each. Fields are appended at the end only, with a default.
     """
 
     stream: U63
@@ -39,6 +40,7 @@ class BatchHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_high: TimeUs
     transaction: U63 = 0
     statistics: bytes = b""
+    span: U63 = 0
 
 
 Buffer = bytes | bytearray | memoryview
@@ -52,7 +54,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A stored batch on its way to a reader: offsets `base` to `base + header.count - 1` of its shard."""
+    """A stored batch on its way to a reader: offsets `base` to `end - 1` of its shard. One without records has no payload
+    and says only that none of these offsets has one any more."""
 
     base: int
     header: BatchHeader
@@ -60,5 +63,5 @@ class FetchedBatch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> int:
-        """The offset after the last record."""
-        return self.base + self.header.count
+        """The offset after the last it covers."""
+        return self.base + (self.header.span or self.header.count)

@@ -1,11 +1,12 @@
-"""The eight layouts: which columns a batch of records without a schema has, and how columns become such a batch.
+"""The layouts: which columns a batch of records without a schema has, and how columns become such a batch.
 
 A record is a row of `key: binary, value: binary, headers: map<string, binary>, timestamp: timestamp[us, UTC]`. Most
-batches use only some of these, so there are eight *layouts*, each a fixed Arrow schema that is never written down:
+batches use only some of these, so there are *layouts*, each a fixed Arrow schema that is never written down:
 
     layout   bit 1: has a key column, bit 2: has headers, bit 4: has timestamps; value is always there; order as above
 
-A column that is absent means: no key, no headers, the batch's `time_low` as timestamp. A null timestamp means the same.
+Bit 8 is set only in what the log itself has stored anew, where records between others were compacted away or erased:
+a last column `offset: uint32` then says for each record how far it is from the batch's first offset. A column that is absent means: no key, no headers, the batch's `time_low` as timestamp. A null timestamp means the same.
 A null value is a tombstone. A header has a name, always, and a value that may be null; a name may occur twice.
 """
 
@@ -24,6 +25,7 @@ from mainstem.core.errors import InvalidPayload
 HAS_KEY: Final = 1
 HAS_HEADERS: Final = 2
 HAS_TIMESTAMP: Final = 4
+HAS_OFFSETS: Final = 8
 
 HEADERS_TYPE: Final = pa.map_(pa.string(), pa.binary())
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -34,7 +36,8 @@ FULL_SCHEMA: Final = pa.schema(
 FEW: Final = 32
 # Arrow's offsets of binary columns are signed 32-bit numbers.
 _COLUMN_BYTES_MAX: Final = (1 << 31) - 1
-BIT_OF: Final = {"key": HAS_KEY, "value": 0, "headers": HAS_HEADERS, "timestamp": HAS_TIMESTAMP}
+BIT_OF: Final = {"key": HAS_KEY, "value": 0, "headers": HAS_HEADERS, "timestamp": HAS_TIMESTAMP, "offset": HAS_OFFSETS}
+_STORED_SCHEMA: Final = FULL_SCHEMA.append(pa.field("offset", pa.uint32()))
 Headers = Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]
 
 
@@ -61,10 +64,10 @@ class Shape:
 
 
 def _make_shape(layout: int) -> Shape:
-    fields = [field for field in FULL_SCHEMA if field.name == "value" or layout & BIT_OF[field.name]]
+    fields = [field for field in _STORED_SCHEMA if field.name == "value" or layout & BIT_OF[field.name]]
     schema = pa.schema(fields)
-    nodes = {"key": 1, "value": 1, "headers": 4, "timestamp": 1}
-    buffers = {"key": 3, "value": 3, "headers": 9, "timestamp": 2}
+    nodes = {"key": 1, "value": 1, "headers": 4, "timestamp": 1, "offset": 1}
+    buffers = {"key": 3, "value": 3, "headers": 9, "timestamp": 2, "offset": 2}
     rows = tuple(sum(nodes[name] for name in schema.names[:i]) for i in range(len(fields)))
     node_count = sum(nodes[name] for name in schema.names)
     buffer_count = sum(buffers[name] for name in schema.names)
@@ -80,21 +83,23 @@ def _make_shape(layout: int) -> Shape:
     )
 
 
-SHAPES: Final = tuple(_make_shape(layout) for layout in range(8))
+SHAPES: Final = tuple(_make_shape(layout) for layout in range(16))
+# Layouts below this are what a producer may send.
+SENT_LAYOUTS: Final = 8
 SCHEMAS: Final = tuple(shape.schema for shape in SHAPES)
 
 
 def layout_of(schema: pa.Schema) -> int:
     """The layout that has exactly this schema."""
-    layout = sum(BIT_OF.get(name, -8) for name in schema.names)
-    if 0 <= layout <= 7 and schema.equals(SCHEMAS[layout]):
+    layout = sum(BIT_OF.get(name, -16) for name in schema.names)
+    if 0 <= layout < len(SCHEMAS) and schema.equals(SCHEMAS[layout]):
         return layout
     raise InvalidPayload(f"a batch has some of the columns {FULL_SCHEMA.names} with their types, not {schema.names}")
 
 
 def shape_of(layout: int) -> Shape:
-    if not 0 <= layout <= 7:
-        raise InvalidPayload(f"layout {layout} is not known; the layouts are 0 to 7")
+    if not 0 <= layout < len(SHAPES):
+        raise InvalidPayload(f"layout {layout} is not known; the layouts are 0 to {len(SHAPES) - 1}")
     return SHAPES[layout]
 
 

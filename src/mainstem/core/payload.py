@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import InvalidPayload, RecordTooLarge
-from mainstem.core.layouts import ARROW_ERRORS, FEW, HAS_KEY, SHAPES, Shape, layout_of, refuse, shape_of
+from mainstem.core.layouts import ARROW_ERRORS, FEW, HAS_KEY, SENT_LAYOUTS, SHAPES, Shape, layout_of, refuse, shape_of
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     PAYLOAD_COMPRESS_MIN,
@@ -103,6 +103,8 @@ def check(
     record_bytes_max: int = RECORD_BYTES_MAX,
 ) -> pa.RecordBatch:
     """The batch in a payload that nobody has looked at yet, safe to use afterwards, or `InvalidPayload`."""
+    if layout >= SENT_LAYOUTS:
+        raise InvalidPayload(f"layout {layout} is not for sending; use one of 0 to {SENT_LAYOUTS - 1}")
     shape = shape_of(layout)
     codec = _codec_of(encoding)
     _check_count(count)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, PENDING_BYTES_MAX
-from mainstem.log.flush import Appended, Command, Flush, Outcome
+from mainstem.log.flush import Appended, Done, Flush, Item, Outcome, Replacement
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import ShardKey
@@ -41,10 +41,10 @@ class Submission:
 
     __slots__ = ("done", "items", "size")
 
-    def __init__(self, items: Sequence[Batch | Command], done: Callable[[Outcomes | MainstemError], None]) -> None:
+    def __init__(self, items: Sequence[Item], done: Callable[[Outcomes | MainstemError], None]) -> None:
         self.items = items
         self.done = done
-        self.size = sum(item.header.stored_len for item in items if isinstance(item, Batch))
+        self.size = sum(map(_stored_bytes, items))
 
 
 class FlushNotice(NamedTuple):
@@ -229,9 +229,9 @@ class Batcher:
             self._pending_bytes -= size
         return taken
 
-    def _write(self, items: list[Batch | Command]) -> Flush:
+    def _write(self, items: list[Item]) -> Flush:
         number = self._written + 1
-        size = sum(item.header.stored_len for item in items if isinstance(item, Batch))
+        size = sum(map(_stored_bytes, items))
         is_full, announces = self._file.is_full(size), self._maintenance.wants_checkpoint
         if is_full or announces:
             # The footer lists offsets, which the flush before this one may not have yet; and what is announced to be in
@@ -245,7 +245,7 @@ class Batcher:
         self._written = number
         return flush
 
-    def _apply(self, flush: Flush, submissions: list[Submission], items: list[Batch | Command]) -> "_Committed":
+    def _apply(self, flush: Flush, submissions: list[Submission], items: list[Item]) -> "_Committed":
         self._require_unfenced()
         self._maintenance.before(flush.number)
         changes, outcomes = self._applier.apply(flush)
@@ -253,6 +253,11 @@ class Batcher:
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]
         by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
+        for item, outcome in zip(items, outcomes, strict=True):
+            if isinstance(item, Batch):
+                break  # commands stand first
+            if isinstance(item, Replacement) and item.command.erases and isinstance(outcome, Done):
+                self._hot.forget((item.command.stream, item.command.shard), item.command.end)
         self._hot.append(_appended(items, outcomes))
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
@@ -309,9 +314,16 @@ class Batcher:
             self._file.close()
 
 
-def _in_order(submissions: list[Submission]) -> list[Batch | Command]:
+def _stored_bytes(item: Item) -> int:
+    """Bytes of payload that an item adds to a block."""
+    if isinstance(item, Batch):
+        return item.header.stored_len
+    return sum(batch.header.stored_len for batch in item.batches) if isinstance(item, Replacement) else 0
+
+
+def _in_order(submissions: list[Submission]) -> list[Item]:
     """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard."""
-    commands: list[Batch | Command] = []
+    commands: list[Item] = []
     batches: list[Batch] = []
     for submission in submissions:
         for item in submission.items:
@@ -329,7 +341,7 @@ def _shard_of(batch: Batch) -> ShardKey:
     return (batch.header.stream, batch.header.shard)
 
 
-def _appended(items: list[Batch | Command], outcomes: Outcomes) -> list[FetchedBatch]:
+def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:
     return [
         FetchedBatch(outcome.base, item.header, item.payload)
         for item, outcome in zip(items, outcomes, strict=True)

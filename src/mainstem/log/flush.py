@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from mainstem.core.batch import BatchHeader
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.errors import MainstemError
 
 # Ids are drawn from these at random.
@@ -17,7 +17,7 @@ PRODUCER_ID_MAX: Final = (1 << 63) - 1
 
 
 class CreateStream(msgspec.Struct, frozen=True, tag="create"):
-    """A new stream of generation 0."""
+    """A new stream of generation 0. Of sizes and times, 0 is: no limit."""
 
     uuid: str
     name: str
@@ -25,6 +25,9 @@ class CreateStream(msgspec.Struct, frozen=True, tag="create"):
     hash: str
     retention_us: int
     created_us: int
+    retention_bytes: int = 0
+    cleanup: str = "delete"
+    tombstone_us: int = 0
 
 
 class AlterStream(msgspec.Struct, frozen=True, tag="alter"):
@@ -32,6 +35,9 @@ class AlterStream(msgspec.Struct, frozen=True, tag="alter"):
 
     stream: int
     retention_us: int | None = None
+    retention_bytes: int | None = None
+    cleanup: str | None = None
+    tombstone_us: int | None = None
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag="delete"):
@@ -72,7 +78,95 @@ class ForgetProducers(msgspec.Struct, frozen=True, tag="forget_producers"):
     last: int = PRODUCER_ID_MAX
 
 
-Command = CreateStream | AlterStream | DeleteStream | TrimShard | OpenBlock | SealBlock | ForgetProducers
+class DropEntries(msgspec.Struct, frozen=True, tag="drop"):
+    """Up to `limit` rows of a shard go that lie wholly below its start, or any if the stream was deleted.
+
+    Their bytes should be off the disk by `rewrite_us`, even if more than half of their block is still in use.
+    """
+
+    stream: int
+    shard: int
+    limit: int
+    rewrite_us: int
+
+
+class ReplaceEntries(msgspec.Struct, frozen=True, tag="replace"):
+    """The rows of offsets `base` to `end - 1` of a shard make room for others, whose frames follow this command.
+
+    `rows` and `fingerprint` say which rows those were; if there are others now, nothing is changed. `entries` has for
+    each new row how many offsets it covers and how many of the frames are its: none, if no record of them is left.
+    `merged` and `compacted`: up to here the shard need not be looked at again. `rewrite_us`: see DropEntries, 0 for
+    no hurry. `erases`: what is not in the new rows must not be seen any more.
+    """
+
+    stream: int
+    shard: int
+    base: int
+    end: int
+    rows: int
+    fingerprint: int
+    entries: tuple[tuple[int, int], ...]
+    merged: int = 0
+    compacted: int = 0
+    rewrite_us: int = 0
+    erases: bool = False
+
+    @property
+    def frames(self) -> int:
+        return sum(frames for _, frames in self.entries)
+
+
+class NoteUpkeep(msgspec.Struct, frozen=True, tag="note_upkeep"):
+    """Up to these offsets a shard need not be looked at again by the merger and by compaction."""
+
+    stream: int
+    shard: int
+    merged: int = 0
+    compacted: int = 0
+
+
+class HurryBlocks(msgspec.Struct, frozen=True, tag="hurry_blocks"):
+    """Everything of this stream that nothing points to any more should be off the disk by this time."""
+
+    stream: int
+    rewrite_us: int
+
+
+class ForgetBlock(msgspec.Struct, frozen=True, tag="forget_block"):
+    """The file of a block in which nothing was alive is gone."""
+
+    block: int
+
+
+class ForgetStream(msgspec.Struct, frozen=True, tag="forget_stream"):
+    """A deleted stream has no rows and no bytes on disk any more."""
+
+    stream: int
+
+
+class BeginEpoch(msgspec.Struct, frozen=True, tag="begin_epoch"):
+    """The log was restored from a backup: what was written after that is not in it, and what comes now is other."""
+
+    epoch: int
+    created_us: int
+
+
+Command = (
+    CreateStream
+    | AlterStream
+    | DeleteStream
+    | TrimShard
+    | OpenBlock
+    | SealBlock
+    | ForgetProducers
+    | DropEntries
+    | ReplaceEntries
+    | NoteUpkeep
+    | HurryBlocks
+    | ForgetBlock
+    | ForgetStream
+    | BeginEpoch
+)
 
 encode_command = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -92,6 +186,27 @@ class WrittenBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """Batches to store anew, with the command that says what they replace. They are in the order of their offsets."""
+
+    command: ReplaceEntries
+    batches: tuple[FetchedBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReplacement:
+    """The same, when its frames lie where they lie."""
+
+    command: ReplaceEntries
+    frames: tuple[WrittenBatch, ...]
+
+
+# What is handed to a flush, and the same when it is written.
+Item = Batch | Command | Replacement
+WrittenItem = WrittenBatch | Command | WrittenReplacement
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
     """What one commit frame makes true: items in the order of their frames."""
 
@@ -99,7 +214,7 @@ class Flush:
     block: int
     commit_position: int
     time_us: int
-    items: tuple[WrittenBatch | Command, ...]
+    items: tuple[WrittenItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +234,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command was carried out; `stream` is the id it created or touched."""
+    """The command was carried out; `stream` is the id it created or touched, `rows` how many rows it took away."""
 
     stream: int = 0
+    rows: int = 0
 
 
 Outcome = Appended | Rejected | Done

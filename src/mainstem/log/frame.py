@@ -9,7 +9,7 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
          0    4 magic             b"MSF1"
          4    4 header_crc        crc32c of bytes 8 to header_len, statistics included
          8    1 version           1
-         9    1 kind              1 data, 3 command, 4 commit, 5 footer
+         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer
         10    1 encoding          of the payload
         11    1 layout            of the payload
         12    4 header_len        136 + statistics
@@ -34,6 +34,9 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
        120    8 time_high
        128    8 transaction
 
+A moved frame holds a batch that was written before and is stored anew: its `producer` is the batch's first offset, its
+`sequence` the number of offsets it covers. Moved frames stand behind the command that says what they replace.
+
 The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc32c of every header_crc of the flush
 in order), reserved u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py).
 
@@ -46,6 +49,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+import msgspec
 
 from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
@@ -73,6 +78,7 @@ _PADDING = [bytes(n) for n in range(ALIGNMENT)]
 
 class FrameKind(IntEnum):
     DATA = 1
+    MOVED = 2
     COMMAND = 3
     COMMIT = 4
     FOOTER = 5
@@ -114,7 +120,13 @@ class FrameHeader(NamedTuple):
         """Bytes from the start of this frame to the start of the next."""
         return self.header_len + _padded(self.stored_len)
 
+    @property
+    def span(self) -> int:
+        """How many offsets the batch of this frame covers."""
+        return self.sequence if self.kind == FrameKind.MOVED else self.count
+
     def batch_header(self, statistics: bytes) -> BatchHeader:
+        is_moved = self.kind == FrameKind.MOVED
         return BatchHeader(
             self.stream,
             self.shard,
@@ -125,14 +137,15 @@ class FrameHeader(NamedTuple):
             self.raw_len,
             self.stored_len,
             self.payload_crc,
-            self.producer,
+            0 if is_moved else self.producer,
             self.producer_epoch,
-            self.sequence,
+            0 if is_moved else self.sequence,
             self.generation,
             self.time_low,
             self.time_high,
             self.transaction,
             statistics,
+            self.span if self.span != self.count else 0,
         )
 
 
@@ -190,6 +203,11 @@ class FlushWriter:
 
     def add_data(self, header: BatchHeader, payload: Buffer) -> int:
         return self._add(FrameKind.DATA, header, payload)
+
+    def add_moved(self, base: int, header: BatchHeader, payload: Buffer) -> int:
+        """A batch that has its offsets already, from `base` on."""
+        span = header.span or header.count
+        return self._add(FrameKind.MOVED, msgspec.structs.replace(header, producer=base, sequence=span), payload)
 
     def add_command(self, payload: bytes, now_us: int) -> int:
         assert len(payload) <= COMMAND_BYTES_MAX, "commands are checked when they are made"

@@ -74,6 +74,27 @@ class HotTail:
             while self._bytes > self._bytes_max:
                 self._drop_oldest()
 
+    def forget(self, key: ShardKey, before: int) -> None:
+        """Let go of the batches of a shard that begin below `before`: what they hold is no longer to be seen."""
+        with self._lock:
+            tail = self._shards.get(key)
+            if tail is None:
+                return
+            kept = [batch for batch in tail.batches[tail.head :] if batch.base >= before]
+            gone = tail.batches[tail.head : len(tail.batches) - len(kept)]
+            self._bytes -= sum(batch.header.stored_len + _OVERHEAD_BYTES for batch in gone)
+            tail.batches, tail.head = kept, 0
+            left = len(gone)
+            order: deque[ShardKey] = deque()
+            for other in self._order:
+                if other == key and left:
+                    left -= 1
+                else:
+                    order.append(other)
+            self._order = order
+            if tail.is_empty:
+                del self._shards[key]
+
     def _drop_oldest(self) -> None:
         key = self._order.popleft()
         tail = self._shards[key]

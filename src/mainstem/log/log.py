@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from mainstem.log.flush import Command, Done, Rejected
 from mainstem.log.folder import Folder, FolderLock
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
-from mainstem.log.ledger.base import ShardRow, StreamRow
+from mainstem.log.ledger.base import ShardKey, ShardRow, StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
@@ -204,9 +204,17 @@ class _LiveLedger:
         self.applied = entries.applied
         self.entries_from = entries.entries_from
         self.entry_at_time = entries.entry_at_time
+        self.oldest_entries = entries.oldest_entries
+        self.list_blocks = entries.list_blocks
+        self.dead_bytes = entries.dead_bytes
+        # A restore is an epoch of its own: while a process writes, there is no other.
+        self._restored = entries.restored()
 
     def epoch(self) -> int:
         return self._epoch
+
+    def restored(self) -> Mapping[int, Mapping[ShardKey, int]]:
+        return self._restored
 
     def stream_named(self, name: str) -> StreamRow | None:
         return self._applier.stream_named(name)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mainstem.core.batch import FetchedBatch
+from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX, RECENT_READS_BYTES_MAX
 from mainstem.log.blocks.base import BlockMissing, BlockStore
@@ -42,23 +42,33 @@ class LogReader:
 
         DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
-        row = self._ledger.load_shard(stream.id, shard)
-        if offset < row.start:
-            raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
-        if offset >= row.stable:
-            return []
-        hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
-        if hot:
-            return hot
-        entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
-        found: list[FetchedBatch] = []
-        try:
-            found.extend(self._batches(stream, entries, offset, bytes_max))
-        except DataLoss:
-            # What lies before the damage is delivered first; the next call meets the damage at its own offset.
-            if not found:
-                raise
-        return found
+        before: Sequence[Entry] = ()
+        while True:
+            row = self._ledger.load_shard(stream.id, shard)
+            if offset < row.start:
+                raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
+            if offset >= row.stable:
+                return []
+            hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
+            if hot:
+                return hot
+            entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
+            found: list[FetchedBatch] = []
+            try:
+                found.extend(self._batches(stream, entries, offset, bytes_max))
+            except _FileMissing as missing:
+                # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
+                # called a loss.
+                if not found and entries != before:
+                    before = entries
+                    continue
+                if not found:
+                    raise missing.loss from None
+            except DataLoss:
+                # What lies before the damage is delivered first; the next call meets the damage at its own offset.
+                if not found:
+                    raise
+            return found
 
     def offset_at_time(self, stream: StreamRow, shard: int, time_us: int) -> int:
         """The base of the first stored run that holds a record of `time_us` or later, else the end."""
@@ -79,7 +89,8 @@ class LogReader:
     ) -> Iterator[FetchedBatch]:
         got = 0
         for run in _neighbours(entries, bytes_max):
-            for batch in self._frames(stream, run, offset):
+            batches = self._frames(stream, run, offset) if run[0].length else map(_without_records, run)
+            for batch in batches:
                 yield batch
                 got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 if got >= bytes_max:
@@ -98,9 +109,9 @@ class LogReader:
             stop = at + entry.length
             while at < stop:
                 header = self._header(stream, data, at, origin + at, entry, max(base, offset))
-                if base + header.count > offset:
+                if base + header.span > offset:
                     yield self._checked(stream, data, at, header, base, max(base, offset))
-                base += header.count
+                base += header.span
                 at += header.total_len
 
     def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> bytes:
@@ -110,7 +121,8 @@ class LogReader:
             return self._recent.read(first.block, first.position, length)
         except BlockMissing as error:
             end = self._end_in_block(last)
-            raise self._damaged(stream, first, wanted, end - 1, first.position, "the file is missing") from error
+            loss = self._damaged(stream, first, wanted, end - 1, first.position, "the file is missing")
+            raise _FileMissing(loss) from error
         except OSError as error:
             raise self._damaged(stream, first, wanted, last.end - 1, first.position, str(error)) from error
 
@@ -132,7 +144,7 @@ class LogReader:
     def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
         try:
             header = parse_header(data, at, position, entry.block)
-            if header.kind != FrameKind.DATA or (header.stream, header.shard) != (entry.stream, entry.shard):
+            if header.kind not in (FrameKind.DATA, FrameKind.MOVED) or (header.stream, header.shard) != (entry.stream, entry.shard):
                 raise FrameDamaged(position, "frame of another shard")
             return header
         except FrameDamaged as error:
@@ -146,7 +158,7 @@ class LogReader:
             payload = payload_of(data, at, header)
         except FrameDamaged as error:
             entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
-            last = base + header.count - 1
+            last = base + header.span - 1
             raise self._damaged(stream, entry, wanted, last, error.position, error.reason) from error
         return FetchedBatch(base, header.batch_header(b""), payload)
 
@@ -161,6 +173,19 @@ class LogReader:
             position=position,
             detail=detail,
         )
+
+
+class _FileMissing(Exception):
+    """The block of an entry is not there. `loss` is what to tell the reader if the entry is still the same."""
+
+    def __init__(self, loss: DataLoss) -> None:
+        self.loss = loss
+
+
+def _without_records(entry: Entry) -> FetchedBatch:
+    """What stands for offsets whose records were all compacted away or erased."""
+    header = BatchHeader(entry.stream, entry.shard, *(0,) * 13, span=entry.span)
+    return FetchedBatch(entry.base, header, b"")
 
 
 def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:

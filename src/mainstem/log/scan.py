@@ -2,12 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from mainstem.log.blocks.base import BlockStore
-from mainstem.log.flush import Command, Flush, WrittenBatch, decode_command
+from mainstem.log.flush import (
+    Command,
+    Flush,
+    ReplaceEntries,
+    WrittenBatch,
+    WrittenItem,
+    WrittenReplacement,
+    decode_command,
+)
 from mainstem.log.frame import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
@@ -100,6 +109,7 @@ class BlockScanner:
     def _flush(self, position: int) -> tuple[ReadFlush, int] | None:
         headers: list[FrameHeader] = []
         items: list[WrittenBatch | Command] = []
+        moved: list[WrittenBatch] = []
         damaged: FrameDamaged | None = None
         while True:
             header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
@@ -108,12 +118,14 @@ class BlockScanner:
             if headers and header.flush != headers[0].flush:
                 raise FrameDamaged(position, f"flush {headers[0].flush} has no commit frame")
             if header.kind == FrameKind.COMMIT:
-                return self._committed(header, headers, items, damaged), position + header.total_len
+                read = self._committed(header, headers, _with_moved(header, items, moved), damaged)
+                return read, position + header.total_len
             if header.kind == FrameKind.COMMAND:
                 items.append(_command(header, self._frame(position)[1]))
-            elif header.kind == FrameKind.DATA:
+            elif header.kind in (FrameKind.DATA, FrameKind.MOVED):
                 damaged = damaged or self._damage(position)
-                items.append(WrittenBatch(header.batch_header(self._statistics(header)), position, header.total_len))
+                batch = WrittenBatch(header.batch_header(self._statistics(header)), position, header.total_len)
+                (items if header.kind == FrameKind.DATA else moved).append(batch)
             else:
                 raise FrameDamaged(position, f"a frame of kind {header.kind} inside a flush")
             headers.append(header)
@@ -123,7 +135,7 @@ class BlockScanner:
         self,
         header: FrameHeader,
         headers: list[FrameHeader],
-        items: list[WrittenBatch | Command],
+        items: tuple[WrittenItem, ...],
         damaged: FrameDamaged | None,
     ) -> ReadFlush:
         position = header.position
@@ -131,7 +143,7 @@ class BlockScanner:
         first = headers[0].position if headers else position
         if (header.count, commit.first_position, commit.flush_crc) != (len(headers), first, flush_crc(headers)):
             raise FrameDamaged(position, "the commit frame does not match the frames before it")
-        flush = Flush(header.flush, self.block, position, header.time_high, tuple(items))
+        flush = Flush(header.flush, self.block, position, header.time_high, items)
         return ReadFlush(flush, commit, header.applied, damaged)
 
     def _damage(self, position: int) -> FrameDamaged | None:
@@ -156,6 +168,19 @@ class BlockScanner:
             self._window = self._blocks.read(self.block, position, max(length, _WINDOW_BYTES))
             self._window_at, at = position, 0
         return memoryview(self._window)[at : at + length]
+
+
+def _with_moved(
+    commit: FrameHeader, items: list[WrittenBatch | Command], moved: list[WrittenBatch]
+) -> tuple[WrittenItem, ...]:
+    """The items, each command that replaces entries with the moved frames that stand behind it."""
+    if sum(item.frames for item in items if isinstance(item, ReplaceEntries)) != len(moved):
+        raise FrameDamaged(commit.position, f"flush {commit.flush} has {len(moved)} moved frames, its commands say others")
+    frames = iter(moved)
+    return tuple(
+        WrittenReplacement(item, tuple(islice(frames, item.frames))) if isinstance(item, ReplaceEntries) else item
+        for item in items
+    )
 
 
 def _command(header: FrameHeader, payload: memoryview) -> Command:

@@ -5,7 +5,7 @@ so that its batches and their offsets can be recovered without the ledger.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mainstem.core.batch import Batch
@@ -22,9 +22,13 @@ from mainstem.log.flush import (
     Command,
     Flush,
     ForgetProducers,
+    Item,
     OpenBlock,
+    Replacement,
     SealBlock,
     WrittenBatch,
+    WrittenItem,
+    WrittenReplacement,
     encode_command,
 )
 from mainstem.log.frame import BlockHeader, FlushWriter, Place
@@ -136,7 +140,7 @@ class FlushFile:
         self,
         number: int,
         applied: int,
-        items: Sequence[Batch | Command],
+        items: Sequence[Item],
         checkpoint_begun: int,
         checkpoint_done: int,
     ) -> Flush:
@@ -145,7 +149,7 @@ class FlushFile:
         assert writer is not None, "roll first"
         now_us = self._clock.now_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
-        written: list[WrittenBatch | Command] = []
+        written: list[WrittenItem] = []
         for command in self._own_commands(writer.block, now_us):
             frames.add_command(encode_command(command), now_us)
             written.append(command)
@@ -153,6 +157,9 @@ class FlushFile:
             if isinstance(item, Batch):
                 position = frames.add_data(item.header, item.payload)
                 written.append(WrittenBatch(item.header, position, frames.end - position))
+            elif isinstance(item, Replacement):
+                frames.add_command(encode_command(item.command), now_us)
+                written.append(WrittenReplacement(item.command, tuple(_moved(frames, item))))
             else:
                 frames.add_command(encode_command(item), now_us)
                 written.append(item)
@@ -191,3 +198,9 @@ class FlushFile:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _moved(frames: FlushWriter, replacement: Replacement) -> Iterator[WrittenBatch]:
+    for batch in replacement.batches:
+        position = frames.add_moved(batch.base, batch.header, batch.payload)
+        yield WrittenBatch(batch.header, position, frames.end - position)

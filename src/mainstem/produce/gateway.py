@@ -46,8 +46,8 @@ class Gateway:
             raise StreamDeleted(f"stream {row.name!r} was deleted")
         if header.shard >= row.shards:
             raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; there is no shard {header.shard}")
-        if header.schema_id or header.transaction or header.statistics:
-            raise InvalidRequest("schema_id, transaction and statistics are the server's to give")
+        if header.schema_id or header.transaction or header.statistics or header.span:
+            raise InvalidRequest("schema_id, transaction, statistics and span are the server's to give")
         return row
 
     def _check_payload(self, stream: str, header: BatchHeader, data: bytes) -> None:

@@ -17,7 +17,13 @@ from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """A stream as users see it. `starts` and `ends` have one offset per shard: `start` to `end - 1` are there."""
+    """A stream as users see it. `starts` and `ends` have one offset per shard: `start` to `end - 1` are there.
+
+    `bytes` are those of records that can be read. `waiting_bytes` are still on disk though nobody can read them:
+    trimmed, compacted away, erased, or copied elsewhere; `gone_by_us` is when the last of them will be off the disk,
+    0 if there are none. `restored` has, for every epoch that a restore from a backup ended, where the shards ended in
+    that backup.
+    """
 
     id: int
     uuid: str
@@ -31,10 +37,16 @@ class StreamInfo(msgspec.Struct, frozen=True):
     ends: tuple[int, ...]
     bytes: int
     epoch: int
+    retention_bytes: int = 0
+    cleanup: str = "delete"
+    tombstone_us: int = 0
+    waiting_bytes: int = 0
+    gone_by_us: int = 0
+    restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def records(self) -> int:
-        """How many records can be read now."""
+        """How many records can be read now; of a compacted stream, how many there were before."""
         return sum(self.ends) - sum(self.starts)
 
 
@@ -50,6 +62,9 @@ class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
     retention_us: int | None = None
     exist_ok: bool = False
     uuid: str = ""
+    retention_bytes: int = 0
+    cleanup: str = "delete"
+    tombstone_us: int | None = None
 
 
 class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
@@ -67,12 +82,35 @@ class ListStreamsCall(msgspec.Struct, frozen=True, tag="list"):
 
 
 class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
+    """What is None stays as it is."""
+
     name: str
     retention_us: int | None = None
+    retention_bytes: int | None = None
+    cleanup: str | None = None
+    tombstone_us: int | None = None
 
 
 class DeleteStreamCall(msgspec.Struct, frozen=True, tag="delete"):
     name: str
+
+
+class TrimStreamCall(msgspec.Struct, frozen=True, tag="trim"):
+    """Let go of what is older than `before_us`, or stands below `offset` in one shard or in every. Answered with the
+    stream as it is afterwards."""
+
+    name: str
+    before_us: int | None = None
+    offset: int | None = None
+    shard: int | None = None
+
+
+class EraseKeyCall(msgspec.Struct, frozen=True, tag="erase"):
+    """Take away every record of one key that is there now. Answered with how many there were and when their bytes are
+    off the disk."""
+
+    name: str
+    key: bytes
 
 
 class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
@@ -92,6 +130,8 @@ Call = (
     | ListStreamsCall
     | AlterStreamCall
     | DeleteStreamCall
+    | TrimStreamCall
+    | EraseKeyCall
     | OffsetsAtTimeCall
     | StatisticsCall
 )
@@ -128,6 +168,13 @@ _KINDS: Final = {"str": "text", "int": "a whole number", "bool": "True or False"
 _WORDS_MAX: Final = 200
 
 
+class Erasure(msgspec.Struct, frozen=True):
+    """What an erasure did: how many records are gone for every reader, and when their last bytes are off the disk."""
+
+    records: int
+    gone_by_us: int
+
+
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a call returns; only the fields of its kind are set."""
 
@@ -135,6 +182,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     offsets: tuple[int, ...] = ()
     counters: dict[str, int] = {}
     more: bool = False
+    erased: "Erasure | None" = None
 
 
 AppendResult = int | MainstemError

@@ -7,14 +7,19 @@ What one flush does to one shard becomes one entry, as long as the accepted fram
 or repeated frame in between splits it, because an entry covers a single run of bytes.
 """
 
+import struct
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
 
 from mainstem.core.batch import BatchHeader
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
     OutOfSequence,
     ProducerFenced,
+    Refused,
     StaleGeneration,
     StreamDeleted,
     StreamExists,
@@ -25,18 +30,27 @@ from mainstem.core.limits import PRODUCER_RECENT_MAX, SHARDS_PER_STREAM_MAX, STR
 from mainstem.log.flush import (
     AlterStream,
     Appended,
+    BeginEpoch,
     Command,
     CreateStream,
     DeleteStream,
     Done,
+    DropEntries,
     Flush,
+    ForgetBlock,
     ForgetProducers,
+    ForgetStream,
+    HurryBlocks,
+    NoteUpkeep,
     OpenBlock,
     Outcome,
     Rejected,
+    ReplaceEntries,
     SealBlock,
     TrimShard,
     WrittenBatch,
+    WrittenItem,
+    WrittenReplacement,
 )
 from mainstem.log.ledger.base import (
     AppliedPlace,
@@ -106,6 +120,17 @@ class Applier:
             return self._ledger.load_producer(key)
         return row
 
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    def shards_of(self, stream: StreamRow) -> list[ShardRow]:
+        return [self.shard((stream.id, shard)) for shard in range(stream.shards)]
+
+    def written_shards(self) -> dict[ShardKey, ShardRow]:
+        """Every shard that was ever written."""
+        return self._shards
+
     def block(self, block: int) -> BlockRow | None:
         last = self._block
         return last if last is not None and last.id == block else self._ledger.load_block(block)
@@ -128,8 +153,14 @@ class Applier:
                 self._names[row.name] = row.id
             elif self._names.get(row.name) == row.id:
                 del self._names[row.name]
+        for stream in changes.forgotten_streams:
+            row = self._streams.pop(stream)
+            for shard in range(row.shards):
+                self._shards.pop((stream, shard), None)
         for block in changes.blocks.values():
             self._block = block
+        if self._block is not None and self._block.id in changes.forgotten_blocks:
+            self._block = None
         if changes.forget_producers_before_us:
             self._producers.clear()
         producers = self._producers
@@ -159,7 +190,8 @@ class _Run:
         self.base = self.position = self.length = 0
 
     def shard_row(self) -> ShardRow:
-        return ShardRow(self.row.start, self.next, self.next, self.time_high, self.bytes)
+        row = self.row
+        return ShardRow(row.start, self.next, self.next, self.time_high, self.bytes, row.merged, row.compacted)
 
 
 class _Step:
@@ -171,14 +203,18 @@ class _Step:
         self._changes = Changes(AppliedPlace(flush.number, flush.block, flush.commit_position))
         self._names: dict[str, int | None] = {}
         self._live: dict[int, int] = {}
+        # Offsets whose rows in the ledger are not what they will be after this flush: (first, stop) for each shard.
+        self._rearranged: dict[ShardKey, list[tuple[int, int]]] = {}
         self._run: _Run | None = None
         self._run_key: ShardKey | None = None
 
-    def take(self, item: WrittenBatch | Command) -> Outcome:
+    def take(self, item: WrittenItem) -> Outcome:
         try:
             if isinstance(item, WrittenBatch):
                 return self._append(item)
             self._close_run()
+            if isinstance(item, WrittenReplacement):
+                return self._replace(item.command, item.frames)
             return self._command(item)
         except MainstemError as error:
             return Rejected(error)
@@ -188,6 +224,9 @@ class _Step:
         for block, delta in self._live.items():
             row = self._block(block)
             self._changes.blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
+        for block, row in self._changes.blocks.items():
+            if row.state == "sealed" and not row.live_bytes and not row.dead_us:
+                self._changes.blocks[block] = row._replace(dead_us=self._flush.time_us)
         return self._changes
 
     # Batches.
@@ -280,9 +319,9 @@ class _Step:
                 return self._create(command)
             case AlterStream():
                 row = self._open_stream(command.stream)
-                if command.retention_us is not None:
-                    row = row._replace(retention_us=command.retention_us)
-                self._changes.streams[row.id] = row
+                names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us")
+                given = {name: value for name in names if (value := getattr(command, name)) is not None}
+                self._changes.streams[row.id] = row._replace(**given)
                 return Done(row.id)
             case DeleteStream():
                 row = self._open_stream(command.stream)
@@ -304,6 +343,22 @@ class _Step:
                 self._changes.forget_producers_before_us = command.before_us
                 self._changes.forget_producers_ids = (command.first, command.last)
                 return Done()
+            case DropEntries():
+                return self._drop(command)
+            case NoteUpkeep():
+                self._open_stream(command.stream)
+                self._note(command.stream, command.shard, command.merged, command.compacted)
+                return Done(command.stream)
+            case ForgetBlock():
+                return self._forget_block(command.block)
+            case ForgetStream():
+                return self._forget_stream(command.stream)
+            case HurryBlocks():
+                return self._hurry(command)
+            case BeginEpoch():
+                return self._begin_epoch(command.epoch)
+            case ReplaceEntries():
+                raise AssertionError("comes with its frames")
 
     def _create(self, command: CreateStream) -> Outcome:
         if self._named(command.name) is not None:
@@ -324,6 +379,9 @@ class _Step:
             command.retention_us,
             command.created_us,
             0,
+            command.retention_bytes,
+            command.cleanup,
+            command.tombstone_us,
         )
         self._names[command.name] = stream
         return Done(stream)
@@ -335,6 +393,101 @@ class _Step:
         start = max(row.start, min(command.before, row.stable))
         self._changes.shards[key] = row._replace(start=start)
         return Done(command.stream)
+
+    # Upkeep.
+
+    def _drop(self, command: DropEntries) -> Outcome:
+        stream = self._changes.streams.get(command.stream) or self._base.stream(command.stream)
+        if stream is None:
+            return Done()
+        key = (command.stream, command.shard)
+        row = self._shard(key)
+        before = row.next if stream.deleted_us else row.start
+        oldest = self._base.ledger.oldest_entries(*key, before, command.limit)
+        if not oldest.rows:
+            return Done(stream.id)
+        self._rearrange(key, 0, oldest.end)
+        self._changes.dropped.append((*key, 0, oldest.end))
+        for block, size in oldest.blocks.items():
+            self._bury(stream.id, block, size, command.rewrite_us)
+        self._changes.shards[key] = row._replace(bytes=row.bytes - sum(oldest.blocks.values()))
+        return Done(stream.id, oldest.rows)
+
+    def _replace(self, command: ReplaceEntries, frames: Sequence[WrittenBatch]) -> Outcome:
+        self._open_stream(command.stream)
+        key = (command.stream, command.shard)
+        self._rearrange(key, command.base, command.end)
+        found = self._base.ledger.entries_from(*key, command.base, command.rows)
+        if (
+            fingerprint(found) != command.fingerprint
+            or (found[0].base, found[-1].end) != (command.base, command.end)
+            or sum(span for span, _ in command.entries) != command.end - command.base
+        ):
+            raise Refused("these entries were replaced by others meanwhile")
+        self._changes.dropped.append((*key, command.base, command.end))
+        for old in found:
+            self._bury(command.stream, old.block, old.length, command.rewrite_us)
+        made = _replacing(command, found, frames, self._flush.block)
+        self._changes.entries += made
+        added = sum(entry.length for entry in made)
+        if added:
+            self._live[self._flush.block] = self._live.get(self._flush.block, 0) + added
+        row = self._shard(key)
+        self._changes.shards[key] = row._replace(bytes=row.bytes + added - sum(old.length for old in found))
+        self._note(*key, command.merged, command.compacted)
+        return Done(command.stream, len(found))
+
+    def _rearrange(self, key: ShardKey, first: int, stop: int) -> None:
+        changed = self._rearranged.setdefault(key, [])
+        if any(first < other_stop and other_first < stop for other_first, other_stop in changed):
+            raise Refused("these rows change already in this flush; try again")
+        changed.append((first, stop))
+
+    def _bury(self, stream: int, block: int, size: int, rewrite_us: int) -> None:
+        """Nothing points to these bytes any more."""
+        if not size:
+            return
+        self._live[block] = self._live.get(block, 0) - size
+        dead = self._changes.dead
+        dead[stream, block] = dead.get((stream, block), 0) + size
+        row = self._block(block)
+        if rewrite_us and (not row.rewrite_us or rewrite_us < row.rewrite_us):
+            self._changes.blocks[block] = row._replace(rewrite_us=rewrite_us)
+
+    def _note(self, stream: int, shard: int, merged: int, compacted: int) -> None:
+        row = self._shard((stream, shard))
+        merged, compacted = max(row.merged, merged), max(row.compacted, compacted)
+        self._changes.shards[stream, shard] = row._replace(merged=merged, compacted=compacted)
+
+    def _forget_block(self, block: int) -> Outcome:
+        row = self._base.block(block)
+        if row is None or not row.dead_us:
+            raise Refused(f"block {block} is in use")
+        self._changes.forgotten_blocks.append(block)
+        return Done()
+
+    def _hurry(self, command: HurryBlocks) -> Outcome:
+        for block in self._base.ledger.dead_bytes(command.stream):
+            row = self._block(block)
+            if not row.rewrite_us or command.rewrite_us < row.rewrite_us:
+                self._changes.blocks[block] = row._replace(rewrite_us=command.rewrite_us)
+        return Done(command.stream)
+
+    def _forget_stream(self, stream: int) -> Outcome:
+        row = self._base.stream(stream)
+        if row is None or not row.deleted_us or any(shard.bytes for shard in self._base.shards_of(row)):
+            raise Refused(f"stream {stream} is in use")
+        self._changes.forgotten_streams.append(stream)
+        self._changes.stream_id_max = max(self._base.stream_id_max, *self._changes.streams, 0)
+        return Done(stream)
+
+    def _begin_epoch(self, epoch: int) -> Outcome:
+        before = self._base.ledger.epoch()
+        if epoch != before + 1:
+            raise Refused(f"the ledger is of epoch {before}; the next is not {epoch}")
+        self._changes.epoch = epoch
+        self._changes.epoch_ends = {key: row.next for key, row in self._base.written_shards().items()}
+        return Done()
 
     # Rows, through the changes of this flush.
 
@@ -359,6 +512,48 @@ class _Step:
         row = self._changes.blocks.get(block) or self._base.block(block)
         assert row is not None, f"block {block} was never opened"
         return row
+
+
+_ROW_PLACE = struct.Struct("<qqq")
+
+
+def fingerprint(entries: Sequence[Entry]) -> int:
+    """Which rows these are: where they begin and where their bytes are."""
+    return crc32c(b"".join(_ROW_PLACE.pack(entry.base, entry.block, entry.position) for entry in entries))
+
+
+def _replacing(
+    command: ReplaceEntries, found: Sequence[Entry], frames: Sequence[WrittenBatch], block: int
+) -> list[Entry]:
+    """The new rows. The highest time up to each is that of the old row in which it ends."""
+    made: list[Entry] = []
+    base, taken, old = command.base, 0, 0
+    for span, count in command.entries:
+        while found[old].end < base + span:
+            old += 1
+        own = frames[taken : taken + count]
+        taken += count
+        covered = sum(frame.header.span or frame.header.count for frame in own)
+        if own and (covered != span or any(a.position + a.length != b.position for a, b in pairwise(own))):
+            raise Refused("the new entries do not cover the old ones")
+        made.append(
+            Entry(
+                command.stream,
+                command.shard,
+                base,
+                span,
+                sum(frame.header.count for frame in own),
+                block if own else 0,
+                own[0].position if own else 0,
+                sum(frame.length for frame in own),
+                found[old].time_high,
+                own[0].header.schema_id if own else 0,
+                own[0].header.transaction if own else 0,
+                own[0].header.statistics if len(own) == 1 else b"",
+            )
+        )
+        base += span
+    return made
 
 
 def _original(header: BatchHeader, row: ProducerRow | None) -> int | None:

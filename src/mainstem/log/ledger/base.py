@@ -4,7 +4,7 @@ A backend is dumb: it loads rows by key and stores the changes of one flush atom
 by `apply.py` alone, so that every backend, and every replay, comes to the same rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 class StreamRow(NamedTuple):
     """A stream. Its id and UUID are never used again; its name is free once `deleted_us` is set.
 
-    `generation` counts changes of the number of shards; its barriers live in the `generations` table.
+    `generation` counts changes of the number of shards; its barriers live in the `generations` table. `cleanup` says what
+    retention does: "delete" lets old records go, "compact" keeps the newest of every key, "compact,delete" does both.
     """
 
     id: int
@@ -25,20 +26,40 @@ class StreamRow(NamedTuple):
     retention_us: int
     created_us: int
     deleted_us: int
+    retention_bytes: int = 0
+    cleanup: str = "delete"
+    tombstone_us: int = 0
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup
 
 
 class ShardRow(NamedTuple):
-    """A shard: offsets `start` to `next - 1` exist, those below `stable` are visible; `start <= stable <= next`."""
+    """A shard: offsets `start` to `next - 1` exist, those below `stable` are visible; `start <= stable <= next`.
+
+    `bytes` counts what its entries take in blocks, also those below the start until their rows are dropped. The merger
+    and compaction have nothing to do below `merged` and `compacted`.
+    """
 
     start: int = 0
     next: int = 0
     stable: int = 0
     time_high: int = 0
     bytes: int = 0
+    merged: int = 0
+    compacted: int = 0
 
 
 class Entry(NamedTuple):
-    """Offsets `base` to `base + span - 1` of a shard: `count` records in the frames at `position` of `block`."""
+    """Offsets `base` to `base + span - 1` of a shard: `count` records in the frames at `position` of `block`.
+
+    Without records left it has no frames: its `block` and `length` are 0.
+    """
 
     stream: int
     shard: int
@@ -67,7 +88,11 @@ class ProducerRow(NamedTuple):
 
 
 class BlockRow(NamedTuple):
-    """A block file the ledger knows. `live_bytes` counts the bytes of entries that point into it."""
+    """A block file the ledger knows. `live_bytes` counts the bytes of entries that point into it.
+
+    `dead_us` is when a sealed block had none left, 0 before that. `rewrite_us` is when the rest of a block should move
+    elsewhere even if it is most of it, because what is dead in it should be off the disk; 0 if there is no hurry.
+    """
 
     id: int
     writer_epoch: int
@@ -75,6 +100,8 @@ class BlockRow(NamedTuple):
     bytes: int
     live_bytes: int
     created_us: int
+    dead_us: int = 0
+    rewrite_us: int = 0
 
 
 class AppliedPlace(NamedTuple):
@@ -102,6 +129,25 @@ class Changes:
     # Producers last seen before this are forgotten, of those with ids from the first to the last of these.
     forget_producers_before_us: int = 0
     forget_producers_ids: tuple[int, int] = (0, 0)
+    # Rows of entries that go before those of this flush come: (stream, shard, from this base, to before that one).
+    dropped: list[tuple[int, int, int, int]] = field(default_factory=list)
+    # Bytes of a stream in a block that nothing points to any more: to be added up.
+    dead: dict[tuple[int, int], int] = field(default_factory=dict)
+    forgotten_blocks: list[int] = field(default_factory=list)
+    forgotten_streams: list[int] = field(default_factory=list)
+    # The highest id that a stream ever had; said when streams are forgotten.
+    stream_id_max: int = 0
+    # A new epoch of the ledger, and where every shard ended in the one before.
+    epoch: int = 0
+    epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
+
+
+class OldestEntries(NamedTuple):
+    """The first rows of a shard: how many, where the last of them ends, and how many bytes they have in which block."""
+
+    rows: int
+    end: int
+    blocks: dict[int, int]
 
 
 class LedgerReader(Protocol):
@@ -125,6 +171,20 @@ class LedgerReader(Protocol):
 
     def entry_at_time(self, stream: int, shard: int, time_us: int) -> Entry | None:
         """The first entry with a record of `time_us` or later, or None."""
+        ...
+
+    def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
+        """Of the rows that end at `before` or below, the first `limit`."""
+        ...
+
+    def list_blocks(self) -> Sequence[BlockRow]: ...
+
+    def dead_bytes(self, stream: int) -> dict[int, int]:
+        """For every block that is still there, how many bytes of this stream in it nothing points to any more."""
+        ...
+
+    def restored(self) -> Mapping[int, Mapping[ShardKey, int]]:
+        """For every epoch that a restore from a backup ended, where the shards ended in that backup."""
         ...
 
     def close(self) -> None: ...

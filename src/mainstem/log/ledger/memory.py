@@ -9,6 +9,7 @@ from mainstem.log.ledger.base import (
     BlockRow,
     Changes,
     Entry,
+    OldestEntries,
     ProducerKey,
     ProducerRow,
     ShardKey,
@@ -28,6 +29,9 @@ class MemoryLedger:
         self._entries: dict[ShardKey, list[Entry]] = defaultdict(list)
         self._producers: dict[ProducerKey, ProducerRow] = {}
         self._blocks: dict[int, BlockRow] = {}
+        self._dead: dict[tuple[int, int], int] = defaultdict(int)
+        self._restored: dict[int, dict[ShardKey, int]] = {}
+        self._stream_id_max = 0
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -48,7 +52,7 @@ class MemoryLedger:
             return list(self._streams.values())
 
     def stream_id_max(self) -> int:
-        return max(self._streams, default=0)
+        return self._stream_id_max
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         with self._lock:
@@ -78,19 +82,57 @@ class MemoryLedger:
             first = bisect.bisect_left(entries, time_us, lo=low, key=lambda entry: entry.time_high)
             return entries[first] if first < len(entries) else None
 
+    def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
+        with self._lock:
+            first = [entry for entry in self._entries[stream, shard] if entry.end <= before][:limit]
+        blocks: dict[int, int] = defaultdict(int)
+        for entry in first:
+            blocks[entry.block] += entry.length
+        return OldestEntries(len(first), first[-1].end if first else 0, dict(blocks))
+
+    def list_blocks(self) -> list[BlockRow]:
+        with self._lock:
+            return [self._blocks[block] for block in sorted(self._blocks)]
+
+    def dead_bytes(self, stream: int) -> dict[int, int]:
+        with self._lock:
+            return {block: size for (of, block), size in self._dead.items() if of == stream}
+
+    def restored(self) -> dict[int, dict[ShardKey, int]]:
+        return self._restored
+
     def store(self, changes: Changes) -> None:
         with self._lock:
+            self._drop(changes)
             self._streams.update(changes.streams)
+            self._stream_id_max = max(self._stream_id_max, *changes.streams, 0)
             self._shards.update(changes.shards)
             self._blocks.update(changes.blocks)
             self._producers.update(changes.producers)
             for entry in changes.entries:
-                self._entries[entry.stream, entry.shard].append(entry)
+                bisect.insort(self._entries[entry.stream, entry.shard], entry, key=lambda row: row.base)
+            for grave, size in changes.dead.items():
+                self._dead[grave] += size
+            for block in changes.forgotten_blocks:
+                del self._blocks[block]
+                self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[1] != block})
+            for stream in changes.forgotten_streams:
+                del self._streams[stream]
+                self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
+                self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
+            if changes.epoch:
+                self._restored[self._epoch] = dict(changes.epoch_ends)
+                self._epoch = changes.epoch
             before, (first, last) = changes.forget_producers_before_us, changes.forget_producers_ids
             idle = [key for key, row in self._producers.items() if first <= key[0] <= last and row.seen_us < before]
             for key in idle:
                 del self._producers[key]
             self._applied = changes.applied
+
+    def _drop(self, changes: Changes) -> None:
+        for stream, shard, first, stop in changes.dropped:
+            kept = [entry for entry in self._entries[stream, shard] if not first <= entry.base < stop]
+            self._entries[stream, shard] = kept
 
     def close(self) -> None:
         return None

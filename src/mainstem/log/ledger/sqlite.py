@@ -30,6 +30,7 @@ from mainstem.log.ledger.base import (
     BlockRow,
     Changes,
     Entry,
+    OldestEntries,
     ProducerKey,
     ProducerRow,
     ShardKey,
@@ -37,7 +38,7 @@ from mainstem.log.ledger.base import (
     StreamRow,
 )
 
-LEDGER_FORMAT: Final = 1
+LEDGER_FORMAT: Final = 2
 
 _SCHEMA = """
 CREATE TABLE meta(k TEXT PRIMARY KEY, v) WITHOUT ROWID;
@@ -45,7 +46,8 @@ CREATE TABLE applied(number INTEGER NOT NULL, block INTEGER NOT NULL, commit_pos
 CREATE TABLE streams(
     id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, name TEXT NOT NULL, shards INTEGER NOT NULL, hash TEXT NOT NULL,
     generation INTEGER NOT NULL, schema_id INTEGER NOT NULL, retention_us INTEGER NOT NULL, created_us INTEGER NOT NULL,
-    deleted_us INTEGER NOT NULL);
+    deleted_us INTEGER NOT NULL, retention_bytes INTEGER NOT NULL, cleanup TEXT NOT NULL,
+    tombstone_us INTEGER NOT NULL);
 CREATE UNIQUE INDEX streams_by_name ON streams(name) WHERE deleted_us = 0;
 CREATE TABLE schemas(id INTEGER PRIMARY KEY, arrow BLOB NOT NULL, fingerprint BLOB NOT NULL UNIQUE);
 CREATE TABLE generations(
@@ -53,10 +55,11 @@ CREATE TABLE generations(
     PRIMARY KEY(stream, generation)) WITHOUT ROWID;
 CREATE TABLE shards(
     stream INTEGER, shard INTEGER, start INTEGER NOT NULL, next INTEGER NOT NULL, stable INTEGER NOT NULL,
-    time_high INTEGER NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY(stream, shard)) WITHOUT ROWID;
+    time_high INTEGER NOT NULL, bytes INTEGER NOT NULL, merged INTEGER NOT NULL, compacted INTEGER NOT NULL,
+    PRIMARY KEY(stream, shard)) WITHOUT ROWID;
 CREATE TABLE blocks(
     id INTEGER PRIMARY KEY, writer_epoch INTEGER NOT NULL, state TEXT NOT NULL, bytes INTEGER NOT NULL,
-    live_bytes INTEGER NOT NULL, created_us INTEGER NOT NULL);
+    live_bytes INTEGER NOT NULL, created_us INTEGER NOT NULL, dead_us INTEGER NOT NULL, rewrite_us INTEGER NOT NULL);
 CREATE TABLE entries(
     stream INTEGER, shard INTEGER, base INTEGER, span INTEGER NOT NULL, count INTEGER NOT NULL, block INTEGER NOT NULL,
     position INTEGER NOT NULL, length INTEGER NOT NULL, time_high INTEGER NOT NULL, schema_id INTEGER NOT NULL,
@@ -71,10 +74,35 @@ CREATE TABLE cursors(
     grp TEXT, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, generation INTEGER NOT NULL,
     at_us INTEGER NOT NULL, PRIMARY KEY(grp, stream, shard)) WITHOUT ROWID;
 """
+# What a ledger of format 2 has and one of format 1 had not, beside more columns.
+_SCHEMA_2 = """
+CREATE TABLE dead(
+    block INTEGER, stream INTEGER, bytes INTEGER NOT NULL, PRIMARY KEY(block, stream)) WITHOUT ROWID;
+CREATE TABLE restored(
+    epoch INTEGER, stream INTEGER, shard INTEGER, stop INTEGER NOT NULL,
+    PRIMARY KEY(epoch, stream, shard)) WITHOUT ROWID;
+"""
+# From format 1 to 2. The database puts new columns last, which is where the schema above has them.
+_UPGRADE_1 = (
+    """
+ALTER TABLE streams ADD COLUMN retention_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE streams ADD COLUMN cleanup TEXT NOT NULL DEFAULT 'delete';
+ALTER TABLE streams ADD COLUMN tombstone_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE shards ADD COLUMN merged INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE shards ADD COLUMN compacted INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE blocks ADD COLUMN dead_us INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE blocks ADD COLUMN rewrite_us INTEGER NOT NULL DEFAULT 0;
+"""
+    + _SCHEMA_2
+)
 
 _ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
-_STREAM_COLUMNS = "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us"
-_BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us"
+_STREAM_COLUMNS = (
+    "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us, retention_bytes, "
+    "cleanup, tombstone_us"
+)
+_SHARD_COLUMNS = "start, next, stable, time_high, bytes, merged, compacted"
+_BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us, dead_us, rewrite_us"
 _PAIR = struct.Struct("<QQ")
 _PAIRS = tuple(struct.Struct(f"<{2 * count}Q") for count in range(PRODUCER_RECENT_MAX + 1))
 _READ_BUSY_MS = 5_000
@@ -176,14 +204,16 @@ class SqliteLedgerReader:
         return [StreamRow._make(row) for row in self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams ORDER BY id")]
 
     def stream_id_max(self) -> int:
-        return int(self._value("SELECT coalesce(max(id), 0) FROM streams"))
+        # The last one may be forgotten; its number is not given again.
+        sql = "SELECT max(coalesce((SELECT max(id) FROM streams), 0), coalesce((SELECT v FROM meta WHERE k = 'stream_id_max'), 0))"
+        return int(self._value(sql))
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
-        rows = self._rows("SELECT stream, shard, start, next, stable, time_high, bytes FROM shards")
+        rows = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
         return [((row[0], row[1]), ShardRow._make(row[2:])) for row in rows]
 
     def load_shard(self, stream: int, shard: int) -> ShardRow:
-        sql = "SELECT start, next, stable, time_high, bytes FROM shards WHERE stream = ? AND shard = ?"
+        sql = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE stream = ? AND shard = ?"
         rows = self._rows(sql, (stream, shard))
         return ShardRow._make(rows[0]) if rows else ShardRow()
 
@@ -198,6 +228,33 @@ class SqliteLedgerReader:
     def load_block(self, block: int) -> BlockRow | None:
         rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE id = ?", (block,))
         return BlockRow._make(rows[0]) if rows else None
+
+    def list_blocks(self) -> list[BlockRow]:
+        return [BlockRow._make(row) for row in self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks ORDER BY id")]
+
+    def dead_bytes(self, stream: int) -> dict[int, int]:
+        return {block: size for block, size in self._rows("SELECT block, bytes FROM dead WHERE stream = ?", (stream,))}
+
+    def restored(self) -> dict[int, dict[ShardKey, int]]:
+        found: dict[int, dict[ShardKey, int]] = {}
+        for epoch, stream, shard, stop in self._rows("SELECT epoch, stream, shard, stop FROM restored"):
+            found.setdefault(epoch, {})[stream, shard] = stop
+        return found
+
+    def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
+        sql = (
+            "SELECT block, sum(length), count(*), max(base + span) FROM (SELECT block, length, base, span FROM entries "
+            "WHERE stream = ?1 AND shard = ?2 AND base < ?3 AND base + span <= ?3 ORDER BY base LIMIT ?4) GROUP BY block"
+        )
+        rows = self._rows(sql, (stream, shard, before, limit))
+        blocks = {row[0]: row[1] for row in rows}
+        return OldestEntries(sum(row[2] for row in rows), max((row[3] for row in rows), default=0), blocks)
+
+    def entries_in(self, stream: int, blocks: Sequence[int]) -> list[Entry]:
+        """All entries of a stream that point into these blocks, in the order of shards and offsets."""
+        marks = ",".join("?" * len(blocks))
+        sql = f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE stream = ? AND block IN ({marks}) ORDER BY shard, base"
+        return [_entry(row) for row in self._rows(sql, (stream, *blocks))]
 
     def open_blocks(self) -> list[BlockRow]:
         rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE state = 'open' ORDER BY id")
@@ -273,7 +330,7 @@ class SqliteLedger(SqliteLedgerReader):
         db.pragma("page_size", _PAGE_BYTES)
         db.pragma("journal_mode", "wal")
         with db:
-            db.execute(_SCHEMA)
+            db.execute(_SCHEMA + _SCHEMA_2)
             meta = [("format", LEDGER_FORMAT), ("uuid", log_uuid), ("epoch", epoch)]
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
             db.execute("INSERT INTO applied VALUES (0, 0, 0)")
@@ -294,6 +351,11 @@ class SqliteLedger(SqliteLedgerReader):
         keep = ctypes.c_int(1)
         db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
         found = self._value("SELECT v FROM meta WHERE k = 'format'")
+        if found == 1:
+            with db:
+                db.execute(_UPGRADE_1)
+                db.execute("UPDATE meta SET v = 2 WHERE k = 'format'")
+            found = 2
         if found != LEDGER_FORMAT:
             raise FolderUnusable(f"{self.path} has ledger format {found}; this program reads format {LEDGER_FORMAT}")
 
@@ -323,6 +385,8 @@ class SqliteLedger(SqliteLedgerReader):
 
     def _store(self, changes: Changes) -> None:
         execute = self._db.execute
+        for dropped in changes.dropped:
+            execute("DELETE FROM entries WHERE stream = ? AND shard = ? AND base >= ? AND base < ?", dropped)
         _insert(execute, f"INSERT INTO entries({_ENTRY_COLUMNS})", changes.entries)
         _insert(execute, "INSERT OR REPLACE INTO shards", [(*key, *row) for key, row in changes.shards.items()])
         _insert(
@@ -333,9 +397,28 @@ class SqliteLedger(SqliteLedgerReader):
         if changes.forget_producers_before_us:
             idle = (*changes.forget_producers_ids, changes.forget_producers_before_us)
             execute("DELETE FROM producers WHERE pid BETWEEN ? AND ? AND seen_us < ?", idle)
+        if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
+            self._store_rarities(changes)
         if self._wal_base is not None:
             execute("INSERT OR REPLACE INTO meta VALUES ('wal_base', ?)", (self._wal_base,))
         execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
+
+    def _store_rarities(self, changes: Changes) -> None:
+        execute = self._db.execute
+        for (stream, block), size in changes.dead.items():
+            sql = "INSERT INTO dead VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
+            execute(sql, (block, stream, size))
+        for block in changes.forgotten_blocks:
+            execute("DELETE FROM blocks WHERE id = ?", (block,))
+            execute("DELETE FROM dead WHERE block = ?", (block,))
+        for stream in changes.forgotten_streams:
+            execute("INSERT OR REPLACE INTO meta VALUES ('stream_id_max', ?)", (changes.stream_id_max,))
+            for table, column in (("streams", "id"), ("shards", "stream"), ("dead", "stream"), ("restored", "stream")):
+                execute(f"DELETE FROM {table} WHERE {column} = ?", (stream,))
+        if changes.epoch:
+            rows = [(changes.epoch - 1, *key, stop) for key, stop in changes.epoch_ends.items()]
+            _insert(execute, "INSERT OR REPLACE INTO restored", rows)
+            execute("UPDATE meta SET v = ? WHERE k = 'epoch'", (changes.epoch,))
 
     def wal_bytes(self) -> int:
         """Bytes of the WAL that wait for a checkpoint."""
