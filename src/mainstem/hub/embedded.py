@@ -33,7 +33,6 @@ logger = logging.getLogger("mainstem.hub")
 # A reader of a folder that another process writes asks SQLite this often whether something changed, slower when idle.
 _POLL_SECONDS_MIN = 0.0005
 _POLL_SECONDS_MAX = 0.02
-_RETENTION_SECONDS = 30.0
 
 
 class LogPort:
@@ -69,15 +68,7 @@ class LogPort:
         # Appends that wait, in order, until the log has room for them.
         self._deferred: deque[tuple[Submission, float]] = deque()
         self._pump = Pump(self._drive)
-        # A folder that cannot be written to any more can still be opened and read.
-        self._pump.schedule(self._enforce_retention, 0.0)
-
-    def _enforce_retention(self) -> None:
-        try:
-            self.log.enforce_retention()
-        finally:
-            if self.log.batcher.failure is None:
-                self._pump.schedule(self._enforce_retention, _RETENTION_SECONDS)
+        self.log.upkeep.start()
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()

@@ -1,7 +1,7 @@
 """The object users hold: streams, producers and consumers of one log, near or far."""
 
 import weakref
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -14,14 +14,19 @@ from mainstem.transport.port import (
     AlterStreamCall,
     CreateStreamCall,
     DeleteStreamCall,
+    EraseKeyCall,
+    Erasure,
     GetStreamCall,
     ListStreamsCall,
     Port,
     StatisticsCall,
     StreamInfo,
+    TrimStreamCall,
 )
 
 Retention = str | timedelta
+Cleanup = Literal["delete", "compact", "compact,delete"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Streams:
@@ -36,17 +41,35 @@ class Streams:
         *,
         shards: int = 1,
         retention: Retention | None = None,
+        retention_bytes: int = 0,
+        cleanup: Cleanup = "delete",
+        tombstones: Retention | None = None,
         hash: str = "crc32",  # noqa: A002
         exist_ok: bool = False,
     ) -> StreamInfo:
-        """A new stream. `hash` places keys: "crc32" as librdkafka does, or "murmur2" as Java's client does."""
-        retention_us = None if retention is None else microseconds(retention)
-        call = CreateStreamCall(name, shards, hash, retention_us, exist_ok, new_stream_uuid())
+        """A new stream. `hash` places keys: "crc32" as librdkafka does, or "murmur2" as Java's client does.
+
+        `cleanup`: "delete" lets records go when they are older than `retention`, or when the stream is larger than
+        `retention_bytes` (0: however large it is). "compact" keeps the newest record of every key, for ever, and a
+        record without a value for as long as `tombstones` says (24 h): every record then needs a key. "compact,delete"
+        does both.
+        """
+        call = CreateStreamCall(
+            name=name,
+            shards=shards,
+            hash=hash,
+            retention_us=_optional_us(retention),
+            exist_ok=exist_ok,
+            uuid=new_stream_uuid(),
+            retention_bytes=retention_bytes,
+            cleanup=cleanup,
+            tombstone_us=_optional_us(tombstones),
+        )
         return self._port.call(call).streams[0]
 
     def get(self, name: str) -> StreamInfo:
-        """One stream as it is now; UnknownStream if there is none."""
-        return self._port.call(GetStreamCall(name)).streams[0]
+        """One stream as it is now, with what of it waits to be freed; UnknownStream if there is none."""
+        return self._port.call(GetStreamCall(name, details=True)).streams[0]
 
     def list(self) -> list[StreamInfo]:
         """All streams by name."""
@@ -59,13 +82,42 @@ class Streams:
                 return [found[name] for name in sorted(found)]
             answer = self._port.call(ListStreamsCall(after=answer.streams[-1].id))
 
-    def alter(self, name: str, *, retention: Retention) -> StreamInfo:
-        """Change what can change. The number of shards and the hash cannot."""
-        return self._port.call(AlterStreamCall(name, microseconds(retention))).streams[0]
+    def alter(
+        self,
+        name: str,
+        *,
+        retention: Retention | None = None,
+        retention_bytes: int | None = None,
+        cleanup: Cleanup | None = None,
+        tombstones: Retention | None = None,
+    ) -> StreamInfo:
+        """Change what can change; what is left out stays. The number of shards and the hash cannot."""
+        call = AlterStreamCall(name, _optional_us(retention), retention_bytes, cleanup, _optional_us(tombstones))
+        return self._port.call(call).streams[0]
+
+    def trim(
+        self, name: str, *, before: datetime | None = None, offset: int | None = None, shard: int | None = None
+    ) -> StreamInfo:
+        """Let go of the records before a time, or below an offset, of one shard or of all. Readers notice at once."""
+        if before is not None and before.tzinfo is None:
+            raise InvalidSetting("before: a time needs a time zone, for example datetime.now(UTC)")
+        before_us = None if before is None else (before - _EPOCH) // timedelta(microseconds=1)
+        return self._port.call(TrimStreamCall(name, before_us, offset, shard)).streams[0]
+
+    def erase(self, name: str, key: bytes | str) -> Erasure:
+        """Take away every record of one key that is there now. When this returns nobody can read them any more; the
+        answer says how many there were, and when their last bytes are off the disk."""
+        erased = self._port.call(EraseKeyCall(name, key.encode() if isinstance(key, str) else key)).erased
+        assert erased is not None
+        return erased
 
     def delete(self, name: str) -> None:
-        """Stop writes and reads at once; the name is free for a new stream."""
+        """Stop writes and reads at once; the name is free for a new stream. The space comes back within a day."""
         self._port.call(DeleteStreamCall(name))
+
+
+def _optional_us(length: Retention | None) -> int | None:
+    return None if length is None else microseconds(length)
 
 
 class Hub:

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import re
+from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from typing import Final
 
@@ -11,6 +13,7 @@ import pyarrow.compute as pc
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, Buffer
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
     InvalidRequest,
@@ -22,21 +25,25 @@ from mainstem.core.identity import new_stream_uuid
 from mainstem.core.limits import LIST_BYTES_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
-from mainstem.log.flush import AlterStream, CreateStream, DeleteStream
-from mainstem.log.ledger.base import LedgerReader, StreamRow
+from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, TrimShard
+from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import Log, unknown_stream
 from mainstem.log.reader import LogReader
+from mainstem.log.upkeep import gone_by_us
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
     Call,
     CreateStreamCall,
     DeleteStreamCall,
+    EraseKeyCall,
+    Erasure,
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
     StatisticsCall,
     StreamInfo,
+    TrimStreamCall,
 )
 
 logger = logging.getLogger("mainstem.log")
@@ -44,6 +51,10 @@ logger = logging.getLogger("mainstem.log")
 RETENTION_US_DEFAULT: Final = 7 * 24 * 3600 * 1_000_000
 # Longer than any disk lives; keeps the arithmetic far from overflow.
 RETENTION_US_MAX: Final = 1000 * 365 * 24 * 3600 * 1_000_000
+RETENTION_BYTES_MAX: Final = 1 << 60
+# How long a reader has to learn from a tombstone that a key is gone.
+TOMBSTONE_US_DEFAULT: Final = 24 * 3600 * 1_000_000
+CLEANUPS: Final = ("delete", "compact", "compact,delete")
 
 # A stream in an answer at most, beside its name: the other fields, then two offsets for each shard.
 _STREAM_BYTES: Final = 256
@@ -55,14 +66,15 @@ _UUID: Final = re.compile(r"[0-9a-f]{32}")
 class Lookup:
     """What can be asked of a log that is only read. Any thread."""
 
-    def __init__(self, ledger: LedgerReader, reader: LogReader) -> None:
+    def __init__(self, ledger: LedgerReader, reader: LogReader, clock: Clock = SYSTEM_CLOCK) -> None:
         self._ledger = ledger
         self._reader = reader
+        self._clock = clock
 
     def handle(self, call: Call) -> Answer:
         match call:
             case GetStreamCall():
-                return self.find(call.name)
+                return Answer(streams=(self.info(self._require(call.name), details=call.details),))
             case ListStreamsCall():
                 return self._list(call.after)
             case OffsetsAtTimeCall():
@@ -83,8 +95,10 @@ class Lookup:
         count = max(1, sum(1 for _ in takewhile(lambda size: size <= LIST_BYTES_MAX, sizes)))
         return Answer(streams=tuple(self.info(row) for row in rows[:count]), more=count < len(rows))
 
-    def info(self, row: StreamRow) -> StreamInfo:
+    def info(self, row: StreamRow, *, details: bool = False) -> StreamInfo:
+        """The stream, from memory where the log is; with details also what waits to be freed, from the ledger."""
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
+        waiting, gone_by = self._waiting(row, shards) if details else ((0, 0), 0)
         return StreamInfo(
             id=row.id,
             uuid=row.uuid,
@@ -96,9 +110,25 @@ class Lookup:
             created_us=row.created_us,
             starts=tuple(shard.start for shard in shards),
             ends=tuple(shard.stable for shard in shards),
-            bytes=sum(shard.bytes for shard in shards),
+            bytes=sum(shard.bytes for shard in shards) - waiting[0],
             epoch=self._ledger.epoch(),
+            retention_bytes=row.retention_bytes,
+            cleanup=row.cleanup,
+            tombstone_us=row.tombstone_us,
+            waiting_bytes=sum(waiting),
+            gone_by_us=gone_by,
         )
+
+    def _waiting(self, row: StreamRow, shards: Sequence[ShardRow]) -> tuple[tuple[int, int], int]:
+        """Bytes that nobody can read any more, with rows and without, and when the last of them are off the disk."""
+        now_us = self._clock.now_us()
+        trimmed: Counter[int] = Counter()
+        for shard, state in enumerate(shards):
+            if state.start:
+                trimmed.update(self._ledger.oldest_entries(row.id, shard, state.start, -1).blocks)
+        dead = self._ledger.dead_bytes(row.id)
+        blocks = [block for block in self._ledger.list_blocks() if block.id in dead or block.id in trimmed]
+        return (trimmed.total(), sum(dead.values())), gone_by_us(blocks, now_us)
 
     def _require(self, name: str) -> StreamRow:
         row = self._ledger.stream_named(check_stream_name(name, reserved=True))
@@ -121,25 +151,28 @@ class Lookup:
             if not batches:
                 return offset
             for batch in batches:
-                if batch.header.time_high >= time_us:
+                if batch.header.count and batch.header.time_high >= time_us:
                     return max(offset, batch.base + _first_at(batch.header, batch.payload, time_us))
             offset = batches[-1].end
 
 
 def _first_at(header: BatchHeader, data: Buffer, time_us: int) -> int:
-    """The index of the first record of a batch with a time of `time_us` or later; the batch has one."""
-    if not header.layout & layouts.HAS_TIMESTAMP:
+    """How far the first record of `time_us` or later is from the batch's first offset; the batch has one."""
+    if not header.layout & (layouts.HAS_TIMESTAMP | layouts.HAS_OFFSETS):
         return 0
     batch = payload.decode(header.encoding, header.layout, header.count, header.raw_len, data)
-    times = batch.column("timestamp").cast(pa.int64())
-    return int(pc.index(pc.greater_equal(times, time_us), True).as_py())
+    index = 0
+    if header.layout & layouts.HAS_TIMESTAMP:
+        times = batch.column("timestamp").cast(pa.int64())
+        index = int(pc.index(pc.greater_equal(times, time_us), True).as_py())
+    return int(batch.column("offset")[index].as_py()) if header.layout & layouts.HAS_OFFSETS else index
 
 
 class Administration(Lookup):
     """The same for the process that writes. `auto_create_shards` is 0 where a missing stream is refused."""
 
     def __init__(self, log: Log, *, retention_us: int = RETENTION_US_DEFAULT, auto_create_shards: int = 0) -> None:
-        super().__init__(log.ledger, log.reader)
+        super().__init__(log.ledger, log.reader, log.clock)
         self._log = log
         self._retention_us = retention_us
         self._auto_create_shards = auto_create_shards
@@ -153,19 +186,47 @@ class Administration(Lookup):
                 return self._create(CreateStreamCall(call.name, shards=shards, exist_ok=True, uuid=new_stream_uuid()))
             case AlterStreamCall():
                 row = self._require(call.name)
-                if call.retention_us is not None:
-                    _check_retention(call.retention_us)
-                self._log.execute(AlterStream(row.id, call.retention_us))
+                _check_cleanup(call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
+                given = (call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
+                self._log.execute(AlterStream(row.id, *given))
                 return self.find(call.name)
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
                 logger.info("stream %s was deleted", row.name)
                 return Answer()
+            case TrimStreamCall():
+                return self._trim(call)
+            case EraseKeyCall():
+                return self._erase(call)
             case StatisticsCall():
                 return Answer(counters=self._log.counters())
             case _:
                 return super().handle(call)
+
+    def _trim(self, call: TrimStreamCall) -> Answer:
+        row = self._require(call.name)
+        if (call.before_us is None) == (call.offset is None):
+            raise InvalidRequest("trim before a time or before an offset, one of them")
+        if call.shard is not None and not 0 <= call.shard < row.shards:
+            raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; there is no shard {call.shard}")
+        for shard in range(row.shards) if call.shard is None else (call.shard,):
+            before = self._offset_at(row, shard, call.before_us) if call.before_us is not None else call.offset
+            assert before is not None
+            end = self._ledger.load_shard(row.id, shard).stable
+            if not 0 <= before <= end and call.shard is not None:
+                raise InvalidRequest(f"shard {shard} of {row.name!r} ends at offset {end}; nothing is before {before}")
+            self._log.execute(TrimShard(row.id, shard, min(max(before, 0), end)))
+            self._log.upkeep.look_at((row.id, shard))
+        logger.info("stream %s was trimmed", row.name)
+        return self.find(call.name)
+
+    def _erase(self, call: EraseKeyCall) -> Answer:
+        row = self._require(call.name)
+        erased = self._log.upkeep.erase(row, call.key)
+        gone_by = self.info(row, details=True).gone_by_us
+        logger.info("stream %s: %d records of one key were erased", row.name, erased)
+        return Answer(erased=Erasure(erased, gone_by))
 
     def _create(self, call: CreateStreamCall) -> Answer:
         name = check_stream_name(call.name)
@@ -176,9 +237,20 @@ class Administration(Lookup):
         if not _UUID.fullmatch(call.uuid):
             raise InvalidRequest("a new stream needs a UUID of 32 hexadecimal digits")
         retention_us = self._retention_us if call.retention_us is None else call.retention_us
-        _check_retention(retention_us)
+        tombstone_us = TOMBSTONE_US_DEFAULT if call.tombstone_us is None else call.tombstone_us
+        _check_cleanup(retention_us, call.retention_bytes, call.cleanup, tombstone_us)
         if self._ledger.stream_named(name) is None:
-            command = CreateStream(call.uuid, name, call.shards, call.hash, retention_us, self._log.clock.now_us())
+            command = CreateStream(
+                uuid=call.uuid,
+                name=name,
+                shards=call.shards,
+                hash=call.hash,
+                retention_us=retention_us,
+                created_us=self._clock.now_us(),
+                retention_bytes=call.retention_bytes,
+                cleanup=call.cleanup,
+                tombstone_us=tombstone_us,
+            )
             # Another caller may be first; then the check below decides.
             with contextlib.suppress(StreamExists):
                 self._log.execute(command)
@@ -189,6 +261,15 @@ class Administration(Lookup):
         return Answer(streams=(self.info(row),))
 
 
-def _check_retention(retention_us: int) -> None:
-    if not 1_000_000 <= retention_us <= RETENTION_US_MAX:
+def _check_cleanup(
+    retention_us: int | None, retention_bytes: int | None, cleanup: str | None, tombstone_us: int | None
+) -> None:
+    """What is None is not to be changed."""
+    if retention_us is not None and not 1_000_000 <= retention_us <= RETENTION_US_MAX:
         raise InvalidSetting("retention must be between 1 second and 1000 years")
+    if retention_bytes is not None and not 0 <= retention_bytes <= RETENTION_BYTES_MAX:
+        raise InvalidSetting("retention_bytes must be 0, which is no limit, or a number of bytes up to 1 EiB")
+    if cleanup is not None and cleanup not in CLEANUPS:
+        raise InvalidSetting(f"cleanup {cleanup[:40]!r} is not known; use one of {', '.join(map(repr, CLEANUPS))}")
+    if tombstone_us is not None and not 0 <= tombstone_us <= RETENTION_US_MAX:
+        raise InvalidSetting("tombstones must be kept for 0 seconds to 1000 years")

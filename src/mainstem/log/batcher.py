@@ -91,6 +91,7 @@ class Batcher:
         self._written = applier.applied
         self._failure: MainstemError | None = None
         self._closing = False
+        self._roll_wanted = False
         self._listeners: list[FlushListener] = []
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
 
@@ -122,6 +123,10 @@ class Batcher:
         self._arrived.notify()
         if self._pending_bytes >= _CROWD_BYTES:
             self._crowded.notify()
+
+    def request_roll(self) -> None:
+        """Let the next flush begin a new block, so that the one before gets old and can be freed. Any thread."""
+        self._roll_wanted = True
 
     @property
     def pending_bytes(self) -> int:
@@ -233,6 +238,8 @@ class Batcher:
         number = self._written + 1
         size = sum(map(_stored_bytes, items))
         is_full, announces = self._file.is_full(size), self._maintenance.wants_checkpoint
+        if self._roll_wanted:
+            is_full, self._roll_wanted = is_full or self._file.has_entries, False
         if is_full or announces:
             # The footer lists offsets, which the flush before this one may not have yet; and what is announced to be in
             # a checkpoint must be in the ledger, so that a kill at this moment does not cast doubt on it.

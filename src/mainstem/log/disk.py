@@ -56,6 +56,10 @@ class Disk(Protocol):
         """Rename over, durably: content first, then the name."""
         ...
 
+    def remove(self, path: Path) -> None:
+        """Take a file away, durably; nothing happens if it is not there."""
+        ...
+
     def free_bytes(self, path: Path) -> int: ...
 
 
@@ -158,6 +162,10 @@ class LocalDisk:
             os.close(fd)
         os.replace(source, target)
         sync_dir(target.parent)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        sync_dir(path.parent)
 
     def free_bytes(self, path: Path) -> int:
         stat = os.statvfs(path)

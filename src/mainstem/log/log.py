@@ -1,6 +1,5 @@
 """The log of one data folder, put together: open, append, read, follow, close."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from mainstem.core.errors import (
     InternalError,
     InvalidName,
     MainstemError,
-    StreamDeleted,
     UnknownStream,
 )
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
@@ -23,7 +21,7 @@ from mainstem.core.names import check_stream_name
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk
-from mainstem.log.flush import Command, Done, Rejected
+from mainstem.log.flush import Command, Done, Rejected, Replacement
 from mainstem.log.folder import Folder, FolderLock
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
@@ -32,7 +30,7 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
 from mainstem.log.recovery import Recovery
-from mainstem.log.retention import expired
+from mainstem.log.upkeep import Upkeep
 from mainstem.log.writer import FlushFile, WriterIdentity
 
 logger = logging.getLogger("mainstem.log")
@@ -96,8 +94,11 @@ class Log:
             folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max, folder.note_block
         )
         self._file = file
-        for row in ledger.open_blocks():
-            file.seal_later(row.id, _size_if_there(folder.blocks, row.id))
+        known = {row.id: row for row in ledger.list_blocks()}
+        for block in sorted({*known, *folder.blocks.list()}):
+            # Of an earlier life: those that were open, and those that it made and did not come to use.
+            if block not in known or known[block].state == "open":
+                file.seal_later(block, _size_if_there(folder.blocks, block))
         self._applier = Applier(ledger)
         self.hot = HotTail(options.hot_tail_bytes)
         self._maintenance = Maintenance(
@@ -114,6 +115,10 @@ class Log:
         opened.callback(self._entries.close)
         self.ledger = _LiveLedger(self._applier, self._entries, identity.ledger_epoch)
         self.reader = LogReader(self.ledger, folder.blocks, self.hot)
+        self._upkeep_ledger = SqliteLedgerReader(folder.ledger)
+        opened.callback(self._upkeep_ledger.close)
+        # Not begun here: whoever opens the log decides whether a thread keeps it.
+        self.upkeep = Upkeep(_Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock)
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
         self._closed = False
@@ -124,22 +129,21 @@ class Log:
         """Queue batches for the next flush; `done` is called by the committing thread."""
         self.batcher.submit(Submission(batches, done))
 
-    def execute(self, command: Command) -> Done:
+    def execute(self, item: Command | Replacement) -> Done:
         """Carry out one command and wait for it, driving the commit in this thread."""
         waiter = Waiter()
-        self.batcher.submit(Submission((command,), waiter.set))
+        self.batcher.submit(Submission((item,), waiter.set))
         outcome = waiter.wait(self.batcher)[0]
         if isinstance(outcome, Rejected):
             raise outcome.error
         assert isinstance(outcome, Done)
         return outcome
 
-    def enforce_retention(self) -> None:
-        """Move the start of shards behind what is older than their stream's retention. Call it now and then."""
-        for trim in expired(self.ledger, self.clock.now_us()):
-            # A stream may be deleted between the decision and the deed; then there is nothing left to trim.
-            with contextlib.suppress(StreamDeleted):
-                self.execute(trim)
+    def commit_nothing(self) -> None:
+        """An empty flush, for what a flush does beside carrying items: a new block, a checkpoint."""
+        waiter = Waiter()
+        self.batcher.submit(Submission((), waiter.set))
+        waiter.wait(self.batcher)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the log."""
@@ -150,6 +154,7 @@ class Log:
             "hot_tail_bytes": self.hot.bytes,
             "block_reads": self.reader.disk_reads,
             "bytes_written": self._file.bytes_written,
+            **self.upkeep.counters(),
         }
 
     # Ending.
@@ -158,9 +163,11 @@ class Log:
         if self._closed:
             return
         self._closed = True
+        self.upkeep.close()
         self.batcher.close()
         self._maintenance.close()
         self._entries.close()
+        self._upkeep_ledger.close()
         self._ledger.close()
         self._folder.snapshots.close()
         self._folder.blocks.close()
@@ -192,6 +199,18 @@ def _size_if_there(blocks: BlockStore, block: int) -> int:
     except BlockMissing:
         logger.error("%s is missing; its records cannot be read until it is back", blocks.where(block))
         return 0
+
+
+class _Kept:
+    """The log as its upkeep sees it."""
+
+    def __init__(self, log: Log) -> None:
+        self.execute = log.execute
+        self.commit_nothing = log.commit_nothing
+        self.request_roll = log.batcher.request_roll
+        self.request_snapshot = log._maintenance.request_snapshot
+        self.streams = log._applier.streams
+        self.shard = log._applier.shard
 
 
 class _LiveLedger:

@@ -91,6 +91,10 @@ class Maintenance:
             self._snapshotting = threading.Thread(target=self._snapshot, name="mainstem-snapshot", daemon=True)
             self._snapshotting.start()
 
+    def request_snapshot(self) -> None:
+        """Take a snapshot with the next checkpoint, however little was written since the last. Any thread."""
+        self._snapshot_at = -self._snapshot_bytes
+
     def _snapshot_due(self) -> bool:
         return self._file.bytes_written - self._snapshot_at >= self._snapshot_bytes
 

@@ -19,11 +19,17 @@ _GAP_BYTES_MAX: Final = 16 * 1_024
 class LogReader:
     """Batches of any shard from any offset. Any thread. Holds no state of any reader."""
 
-    def __init__(self, ledger: LedgerReader, blocks: BlockStore, hot: HotTail | None = None) -> None:
+    def __init__(
+        self,
+        ledger: LedgerReader,
+        blocks: BlockStore,
+        hot: HotTail | None = None,
+        recent_bytes: int = RECENT_READS_BYTES_MAX,
+    ) -> None:
         self._ledger = ledger
         self._blocks = blocks
         self._hot = hot
-        self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX)
+        self._recent = RecentReads(self._read_block, recent_bytes)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:
@@ -69,6 +75,15 @@ class LogReader:
                 if not found:
                     raise
             return found
+
+    def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
+        """Every batch of these entries, which are a shard's and in order, from their blocks. DataLoss if one of them
+        cannot be read."""
+        for run in _neighbours(entries, READ_BYTES_MAX):
+            try:
+                yield from self._frames(stream, run, run[0].base) if run[0].length else map(_without_records, run)
+            except _FileMissing as missing:
+                raise missing.loss from None
 
     def offset_at_time(self, stream: StreamRow, shard: int, time_us: int) -> int:
         """The base of the first stored run that holds a record of `time_us` or later, else the end."""
@@ -144,7 +159,10 @@ class LogReader:
     def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
         try:
             header = parse_header(data, at, position, entry.block)
-            if header.kind not in (FrameKind.DATA, FrameKind.MOVED) or (header.stream, header.shard) != (entry.stream, entry.shard):
+            if header.kind not in (FrameKind.DATA, FrameKind.MOVED) or (header.stream, header.shard) != (
+                entry.stream,
+                entry.shard,
+            ):
                 raise FrameDamaged(position, "frame of another shard")
             return header
         except FrameDamaged as error:

@@ -40,7 +40,7 @@ from mainstem.log.frame import BLOCK_HEADER_BYTES, BlockHeader, FrameDamaged, Fr
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import AppliedPlace
-from mainstem.log.ledger.sqlite import SqliteLedger, number_without_wal
+from mainstem.log.ledger.sqlite import SqliteLedger, place_without_wal
 from mainstem.log.scan import BlockScanner, ReadFlush
 from mainstem.log.snapshots import Snapshots
 
@@ -128,7 +128,7 @@ class Recovery:
         ledger: SqliteLedger | None = None
         try:
             wal_frames = self._check_wal()
-            in_file = number_without_wal(self._path)
+            in_file = place_without_wal(self._path).number
             ledger = SqliteLedger(self._path)
             ledger.check_pages()
             self._check_identity(ledger)

@@ -175,7 +175,9 @@ def _with_moved(
 ) -> tuple[WrittenItem, ...]:
     """The items, each command that replaces entries with the moved frames that stand behind it."""
     if sum(item.frames for item in items if isinstance(item, ReplaceEntries)) != len(moved):
-        raise FrameDamaged(commit.position, f"flush {commit.flush} has {len(moved)} moved frames, its commands say others")
+        raise FrameDamaged(
+            commit.position, f"flush {commit.flush} has {len(moved)} moved frames, its commands say others"
+        )
     frames = iter(moved)
     return tuple(
         WrittenReplacement(item, tuple(islice(frames, item.frames))) if isinstance(item, ReplaceEntries) else item

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
 from mainstem.log.disk import Disk, DiskFile
-from mainstem.log.ledger.sqlite import SqliteLedger, number_without_wal
+from mainstem.log.ledger.sqlite import SqliteLedger, place_without_wal
 
 logger = logging.getLogger("mainstem.log")
 
@@ -36,12 +36,26 @@ class Snapshots:
         matches = (_NAME.fullmatch(name) for name in self.disk.list(self._folder))
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
+    def needed_from(self) -> int:
+        """The first block that a rebuild from the older of the kept snapshots would read; 0 while there are not two.
+
+        Two, because the newest may turn out to be damaged on the day it is needed.
+        """
+        numbers = self.numbers()
+        if len(numbers) < _KEPT:
+            return 0
+        try:
+            return min(place_without_wal(self.path(number)).block for number in numbers[:_KEPT])
+        except LedgerDamaged as error:
+            logger.warning("a ledger snapshot cannot be read (%s); another is taken", error)
+            return 0
+
     def path(self, number: int) -> Path:
         return self._folder / f"ledger-{number:016d}.db"
 
     def take(self, ledger: Path) -> int:
         """Copy the database file, which must stay unchanged meanwhile, and forget all but the newest two."""
-        number = number_without_wal(ledger)
+        number = place_without_wal(ledger).number
         target = self.path(number)
         if not target.exists():
             part = target.with_suffix(".part")

@@ -28,7 +28,6 @@ logger = logging.getLogger("mainstem.server")
 
 _READ_THREADS: Final = 2
 _TICK_SECONDS: Final = 1.0
-_RETENTION_SECONDS: Final = 30.0
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
 
@@ -60,8 +59,6 @@ class Server:
         self.push_encoder = PushEncoder()
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self._calls = CallQueue(self._administration.handle)
-        self._retention_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-retention")
-        self._retention: asyncio.Future[None] | None = None
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
@@ -97,6 +94,7 @@ class Server:
             thread = threading.Thread(target=body, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
+        self.log.upkeep.start()
         self._listener = await loop.create_server(self._new_connection, address.host, address.port, backlog=1024)
         self._ticker = loop.create_task(self._tick())
         self.is_ready = True
@@ -122,10 +120,6 @@ class Server:
                 session.connection.close()
         await asyncio.sleep(0)
         self._calls.close()
-        self._retention_pool.shutdown(wait=False, cancel_futures=True)
-        if self._retention is not None:
-            # Most likely a moment; if there is much to let go, the closed log ends it.
-            await asyncio.wait((self._retention,), timeout=_TICK_SECONDS)
         self.read_pool.shutdown(wait=True, cancel_futures=True)
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
@@ -178,17 +172,13 @@ class Server:
         session.connection = None
 
     async def _tick(self) -> None:
-        """Once a second: drop who is silent, retry what waits; now and then, let old records go."""
-        retention_due = 0.0
+        """Once a second: drop who is silent, retry what waits."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self.clock.monotonic()
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
             self._guard(self._look_at_line)
-            if now >= retention_due and (self._retention is None or self._retention.done()):
-                retention_due = now + _RETENTION_SECONDS
-                self._guard(self._begin_retention)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """What fails for one client must not end what is done for all, once a second, for ever."""
@@ -223,20 +213,12 @@ class Server:
             session.expire_waiting()
         self._serve_line()
 
-    def _begin_retention(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._retention = loop.run_in_executor(self._retention_pool, self.log.enforce_retention)
-        self._retention.add_done_callback(self._on_retention_done)
-
-    def _on_retention_done(self, future: "asyncio.Future[None]") -> None:
-        error = None if future.cancelled() else future.exception()
-        if error is not None and not self.is_stopping:
-            logger.error("letting old records go failed; it is tried again", exc_info=error)
-
     # Calls.
 
     def lookup(self, call: GetStreamCall) -> Answer | None:
-        """The answer from memory, without waiting for anything; None if the stream must be created first."""
+        """The answer from memory, without waiting for anything; None if that is not possible."""
+        if call.details:
+            return None
         try:
             return self._administration.find(call.name)
         except UnknownStream:

@@ -1,7 +1,7 @@
 """Disks that misbehave on purpose, as layers over another disk.
 
 `DiskLayer` forwards everything; each fault is a small class that overrides one decision. What a layer counts and can
-strike at are the operations by which the log changes its folder: `create`, `write`, `sync`, `replace`. A write of the
+strike at are the operations by which the log changes its folder: `create`, `write`, `sync`, `replace`, `remove`. A write of the
 log is durable when it returns, so a strike at a write stands for a failed write and for a failed fsync alike: `leaves`
 says which bytes reached the disk before it.
 
@@ -24,7 +24,7 @@ from mainstem.log import disk as real
 from mainstem.log.disk import Disk, DiskFile, LocalDisk
 
 Leaves = Literal["nothing", "part", "all"]
-KINDS: Final = ("create", "write", "sync", "replace")
+KINDS: Final = ("create", "write", "sync", "replace", "remove")
 T = TypeVar("T")
 
 
@@ -67,6 +67,9 @@ class DiskLayer:
 
     def replace(self, source: Path, target: Path) -> None:
         self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
+
+    def remove(self, path: Path) -> None:
+        self.perform(Operation("remove", path), lambda: self.inner.remove(path))
 
     def free_bytes(self, path: Path) -> int:
         return self.inner.free_bytes(path)

@@ -68,10 +68,12 @@ class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
 
 
 class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
-    """Answered with the stream; `auto_create` makes a missing one where the server's settings allow it."""
+    """Answered with the stream; `auto_create` makes a missing one where the server's settings allow it. With `details`
+    also what waits to be freed, which is looked up in the ledger."""
 
     name: str
     auto_create: bool = False
+    details: bool = False
 
 
 class ListStreamsCall(msgspec.Struct, frozen=True, tag="list"):

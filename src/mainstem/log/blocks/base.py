@@ -45,6 +45,10 @@ class BlockStore(Protocol):
         """The numbers of all blocks, ascending. Only recovery asks: garbage is never decided by listing."""
         ...
 
+    def remove(self, block: int) -> None:
+        """Take a block away for good. Who reads it at this moment reads on; who comes later gets BlockMissing."""
+        ...
+
     def where(self, block: int) -> str:
         """What to call this block in a message to a person."""
         ...

@@ -69,6 +69,13 @@ class LocalBlocks:
         matches = (_NAME.fullmatch(name) for name in self._disk.list(self._folder))
         return sorted(int(match[1]) for match in matches if match)
 
+    def remove(self, block: int) -> None:
+        with self._lock:
+            file = self._open.pop(block, None)
+            if file is not None:
+                file.close()
+        self._disk.remove(self._path(block))
+
     def where(self, block: int) -> str:
         return f"{self._folder.name}/{self._path(block).name}"
 

@@ -336,7 +336,10 @@ class _Step:
                 )
                 return Done()
             case SealBlock():
-                block = self._block(command.block)
+                block = self._changes.blocks.get(command.block) or self._base.block(command.block)
+                if block is None:
+                    # Its writer ended before a flush said that it is there: it holds nothing, and can be freed.
+                    block = BlockRow(command.block, 0, "open", 0, 0, self._flush.time_us)
                 self._changes.blocks[block.id] = block._replace(state="sealed", bytes=command.bytes)
                 return Done()
             case ForgetProducers():

@@ -84,7 +84,9 @@ class MemoryLedger:
 
     def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
         with self._lock:
-            first = [entry for entry in self._entries[stream, shard] if entry.end <= before][:limit]
+            first = [entry for entry in self._entries[stream, shard] if entry.end <= before][
+                : None if limit < 0 else limit
+            ]
         blocks: dict[int, int] = defaultdict(int)
         for entry in first:
             blocks[entry.block] += entry.length

@@ -123,14 +123,15 @@ def _load_checksum_vfs() -> None:
     connection.close()
 
 
-def number_without_wal(path: Path) -> int:
-    """The number of the last flush in the database file alone, as the last checkpoint left it."""
+def place_without_wal(path: Path) -> AppliedPlace:
+    """The last flush in the database file alone, as the last checkpoint left it."""
     _load_checksum_vfs()
     with _Translated(path):
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
         try:
-            return int(next(iter(db.execute("SELECT number FROM applied")), (0,))[0])
+            rows = db.execute("SELECT number, block, commit_position FROM applied")
+            return AppliedPlace._make(next(iter(rows), (0, 0, 0)))
         finally:
             db.close()
 
@@ -255,6 +256,12 @@ class SqliteLedgerReader:
         marks = ",".join("?" * len(blocks))
         sql = f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE stream = ? AND block IN ({marks}) ORDER BY shard, base"
         return [_entry(row) for row in self._rows(sql, (stream, *blocks))]
+
+    def blocks_in_use(self, blocks: Sequence[int]) -> set[int]:
+        """Those of these blocks that entries point into. Looks at every entry."""
+        marks = ",".join("?" * len(blocks))
+        rows = self._rows(f"SELECT DISTINCT block FROM entries WHERE block IN ({marks})", tuple(blocks))
+        return {row[0] for row in rows}
 
     def open_blocks(self) -> list[BlockRow]:
         rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE state = 'open' ORDER BY id")

@@ -1,0 +1,104 @@
+"""Compaction: of every key only the newest record stays. And erasure: of one key none does. Decides only.
+
+Compaction goes through a shard in two steps. First it learns the newest offset of every key in what was written since
+the last time, as many keys as memory allows. Then it goes through the whole shard and leaves out every record of which
+it knows a newer one of the same key. A record without a value, a tombstone, stays for a while so that readers learn that
+its key is gone, then it goes too. Records without a key stay.
+"""
+
+import hashlib
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from mainstem.core.limits import KIB
+from mainstem.log.replacement import Records
+
+# Keys whose newest offset is remembered at a time; what was written after them waits for the next round.
+_KEYS_MAX: Final = 200_000
+# A longer key is known by its digest, so that memory is bounded.
+_KEY_BYTES: Final = 32
+_DIGEST_BYTES: Final = 16
+# A shard is compacted when as much was written since as there is of the rest, but not for less than this, unless it
+# has waited for long.
+_DIRTY_BYTES_MIN: Final = 64 * KIB
+DIRTY_SECONDS_MAX: Final = 600.0
+
+_Key = bytes | int
+
+
+class KeyIndex:
+    """The newest offset of every key that was written from one offset to another."""
+
+    def __init__(self, keys_max: int = _KEYS_MAX) -> None:
+        self._newest: dict[_Key, int] = {}
+        self._keys_max = keys_max
+        # Everything before this offset, from where learning began, was learnt.
+        self.end = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._newest) >= self._keys_max
+
+    def learn(self, records: Records) -> None:
+        for key, offset in zip(_keys(records), records.offsets.tolist(), strict=True):
+            if key is not None:
+                self._newest[_short(key)] = offset
+        self.end = records.stop
+
+    def kept(self, records: Records, tombstones_before_us: int) -> np.ndarray:
+        """Which records stay: no newer one is known, and it is not a tombstone from before that time."""
+        newest = self._newest
+        offsets = records.offsets.tolist()
+        kept = np.fromiter(
+            (
+                key is None or newest.get(_short(key), -1) <= offset
+                for key, offset in zip(_keys(records), offsets, strict=True)
+            ),
+            bool,
+            len(offsets),
+        )
+        is_over: np.ndarray = (records.times < tombstones_before_us) & (records.offsets < self.end)
+        return kept & ~(tombstones(records) & is_over)
+
+
+def tombstones(records: Records) -> np.ndarray:
+    """Which records say that their key is gone."""
+    found: np.ndarray = _present(records, "key") & ~_present(records, "value")
+    return found
+
+
+def is_due(dirty_bytes: int, clean_bytes: int, waited_seconds: float) -> bool:
+    """Whether a shard should be compacted, of which so many bytes were not yet."""
+    if not dirty_bytes:
+        return False
+    return dirty_bytes >= max(clean_bytes, _DIRTY_BYTES_MIN) or waited_seconds >= DIRTY_SECONDS_MAX
+
+
+def without_key(records: Records, key: bytes) -> np.ndarray:
+    """Which records are not of this key."""
+    if "key" not in records.columns:
+        return np.ones(len(records.offsets), bool)
+    return np.fromiter((found != key for found in _keys(records)), bool, len(records.offsets))
+
+
+def _keys(records: Records) -> list[bytes | None]:
+    column = records.columns.get("key")
+    if column is None:
+        return [None] * len(records.offsets)
+    keys: list[bytes | None] = column.to_pylist()
+    return keys
+
+
+def _present(records: Records, name: str) -> np.ndarray:
+    column: pa.Array | None = records.columns.get(name)
+    if column is None:
+        return np.zeros(len(records.offsets), bool)
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
+
+
+def _short(key: bytes) -> _Key:
+    if len(key) <= _KEY_BYTES:
+        return key
+    return int.from_bytes(hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest(), "little")

@@ -1,0 +1,186 @@
+"""The same records, stored anew: fewer and larger batches, or without some of the records. Decides nothing.
+
+Offsets never change. Where records are left out, a batch covers more offsets than it has records (its `span`), and a
+column says which are left; where none is left, an entry without bytes says so.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from mainstem.core import layouts, payload
+from mainstem.core.batch import BatchHeader, FetchedBatch
+from mainstem.core.checksum import crc32c
+from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
+from mainstem.log.flush import ReplaceEntries, Replacement
+from mainstem.log.ledger.apply import fingerprint
+from mainstem.log.ledger.base import Entry
+
+# What a batch that is made anew grows to: large enough to be read fast, small enough to be read for one record.
+_BATCH_BYTES: Final = 1 * MIB
+# Distances between offsets of one batch are stored in 32 bits.
+_SPAN_MAX: Final = (1 << 32) - 1
+_COMPRESSION: Final = "lz4"
+
+
+class Upshot(NamedTuple):
+    """Up to where the merger and compaction are done with a shard, and by when the old bytes should be off the disk."""
+
+    rewrite_us: int
+    merged: int = 0
+    compacted: int = 0
+    erases: bool = False
+
+
+class Records(NamedTuple):
+    """Records of neighbouring offsets by column, `first` to `stop - 1`, of which some may be missing."""
+
+    first: int
+    stop: int
+    offsets: np.ndarray
+    times: np.ndarray
+    generation: int
+    columns: dict[str, pa.Array]
+
+    def take(self, kept: np.ndarray) -> "Records":
+        """Those records of which `kept` says so; they still stand for the same offsets."""
+        mask = pa.array(kept)
+        columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        return self._replace(offsets=self.offsets[kept], times=self.times[kept], columns=columns)
+
+
+def moved(old: Sequence[Entry], batches: Sequence[FetchedBatch], upshot: Upshot) -> Replacement:
+    """The batches of these entries as they are, as one entry elsewhere."""
+    return _replacement(old, [(old[-1].end - old[0].base, len(batches))], batches, upshot)
+
+
+def remade(old: Sequence[Entry], records: Records, upshot: Upshot) -> Replacement:
+    """These records, which are what is left of the entries, in batches of a good size."""
+    if not len(records.offsets):
+        return _replacement(old, [(records.stop - records.first, 0)], (), upshot)
+    batches = list(_batches(old[0].stream, old[0].shard, records))
+    entries = [(batch.end - batch.base, 1) for batch in batches]
+    return _replacement(old, entries, batches, upshot)
+
+
+def _replacement(
+    old: Sequence[Entry], entries: Sequence[tuple[int, int]], batches: Sequence[FetchedBatch], upshot: Upshot
+) -> Replacement:
+    command = ReplaceEntries(
+        stream=old[0].stream,
+        shard=old[0].shard,
+        base=old[0].base,
+        end=old[-1].end,
+        rows=len(old),
+        fingerprint=fingerprint(old),
+        entries=tuple(entries),
+        merged=upshot.merged,
+        compacted=upshot.compacted,
+        rewrite_us=upshot.rewrite_us,
+        erases=upshot.erases,
+    )
+    return Replacement(command, tuple(batches))
+
+
+# Taking apart.
+
+
+def records_of(batches: Sequence[FetchedBatch]) -> Records:
+    """The records of batches that follow each other."""
+    decoded = [_decode(batch) for batch in batches if batch.header.count]
+    sources = [batch for batch in batches if batch.header.count]
+    names = [name for name in layouts.BIT_OF if name != "timestamp" and name != "offset"]
+    present = [name for name in names if any(name in each.schema.names for each in decoded)]
+    columns = {name: _column(name, decoded) for name in present}
+    return Records(
+        first=batches[0].base,
+        stop=batches[-1].end,
+        offsets=_joined([_offsets(source, each) for source, each in zip(sources, decoded, strict=True)]),
+        times=_joined([_times(source.header, each) for source, each in zip(sources, decoded, strict=True)]),
+        generation=batches[-1].header.generation,
+        columns=columns,
+    )
+
+
+def _decode(batch: FetchedBatch) -> pa.RecordBatch:
+    header = batch.header
+    return payload.decode(header.encoding, header.layout, header.count, header.raw_len, batch.payload)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _column(name: str, decoded: Sequence[pa.RecordBatch]) -> pa.Array:
+    kind = layouts.FULL_SCHEMA.field(name).type
+    return pa.concat_arrays(
+        [each.column(name) if name in each.schema.names else pa.nulls(each.num_rows, kind) for each in decoded]
+    )
+
+
+def _offsets(source: FetchedBatch, batch: pa.RecordBatch) -> np.ndarray:
+    if source.header.layout & layouts.HAS_OFFSETS:
+        distances: np.ndarray = batch.column("offset").to_numpy().astype(np.int64)
+        return source.base + distances
+    return np.arange(source.base, source.base + batch.num_rows, dtype=np.int64)
+
+
+def _times(header: BatchHeader, batch: pa.RecordBatch) -> np.ndarray:
+    if not header.layout & layouts.HAS_TIMESTAMP:
+        return np.full(batch.num_rows, header.time_low, np.int64)
+    column = batch.column("timestamp").cast(pa.int64())
+    # A record without a time of its own has that of its batch.
+    times: np.ndarray = column.fill_null(header.time_low).to_numpy()
+    return times
+
+
+# Putting together.
+
+
+def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch]:
+    """Batches of about the same size that together stand for all the offsets."""
+    count = len(records.offsets)
+    size = sum(column.nbytes for column in records.columns.values())
+    per_batch = max(1, min(BATCH_RECORDS_MAX, count * _BATCH_BYTES // max(size, 1)))
+    cuts = [*range(0, count, per_batch), count]
+    # A batch stands for its own offsets and for those without a record up to the next batch, the first also for those
+    # before it. No batch may stand for more than its distances can tell.
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        first = records.first if begin == 0 else int(records.offsets[begin])
+        stop = records.stop if end == count else int(records.offsets[end])
+        assert stop - first <= _SPAN_MAX, "what is stored anew at a time covers fewer offsets"
+        yield _batch(stream, shard, records, begin, end, first, stop)
+
+
+def _batch(stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int) -> FetchedBatch:
+    count = end - begin
+    times = records.times[begin:end]
+    columns = {name: column.slice(begin, count) for name, column in records.columns.items()}
+    low, high = int(times.min()), int(times.max())
+    if low != high:
+        columns["timestamp"] = pa.Array.from_buffers(layouts.TIMESTAMP_TYPE, count, [None, pa.py_buffer(times.copy())])
+    if stop - first != count:
+        distances = (records.offsets[begin:end] - first).astype(np.uint32)
+        columns["offset"] = pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(distances)])
+    encoded = payload.encode(layouts.narrow(columns), _COMPRESSION)
+    header = BatchHeader(
+        stream=stream,
+        shard=shard,
+        count=count,
+        encoding=encoded.encoding,
+        layout=encoded.layout,
+        schema_id=0,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        producer=0,
+        producer_epoch=0,
+        sequence=0,
+        generation=records.generation,
+        time_low=low,
+        time_high=high,
+        span=stop - first if stop - first != count else 0,
+    )
+    return FetchedBatch(first, header, encoded.payload)

@@ -1,0 +1,514 @@
+"""The upkeep of a log, beside its commits: what is too old goes, what is scattered is put together, space is given back.
+
+Everything here is done by commands of a flush, so that a replay comes to the same ledger. One thread works through
+rounds of small steps and rests after each, so that those who write and read keep most of the machine; a step that was
+cut short by the end of the process is simply done again.
+
+    trim      the start of a shard moves behind what its stream's retention lets go; readers notice at once
+    drop      rows below the start go, some hundreds at a time; their bytes are dead
+    merge     runs of tiny entries become one (`merger`)
+    compact   of every key only the newest record stays (`compaction`)
+    rewrite   what is alive in a block that is mostly dead, or holds what should be off the disk by now, moves elsewhere
+    free      the file of a block in which nothing is alive goes, ten minutes later
+
+A block is needed by readers as long as an entry points into it, by a reader that has just looked an entry up for a
+moment longer, and by a rebuild of the ledger until both kept snapshots are beyond it.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final, Protocol
+
+import numpy as np
+
+from mainstem.core.clock import Clock
+from mainstem.core.errors import Busy, Closed, DataLoss, MainstemError, Refused, StreamDeleted, UnknownStream
+from mainstem.core.limits import MIB
+from mainstem.log.blocks.base import BlockStore
+from mainstem.log.compaction import KeyIndex, is_due, tombstones, without_key
+from mainstem.log.flush import (
+    Command,
+    Done,
+    DropEntries,
+    ForgetBlock,
+    ForgetStream,
+    HurryBlocks,
+    NoteUpkeep,
+    Replacement,
+)
+from mainstem.log.ledger.base import BlockRow, Entry, ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.sqlite import SqliteLedgerReader
+from mainstem.log.merger import RUN_ENTRIES, plan_merge
+from mainstem.log.reader import LogReader
+from mainstem.log.replacement import Records, Upshot, moved, records_of, remade
+from mainstem.log.retention import expired
+from mainstem.log.snapshots import Snapshots
+
+logger = logging.getLogger("mainstem.log")
+
+# A file goes so long after the last entry that pointed to it, for readers that had looked the entry up just before.
+GRACE_US: Final = 10 * 60 * 1_000_000
+# What nobody can read any more is off the disk so long after, at the latest, but for the grace: blocks are rewritten.
+REWRITE_AFTER_US: Final = 24 * 3600 * 1_000_000
+# How long a round of everything takes at most before it is begun again, in rest and work: part of what is promised.
+_ROUND_SECONDS: Final = 2.0
+_RETENTION_SECONDS: Final = 30.0
+_BLOCKS_SECONDS: Final = 30.0
+# Work is done for this part of the time.
+_SHARE: Final = 0.2
+_REST_SECONDS_MAX: Final = 5.0
+# Between being due and being done lie a few rounds: one to rewrite a block, one to free it, two for snapshots.
+_PACE_US: Final = round(4 * _BLOCKS_SECONDS * 1_000_000)
+# One step: rows dropped in one flush, bytes stored anew in one flush, rows looked at in one go.
+_DROP_ROWS: Final = 1_000
+_STEP_BYTES: Final = 1 * MIB
+_STEP_ROWS: Final = 1_024
+# More rows than this for the bytes of one step, and they are put together.
+_ROWS_PER_STEP_MAX: Final = 64
+_BUSY_SECONDS: Final = 0.05
+_NEVER_US: Final = 1 << 62
+
+
+class Commits(Protocol):
+    """What upkeep needs of the log it keeps: a way to commit, and the rows as they stand in memory."""
+
+    def execute(self, item: Command | Replacement) -> Done: ...
+
+    def commit_nothing(self) -> None:
+        """An empty flush, for what a flush does beside carrying items."""
+        ...
+
+    def request_roll(self) -> None: ...
+
+    def request_snapshot(self) -> None: ...
+
+    def streams(self) -> list[StreamRow]: ...
+
+    def shard(self, key: ShardKey) -> ShardRow: ...
+
+
+class Upkeep:
+    """Keeps one log. `round` is for one thread; `erase`, `look_at` and the counters for any."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        ledger: SqliteLedgerReader,
+        blocks: BlockStore,
+        snapshots: Snapshots,
+        clock: Clock,
+        *,
+        share: float = _SHARE,
+    ) -> None:
+        self._commits = commits
+        self._ledger = ledger
+        self._blocks = blocks
+        self._snapshots = snapshots
+        self._clock = clock
+        self._share = share
+        self._reader = LogReader(ledger, blocks, recent_bytes=0)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Shards with rows below their start, perhaps. After a start that is not known of any.
+        self._trimmed: set[ShardKey] = {
+            (stream.id, shard) for stream in commits.streams() for shard in range(stream.shards)
+        }
+        # Up to where the merger has looked at a shard, which is noted in the ledger only now and then.
+        self._settled: dict[ShardKey, int] = {}
+        # When a shard that is to be compacted was first seen with something new, and when its next tombstone is due.
+        self._dirty_since: dict[ShardKey, float] = {}
+        self._tombstone_due_us: dict[ShardKey, int] = {}
+        # Blocks that cannot be rewritten because they are damaged.
+        self._stuck: set[int] = set()
+        self._retention_due = self._blocks_due = 0.0
+        self._counts = dict.fromkeys(
+            (
+                "rows_dropped",
+                "entries_merged",
+                "records_compacted",
+                "records_erased",
+                "bytes_rewritten",
+                "blocks_freed",
+                "bytes_freed",
+                "upkeep_errors",
+            ),
+            0,
+        )
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    # The thread.
+
+    def start(self) -> None:
+        """Keep the log from now on, in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="mainstem-upkeep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop at the end of the step under way."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_ROUND_SECONDS):
+            try:
+                for _ in self.round():
+                    if self._closing.is_set():
+                        return
+            except (Closed, StreamDeleted, UnknownStream):
+                continue
+            except Exception as error:
+                self._counts["upkeep_errors"] += 1
+                is_bug = not isinstance(error, MainstemError | OSError)
+                logger.error("upkeep failed and is tried again: %s", error, exc_info=is_bug)
+                if self._closing.wait(_REST_SECONDS_MAX):
+                    return
+
+    def _rested(self, steps: Iterator[None]) -> Iterator[None]:
+        """The same steps with a rest after each, in proportion to the time it took."""
+        while True:
+            begun = self._clock.monotonic()
+            try:
+                next(steps)
+            except StopIteration:
+                return
+            if self._share < 1:
+                worked = self._clock.monotonic() - begun
+                self._closing.wait(min(worked * (1 / self._share - 1), _REST_SECONDS_MAX))
+            yield
+
+    def round(self) -> Iterator[None]:
+        """One round of everything that is due, in steps; what is going on between them is the caller's."""
+        now = self._clock.monotonic()
+        if now >= self._retention_due:
+            self._retention_due = now + _RETENTION_SECONDS
+            yield from self._rested(self._trim())
+        yield from self._rested(self._drop())
+        yield from self._rested(self._merge())
+        yield from self._rested(self._compact())
+        if now >= self._blocks_due:
+            self._blocks_due = now + _BLOCKS_SECONDS
+            yield from self._rested(self._keep_blocks())
+
+    def run_until_idle(self) -> None:
+        """Everything that is due by the clock, at once and without a rest: for tests and for tools."""
+        self._retention_due = self._blocks_due = 0.0
+        share, self._share = self._share, 1.0
+        try:
+            while sum(1 for _ in self.round()):
+                self._blocks_due = 0.0
+        finally:
+            self._share = share
+
+    # Retention.
+
+    def _trim(self) -> Iterator[None]:
+        for trim in expired(self._ledger, self._clock.now_us()):
+            # A stream may be deleted between the decision and the deed; then there is nothing left to trim.
+            with contextlib.suppress(StreamDeleted, UnknownStream):
+                self._execute(trim)
+                self.look_at((trim.stream, trim.shard))
+                yield
+
+    def look_at(self, key: ShardKey) -> None:
+        """The start of this shard has moved."""
+        self._trimmed.add(key)
+
+    def _drop(self) -> Iterator[None]:
+        streams = {stream.id: stream for stream in self._commits.streams()}
+        for stream in streams.values():
+            if stream.deleted_us:
+                self._trimmed.update((stream.id, shard) for shard in range(stream.shards))
+        for key in sorted(self._trimmed):
+            while self._has_rows_to_drop(streams.get(key[0]), key):
+                rewrite_us = self._clock.now_us() + REWRITE_AFTER_US
+                done = self._execute(DropEntries(*key, _DROP_ROWS, rewrite_us))
+                self._counts["rows_dropped"] += done.rows
+                yield
+                if done.rows < _DROP_ROWS:
+                    break
+            self._trimmed.discard(key)
+        for stream in streams.values():
+            if stream.deleted_us and self._is_forgettable(stream):
+                self._execute(ForgetStream(stream.id))
+                yield
+
+    def _has_rows_to_drop(self, stream: StreamRow | None, key: ShardKey) -> bool:
+        if stream is None:
+            return False
+        row = self._commits.shard(key)
+        before = row.next if stream.deleted_us else row.start
+        return bool(before) and self._ledger.oldest_entries(*key, before, 1).rows > 0
+
+    def _is_forgettable(self, stream: StreamRow) -> bool:
+        rows = (self._commits.shard((stream.id, shard)) for shard in range(stream.shards))
+        return not any(row.bytes for row in rows) and not self._ledger.dead_bytes(stream.id)
+
+    # Merging.
+
+    def _merge(self) -> Iterator[None]:
+        for stream in self._commits.streams():
+            if stream.deleted_us:
+                continue
+            for shard in range(stream.shards):
+                with contextlib.suppress(StreamDeleted, UnknownStream, Refused, DataLoss):
+                    yield from self._merge_shard(stream, shard)
+
+    def _merge_shard(self, stream: StreamRow, shard: int) -> Iterator[None]:
+        key = (stream.id, shard)
+        row = self._commits.shard(key)
+        settled = max(self._settled.get(key, 0), row.merged, row.start)
+        noted = max(row.merged, row.start)
+        looked = 0
+        while row.stable - settled >= RUN_ENTRIES:
+            entries = self._ledger.entries_from(stream.id, shard, settled, RUN_ENTRIES)
+            if not entries:
+                return
+            plan = plan_merge(entries)
+            if plan.entries:
+                self._merge_run(stream, plan.entries, plan.settled)
+                noted = plan.settled
+                looked = 0
+                yield
+            elif plan.settled <= settled:
+                return
+            looked += len(entries)
+            settled = self._settled[key] = plan.settled
+            if looked >= _STEP_ROWS and settled > noted:
+                # So many large entries are not looked at again after a restart.
+                self._execute(NoteUpkeep(stream.id, shard, merged=settled))
+                noted, looked = settled, 0
+                yield
+
+    def _merge_run(self, stream: StreamRow, entries: Sequence[Entry], settled: int) -> None:
+        try:
+            records = records_of(list(self._reader.load(stream, entries)))
+        except DataLoss as loss:
+            logger.warning("entries that cannot be read are not merged: %s", loss)
+            self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
+            return
+        self._execute(remade(entries, records, self._upshot(merged=settled)))
+        self._counts["entries_merged"] += len(entries)
+
+    def _upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
+        now_us = self._clock.now_us()
+        return Upshot(now_us if erases else now_us + REWRITE_AFTER_US, merged, compacted, erases)
+
+    # Compaction.
+
+    def _compact(self) -> Iterator[None]:
+        for stream in self._commits.streams():
+            if stream.deleted_us or not stream.compacts:
+                continue
+            for shard in range(stream.shards):
+                with contextlib.suppress(StreamDeleted, UnknownStream, Refused):
+                    while self._should_compact(stream, shard):
+                        yield from self._compact_shard(stream, shard)
+
+    def _should_compact(self, stream: StreamRow, shard: int) -> bool:
+        key = (stream.id, shard)
+        row = self._commits.shard(key)
+        now = self._clock.monotonic()
+        begin = max(row.compacted, row.start)
+        if begin >= row.stable:
+            self._dirty_since.pop(key, None)
+            due_us = self._tombstone_due_us.setdefault(key, self._clock.now_us() + stream.tombstone_us)
+            return row.start < row.stable and self._clock.now_us() >= due_us
+        waited = now - self._dirty_since.setdefault(key, now)
+        clean_bytes = sum(self._ledger.oldest_entries(*key, begin, -1).blocks.values())
+        return is_due(row.bytes - clean_bytes, clean_bytes, waited)
+
+    def _compact_shard(self, stream: StreamRow, shard: int) -> Iterator[None]:
+        key = (stream.id, shard)
+        row = self._commits.shard(key)
+        self._dirty_since.pop(key, None)
+        self._tombstone_due_us[key] = _NEVER_US
+        index = KeyIndex()
+        index.end = max(row.compacted, row.start)
+        for _, records in self._pieces(stream, shard, index.end, row.stable):
+            if records is not None:
+                index.learn(records)
+            yield
+            if index.is_full:
+                break
+        before_us = self._clock.now_us() - stream.tombstone_us
+        for entries, records in self._pieces(stream, shard, row.start, index.end):
+            if records is None:
+                continue
+            kept = index.kept(records, before_us)
+            left = records.times[kept & tombstones(records)]
+            if len(left):
+                due_us = int(left.min()) + stream.tombstone_us
+                self._tombstone_due_us[key] = min(self._tombstone_due_us[key], due_us)
+            self._counts["records_compacted"] += self._leave(entries, records, kept, self._upshot())
+            yield
+        self._execute(NoteUpkeep(stream.id, shard, compacted=index.end))
+        yield
+
+    def _pieces(
+        self, stream: StreamRow, shard: int, offset: int, stop: int
+    ) -> Iterator[tuple[Sequence[Entry], Records | None]]:
+        """The entries of a shard with their records, from the one that holds `offset` to before `stop`, as many at a
+        time as make one step. None where they cannot be read."""
+        while offset < stop:
+            found = self._ledger.entries_from(stream.id, shard, offset, _STEP_ROWS)
+            entries = _one_step([entry for entry in found if entry.base < stop])
+            if not entries:
+                return
+            try:
+                yield entries, records_of(list(self._reader.load(stream, entries)))
+            except DataLoss as loss:
+                logger.warning("entries that cannot be read are left as they are: %s", loss)
+                yield entries, None
+            offset = entries[-1].end
+
+    def _leave(self, entries: Sequence[Entry], records: Records, kept: np.ndarray, upshot: Upshot) -> int:
+        """Store anew what is kept, if that is not all; how many records are gone."""
+        gone = int(len(kept) - kept.sum())
+        # Many entries of which little was left before are put together on the occasion.
+        if gone or len(entries) > _ROWS_PER_STEP_MAX:
+            self._execute(remade(entries, records.take(kept), upshot))
+        return gone
+
+    def erase(self, stream: StreamRow, key: bytes) -> int:
+        """Take every record of one key away that is there now; how many. Returns when no reader can see one any more."""
+        erased = 0
+        for shard in range(stream.shards):
+            row = self._commits.shard((stream.id, shard))
+            offset = row.start
+            while offset < row.stable:
+                for entries, records in self._pieces(stream, shard, offset, row.stable):
+                    if records is None:
+                        raise DataLoss(
+                            f"stream {stream.name!r} shard {shard}: records {entries[0].base} to {entries[-1].end - 1} "
+                            "cannot be read, so it is not known whether they are of this key; run mainstem doctor",
+                            stream=stream.name,
+                            shard=shard,
+                            first=entries[0].base,
+                            last=entries[-1].end - 1,
+                            reason="damaged",
+                        )
+                    kept = without_key(records, key)
+                    if not kept.all():
+                        try:
+                            self._execute(remade(entries, records.take(kept), self._upshot(erases=True)))
+                        except Refused:
+                            break  # the entries were merged or compacted meanwhile: look at them as they are now
+                        erased += int(len(kept) - kept.sum())
+                    offset = entries[-1].end
+                else:
+                    break
+        # Copies from before a merge, and what was compacted away before, are in the same hurry.
+        self._execute(HurryBlocks(stream.id, self._clock.now_us()))
+        self._counts["records_erased"] += erased
+        self._blocks_due = 0.0
+        return erased
+
+    # Blocks.
+
+    def _keep_blocks(self) -> Iterator[None]:
+        now_us = self._clock.now_us()
+        rows = self._ledger.list_blocks()
+        dead = [row for row in rows if row.dead_us and row.dead_us + GRACE_US <= now_us]
+        if dead:
+            yield from self._free(dead)
+        if any(row.state == "open" and row.rewrite_us and row.rewrite_us <= now_us for row in rows):
+            self._commits.request_roll()
+            self._commits.commit_nothing()
+            yield
+        mostly_dead = [row for row in rows if _is_to_rewrite(row, now_us) and row.id not in self._stuck]
+        if mostly_dead:
+            yield from self._rewrite({row.id for row in mostly_dead})
+
+    def _free(self, dead: Sequence[BlockRow]) -> Iterator[None]:
+        """Take the files away of blocks in which nothing was alive for a while."""
+        needed_from = self._snapshots.needed_from()
+        if any(row.id >= needed_from for row in dead):
+            self._commits.request_snapshot()
+            self._commits.commit_nothing()
+        # What a row says is not taken on trust where bytes would be lost for good.
+        alive = self._ledger.blocks_in_use([row.id for row in dead])
+        for row in dead:
+            if row.id in alive:
+                logger.error("block %s is said to hold nothing, yet entries point into it; it is kept", row.id)
+                self._counts["upkeep_errors"] += 1
+            elif row.id < needed_from:
+                self._blocks.remove(row.id)
+                self._execute(ForgetBlock(row.id))
+                self._counts["blocks_freed"] += 1
+                self._counts["bytes_freed"] += row.bytes
+                logger.info("block %d was freed: %d bytes", row.id, row.bytes)
+                yield
+
+    def _rewrite(self, blocks: set[int]) -> Iterator[None]:
+        """Move what is alive in these blocks elsewhere."""
+        for stream in self._commits.streams():
+            if stream.deleted_us:
+                continue
+            entries = self._ledger.entries_in(stream.id, sorted(blocks))
+            for _, shard in groupby(entries, lambda entry: entry.shard):
+                for run in _runs(list(shard)):
+                    with contextlib.suppress(StreamDeleted, UnknownStream, Refused):
+                        self._move(stream, run)
+                        yield
+
+    def _move(self, stream: StreamRow, entries: Sequence[Entry]) -> None:
+        try:
+            batches = list(self._reader.load(stream, entries))
+        except DataLoss as loss:
+            self._stuck.add(entries[0].block)
+            self._counts["upkeep_errors"] += 1
+            logger.error("a block cannot be freed because what is alive in it cannot be read: %s", loss)
+            return
+        self._execute(moved(entries, batches, self._upshot()))
+        self._counts["bytes_rewritten"] += sum(entry.length for entry in entries)
+
+    def _execute(self, item: Command | Replacement) -> Done:
+        """Commit, waiting while others have filled the log."""
+        while True:
+            try:
+                return self._commits.execute(item)
+            except Busy:
+                if self._closing.wait(_BUSY_SECONDS):
+                    raise
+
+
+def gone_by_us(rows: Sequence[BlockRow], now_us: int) -> int:
+    """When what is dead in these blocks is off the disk, if the log is kept open; 0 if there are none."""
+    times = [(row.dead_us or row.rewrite_us or now_us + REWRITE_AFTER_US) + GRACE_US for row in rows]
+    return max(now_us, *times) + _PACE_US if times else 0
+
+
+def _is_to_rewrite(row: BlockRow, now_us: int) -> bool:
+    if row.state != "sealed" or not row.live_bytes:
+        return False
+    return 2 * row.live_bytes < row.bytes or bool(row.rewrite_us and row.rewrite_us <= now_us)
+
+
+def _one_step(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The first of these entries, as many as are stored anew in one flush; at least one."""
+    size = 0
+    for index, entry in enumerate(entries):
+        size += entry.length
+        if size > _STEP_BYTES:
+            return entries[: max(1, index)]
+    return entries
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Entries of one shard grouped so that those of a group follow each other and make one step."""
+    begin = 0
+    for index in range(1, len(entries) + 1):
+        is_last = index == len(entries)
+        if is_last or entries[index].base != entries[index - 1].end or entries[index].block != entries[begin].block:
+            rest = entries[begin:index]
+            while rest:
+                step = _one_step(rest)
+                yield step
+                rest = rest[len(step) :]
+            begin = index
