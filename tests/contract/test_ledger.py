@@ -319,7 +319,7 @@ def assert_filled(ledger: SqliteLedgerReader) -> None:
     assert ledger.load_shard(1, 0) == ShardRow(0, 3, 3, 5, 10)
     assert ledger.entries_from(1, 0, 0, 9) == [entry(0, 3, statistics=b"12345678")]
     assert ledger.load_producer((3, 1, 0)) == ProducerRow(1, ((4, 0),), 5)
-    assert ledger.open_blocks() == [BlockRow(1, 1, "open", 0, 10, 0)]
+    assert ledger.list_blocks() == [BlockRow(1, 1, "open", 0, 10, 0)]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

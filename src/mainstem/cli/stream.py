@@ -1,4 +1,4 @@
-"""`mainstem stream`: create, list, show, alter and delete streams."""
+"""`mainstem stream`: create, list, show, alter, trim and delete streams, erase keys."""
 
 import sys
 from collections.abc import Iterator
@@ -12,16 +12,32 @@ from mainstem.cli.exits import UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, size_text, time_text
+from mainstem.cli.times import parse_time
 from mainstem.core.errors import UnknownStream
-from mainstem.core.kinds import render_duration
+from mainstem.core.kinds import parse_bytes, render_duration
 from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.transport.port import StreamInfo
 
-app = typer.Typer(help="Create, list, show, alter and delete streams.", rich_markup_mode=None)
+app = typer.Typer(help="Create, list, show, alter, trim and delete streams; erase keys.", rich_markup_mode=None)
 
+RetentionBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="How large the stream may get, as in 10GB; 0 for no limit."),
+]
+CleanupOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="delete|compact|compact,delete",
+        help="What goes: old records (delete), all but the newest record of every key (compact), or both.",
+    ),
+]
+Tombstones = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="How long compaction keeps a record without a value, as in 24h."),
+]
 Name = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 
 
@@ -37,6 +53,9 @@ def create(
             metavar="DURATION", help="How long records can be read, as in 7d; the server's default if left out."
         ),
     ] = None,
+    retention_bytes: RetentionBytes = None,
+    cleanup: CleanupOption = None,
+    tombstones: Tombstones = None,
     hash: Annotated[str, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard.")] = "crc32",  # noqa: A002
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take a stream of this name as it is.")] = False,
     data: Data = None,
@@ -45,7 +64,16 @@ def create(
     """Create a stream."""
     check_stream_name(name, reserved=True)
     with hubs.writing(loaded, data, create=True) as hub:
-        info = hub.streams.create(name, shards=shards, retention=retention, hash=hash, exist_ok=exist_ok)
+        info = hub.streams.create(
+            name,
+            shards=shards,
+            retention=retention,
+            retention_bytes=_size(retention_bytes) or 0,
+            cleanup=cleanup or "delete",  # type: ignore[arg-type]  # the log says which there are
+            tombstones=tombstones,
+            hash=hash,
+            exist_ok=exist_ok,
+        )
     _print_stream(info, json)
 
 
@@ -89,14 +117,82 @@ def show(loaded: Loaded, name: Name, data: Data = None, json: Json = False) -> N
 def alter(
     loaded: Loaded,
     name: Name,
-    retention: Annotated[str, typer.Option(metavar="DURATION", help="How long records can be read, as in 7d.")],
+    retention: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long records can be read, as in 7d.")
+    ] = None,
+    retention_bytes: RetentionBytes = None,
+    cleanup: CleanupOption = None,
+    tombstones: Tombstones = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Change how long the records of a stream can be read."""
+    """Change how long the records of a stream can be read, and which."""
+    if retention is retention_bytes is cleanup is tombstones is None:
+        raise UsageProblem("nothing to change: give --retention, --retention-bytes, --cleanup or --tombstones")
     with _existing(name), hubs.writing(loaded, data) as hub:
-        info = hub.streams.alter(name, retention=retention)
+        hub.streams.alter(
+            name,
+            retention=retention,
+            retention_bytes=_size(retention_bytes),
+            cleanup=cleanup,  # type: ignore[arg-type]  # as above
+            tombstones=tombstones,
+        )
+        info = hub.streams.get(name)
     _print_stream(info, json)
+
+
+@app.command()
+@with_settings("stream")
+def trim(
+    loaded: Loaded,
+    name: Name,
+    before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A time (2026-01-31T12:00:00Z), or how long ago (15m).")
+    ] = None,
+    offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="The first offset to keep.")] = None,
+    shard: Annotated[int | None, typer.Option(metavar="SHARD", help="Only of this shard; else of all.")] = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Let go of the records before a time, or below an offset. There is no way back.
+
+    Nobody can read them any more from now on; stream show says until when their bytes are on disk.
+    """
+    if (before is None) == (offset is None):
+        raise UsageProblem("say what to trim: --before TIME or --offset OFFSET, one of them")
+    time = None if before is None else parse_time("--before", before)
+    with _existing(name), hubs.writing(loaded, data) as hub:
+        hub.streams.trim(name, before=time, offset=offset, shard=shard)
+        info = hub.streams.get(name)
+    _print_stream(info, json)
+
+
+@app.command()
+@with_settings("stream")
+def erase(
+    loaded: Loaded,
+    name: Name,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, as text; all of its records go.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Take away every record of one key. There is no way back.
+
+    When the command ends, nobody can read them any more. It says how many there were, and when their last bytes are
+    off the disk. Copies elsewhere, such as backups, are not touched.
+    """
+    with _existing(name), hubs.writing(loaded, data) as hub:
+        if not yes:
+            _confirm(f"Erase all records of key {key!r} of {name}", f"erasing a key of {name!r}")
+        erased = hub.streams.erase(name, key)
+    if json:
+        gone_by = time_text(erased.gone_by_us) if erased.gone_by_us else None
+        print_json({"stream": name, "records": erased.records, "gone_by": gone_by})
+        return
+    print(f"erased {counted(erased.records, 'record')} of {name}")
+    if erased.gone_by_us:
+        print(f"their last bytes are off the disk by {_minute(erased.gone_by_us)}, if the log stays open until then")
 
 
 @app.command()
@@ -109,13 +205,13 @@ def delete(
 ) -> None:
     """Delete a stream with all its records. There is no way back.
 
-    Nobody can read the records any more, and the name is free. The disk space they take is not given back by this
-    version.
+    Nobody can read the records any more, and the name is free. The disk space they take comes back in the background,
+    at the latest a day later.
     """
     with _existing(name), hubs.writing(loaded, data) as hub:
         info = hub.streams.get(name)
         if not yes:
-            _ask(info)
+            _confirm(f"Delete {name} with its {counted(info.records, 'record')}", f"deleting {name!r}")
         hub.streams.delete(name)
     print(f"deleted {name} and its {counted(info.records, 'record')}")
 
@@ -132,13 +228,11 @@ def _existing(name: str) -> Iterator[None]:
         raise missing from None
 
 
-def _ask(info: "StreamInfo") -> None:
+def _confirm(question: str, deed: str) -> None:
     if not sys.stdin.isatty():
-        raise UsageProblem(f"deleting {info.name!r} cannot be undone; say --yes if nobody is there to be asked")
+        raise UsageProblem(f"{deed} cannot be undone; say --yes if nobody is there to be asked")
     # Not typer.confirm: it makes a "no" of Ctrl-C.
-    print(
-        f"Delete {info.name} with its {counted(info.records, 'record')}? [y/N]: ", end="", file=sys.stderr, flush=True
-    )
+    print(f"{question}? [y/N]: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise typer.Abort
 
@@ -151,9 +245,14 @@ def _described(info: "StreamInfo") -> dict[str, Any]:
         "hash": info.hash,
         "generation": info.generation,
         "retention": render_duration(info.retention_us / 1_000_000),
+        "retention_bytes": info.retention_bytes,
+        "cleanup": info.cleanup,
+        "tombstones": render_duration(info.tombstone_us / 1_000_000),
         "created": time_text(info.created_us),
         "records": info.records,
         "bytes": info.bytes,
+        "waiting_bytes": info.waiting_bytes,
+        "gone_by": time_text(info.gone_by_us) if info.gone_by_us else None,
         "starts": list(info.starts),
         "ends": list(info.ends),
     }
@@ -163,13 +262,41 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
     if json:
         print_json(_described(info))
         return
-    kept = render_duration(info.retention_us / 1_000_000)
-    print(
-        f"{info.name}: {counted(info.records, 'record')}, {size_text(info.bytes)}, kept for {kept}, "
-        f"keys placed by {info.hash}"
-    )
+    records = f"{info.records:,} offsets" if "compact" in info.cleanup else counted(info.records, "record")
+    print(f"{info.name}: {records}, {size_text(info.bytes)}, {_kept(info)}, keys placed by {info.hash}")
+    if info.waiting_bytes:
+        print(
+            f"{size_text(info.waiting_bytes)} more wait to be freed: nobody can read them any more, and they are off "
+            f"the disk by {_minute(info.gone_by_us)}"
+        )
     rows = [
         (str(shard), f"{start:,}", f"{end:,}", f"{end - start:,}")
         for shard, (start, end) in enumerate(zip(info.starts, info.ends, strict=True))
     ]
     print_table(("shard", "start", "end", "records"), rows, right=("shard", "start", "end", "records"))
+
+
+def _kept(info: "StreamInfo") -> str:
+    """For how long records can be read, and which."""
+    parts = []
+    if "compact" in info.cleanup:
+        parts.append("the newest record of every key")
+    if "delete" in info.cleanup:
+        parts.append(f"kept for {render_duration(info.retention_us / 1_000_000)}")
+        if info.retention_bytes:
+            parts.append(f"up to {size_text(info.retention_bytes)}")
+    return ", ".join(parts)
+
+
+def _minute(time_us: int) -> str:
+    """A time as people read it, in UTC."""
+    return time_text(time_us)[:16].replace("T", " ") + " UTC"
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageProblem(f"--retention-bytes {text}: {error}; use a size like 10GB") from None

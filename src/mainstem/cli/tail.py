@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -13,17 +12,14 @@ from mainstem.cli import hubs
 from mainstem.cli.exits import ExitCode, UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
-from mainstem.core.clock import SYSTEM_CLOCK
+from mainstem.cli.times import parse_time
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, MainstemError
-from mainstem.core.kinds import parse_duration
 from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.consume.consumer import Start
-
-_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
 
 
 @with_settings("tail")
@@ -103,26 +99,7 @@ def _start(text: str) -> "Start":
         return text
     if text.startswith("ms1:"):
         return Cursor.parse(text)
-    try:
-        ago = parse_duration(text)
-    except ValueError:
-        return _time(text)
-    try:
-        return _EPOCH + timedelta(microseconds=SYSTEM_CLOCK.now_us()) - timedelta(seconds=ago)
-    except OverflowError:
-        raise UsageProblem(f"--start {text}: that is before the year 1; use earliest") from None
-
-
-def _time(text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageProblem(
-            f"--start {text}: use earliest, latest, a time (2026-01-31T12:00:00Z), how long ago (15m), or a cursor"
-        ) from None
-    if found.tzinfo is None:
-        raise UsageProblem(f"--start {text}: the time needs a zone; {text}Z is UTC")
-    return found
+    return parse_time("--start", text, "earliest, latest, a cursor")
 
 
 class _Stop:

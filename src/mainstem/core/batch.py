@@ -54,8 +54,10 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A stored batch on its way to a reader: offsets `base` to `end - 1` of its shard. One without records has no payload
-    and says only that none of these offsets has one any more."""
+    """A stored batch on its way to a reader: offsets `base` to `end - 1` of its shard.
+
+    One without records has no payload: it says only that none of these offsets has a record any more.
+    """
 
     base: int
     header: BatchHeader

@@ -6,7 +6,9 @@ batches use only some of these, so there are *layouts*, each a fixed Arrow schem
     layout   bit 1: has a key column, bit 2: has headers, bit 4: has timestamps; value is always there; order as above
 
 Bit 8 is set only in what the log itself has stored anew, where records between others were compacted away or erased:
-a last column `offset: uint32` then says for each record how far it is from the batch's first offset. A column that is absent means: no key, no headers, the batch's `time_low` as timestamp. A null timestamp means the same.
+a last column `offset: uint32` then says for each record how far it is from the batch's first offset.
+
+A column that is absent means: no key, no headers, the batch's `time_low` as timestamp. A null timestamp means the same.
 A null value is a tombstone. A header has a name, always, and a value that may be null; a name may occur twice.
 """
 

@@ -2,8 +2,8 @@
 
 Compaction goes through a shard in two steps. First it learns the newest offset of every key in what was written since
 the last time, as many keys as memory allows. Then it goes through the whole shard and leaves out every record of which
-it knows a newer one of the same key. A record without a value, a tombstone, stays for a while so that readers learn that
-its key is gone, then it goes too. Records without a key stay.
+it knows a newer one of the same key. A record without a value, a tombstone, stays for a while, so that readers learn
+that its key is gone; then it goes too. Records without a key stay.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class KeyIndex:
         """Which records stay: no newer one is known, and it is not a tombstone from before that time."""
         newest = self._newest
         offsets = records.offsets.tolist()
-        kept = np.fromiter(
+        kept: np.ndarray = np.fromiter(
             (
                 key is None or newest.get(_short(key), -1) <= offset
                 for key, offset in zip(_keys(records), offsets, strict=True)
@@ -60,7 +60,8 @@ class KeyIndex:
             len(offsets),
         )
         is_over: np.ndarray = (records.times < tombstones_before_us) & (records.offsets < self.end)
-        return kept & ~(tombstones(records) & is_over)
+        kept &= ~(tombstones(records) & is_over)
+        return kept
 
 
 def tombstones(records: Records) -> np.ndarray:

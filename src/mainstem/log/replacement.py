@@ -5,6 +5,7 @@ column says which are left; where none is left, an entry without bytes says so.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -147,7 +148,7 @@ def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch
     cuts = [*range(0, count, per_batch), count]
     # A batch stands for its own offsets and for those without a record up to the next batch, the first also for those
     # before it. No batch may stand for more than its distances can tell.
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         first = records.first if begin == 0 else int(records.offsets[begin])
         stop = records.stop if end == count else int(records.offsets[end])
         assert stop - first <= _SPAN_MAX, "what is stored anew at a time covers fewer offsets"

@@ -1,4 +1,4 @@
-"""The upkeep of a log, beside its commits: what is too old goes, what is scattered is put together, space is given back.
+"""The upkeep of a log, beside its commits: what is too old goes, what is scattered is put together, space comes back.
 
 Everything here is done by commands of a flush, so that a replay comes to the same ledger. One thread works through
 rounds of small steps and rests after each, so that those who write and read keep most of the machine; a step that was
@@ -376,7 +376,7 @@ class Upkeep:
         return gone
 
     def erase(self, stream: StreamRow, key: bytes) -> int:
-        """Take every record of one key away that is there now; how many. Returns when no reader can see one any more."""
+        """Take every record of one key away that is there now; how many. Then no reader can see one any more."""
         erased = 0
         for shard in range(stream.shards):
             row = self._commits.shard((stream.id, shard))

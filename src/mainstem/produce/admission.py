@@ -70,6 +70,17 @@ def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> int |
     return found.pop() if found else None
 
 
+def check_keyed(stream: str, cleanup: str, has_keys: bool) -> None:
+    """Of a compacted stream the newest record of every key stays: every record must have one."""
+    if not has_keys and "compact" in cleanup:
+        raise InvalidRecord(f"stream {stream!r} is compacted by key: every record needs a key")
+
+
+def has_keys(batch: pa.RecordBatch) -> bool:
+    """Whether every record of a batch has a key."""
+    return "key" in batch.schema.names and not batch.column("key").null_count
+
+
 def check_batches(stream: str, batches: Sequence[pa.RecordBatch]) -> None:
     """The limits of a record, for every row of a table, by whole columns."""
     first = 0

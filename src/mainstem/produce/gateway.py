@@ -13,7 +13,7 @@ from mainstem.core.errors import InvalidPayload, InvalidRequest, MainstemError, 
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
 from mainstem.core.limits import KEY_BYTES_MAX
 from mainstem.log.ledger.base import StreamRow
-from mainstem.produce.admission import check_batches
+from mainstem.produce.admission import check_batches, check_keyed, has_keys
 
 
 class Gateway:
@@ -31,7 +31,7 @@ class Gateway:
             row = self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
-            self._check_payload(row.name, header, data)
+            self._check_payload(row, header, data)
         except MainstemError as error:
             self.refused += 1
             return error
@@ -50,12 +50,13 @@ class Gateway:
             raise InvalidRequest("schema_id, transaction, statistics and span are the server's to give")
         return row
 
-    def _check_payload(self, stream: str, header: BatchHeader, data: bytes) -> None:
+    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> None:
         if crc32c(data) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
         # In a payload that is not longer than the longest key no key is too long.
-        if header.layout & HAS_HEADERS or (header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX):
-            times = self._check_records(stream, header, data)
+        has_long_key = header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX
+        if header.layout & HAS_HEADERS or has_long_key or row.compacts:
+            times = self._check_records(row, header, data)
         else:
             times = payload.verify(
                 header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
@@ -71,10 +72,11 @@ class Gateway:
                 f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
             )
 
-    def _check_records(self, stream: str, header: BatchHeader, data: bytes) -> tuple[int, int] | None:
+    def _check_records(self, row: StreamRow, header: BatchHeader, data: bytes) -> tuple[int, int] | None:
         """Check keys and headers too, by whole columns; the range of times, if the batch has its own."""
         batch = payload.check(
             header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
         )
-        check_batches(stream, (batch,))
+        check_batches(row.name, (batch,))
+        check_keyed(row.name, row.cleanup, has_keys(batch))
         return payload.time_range(batch)

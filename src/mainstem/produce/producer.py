@@ -44,7 +44,15 @@ from mainstem.core.limits import (
     PAYLOAD_RAW_BYTES_MAX,
     PRODUCER_IN_FLIGHT_MAX,
 )
-from mainstem.produce.admission import check_atomic, check_batches, check_record, columns, headers_size
+from mainstem.produce.admission import (
+    check_atomic,
+    check_batches,
+    check_keyed,
+    check_record,
+    columns,
+    has_keys,
+    headers_size,
+)
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
 from mainstem.transport.port import AppendResult, GetStreamCall, Port, StreamInfo
 
@@ -224,6 +232,7 @@ class Producer:
             raise RecordTooLarge(f"stream {stream!r}: a record of {size} bytes; record_bytes_max is {bytes_max}")
         size += _RECORD_OVERHEAD
         info = self._stream(stream)
+        check_keyed(stream, info.cleanup, key is not None)
         while True:
             with DeferredInterrupt(), self._lock:
                 self._check_open()
@@ -275,6 +284,7 @@ class Producer:
     def _send_batches(self, stream: str, batches: Sequence[Any], *, atomic: bool) -> BatchAck:
         info = self._stream(stream)
         check_batches(stream, batches)
+        check_keyed(stream, info.cleanup, all(map(has_keys, batches)))
         pinned = check_atomic(info, batches) if atomic else None
         batches = [batch for batch in batches if batch.num_rows]
         # A caller that is refused may send the same table again: all of it or nothing.

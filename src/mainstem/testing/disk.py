@@ -1,9 +1,9 @@
 """Disks that misbehave on purpose, as layers over another disk.
 
 `DiskLayer` forwards everything; each fault is a small class that overrides one decision. What a layer counts and can
-strike at are the operations by which the log changes its folder: `create`, `write`, `sync`, `replace`, `remove`. A write of the
-log is durable when it returns, so a strike at a write stands for a failed write and for a failed fsync alike: `leaves`
-says which bytes reached the disk before it.
+strike at are the operations by which the log changes its folder: `create`, `write`, `sync`, `replace`, `remove`. A
+write of the log is durable when it returns, so a strike at a write stands for a failed write and for a failed fsync
+alike: `leaves` says which bytes reached the disk before it.
 
     log = Log(folder, disk=FailingDisk(LocalDisk(), at=7, error=errno.ENOSPC))
 

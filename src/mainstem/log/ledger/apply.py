@@ -9,8 +9,9 @@ or repeated frame in between splits it, because an entry covers a single run of 
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from mainstem.core.batch import BatchHeader
 from mainstem.core.checksum import crc32c
@@ -314,54 +315,7 @@ class _Step:
     # Commands.
 
     def _command(self, command: Command) -> Outcome:
-        match command:
-            case CreateStream():
-                return self._create(command)
-            case AlterStream():
-                row = self._open_stream(command.stream)
-                names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us")
-                given = {name: value for name in names if (value := getattr(command, name)) is not None}
-                self._changes.streams[row.id] = row._replace(**given)
-                return Done(row.id)
-            case DeleteStream():
-                row = self._open_stream(command.stream)
-                self._changes.streams[row.id] = row._replace(deleted_us=command.deleted_us)
-                self._names[row.name] = None
-                return Done(row.id)
-            case TrimShard():
-                return self._trim(command)
-            case OpenBlock():
-                self._changes.blocks[command.block] = BlockRow(
-                    command.block, command.writer_epoch, "open", 0, 0, command.created_us
-                )
-                return Done()
-            case SealBlock():
-                block = self._changes.blocks.get(command.block) or self._base.block(command.block)
-                if block is None:
-                    # Its writer ended before a flush said that it is there: it holds nothing, and can be freed.
-                    block = BlockRow(command.block, 0, "open", 0, 0, self._flush.time_us)
-                self._changes.blocks[block.id] = block._replace(state="sealed", bytes=command.bytes)
-                return Done()
-            case ForgetProducers():
-                self._changes.forget_producers_before_us = command.before_us
-                self._changes.forget_producers_ids = (command.first, command.last)
-                return Done()
-            case DropEntries():
-                return self._drop(command)
-            case NoteUpkeep():
-                self._open_stream(command.stream)
-                self._note(command.stream, command.shard, command.merged, command.compacted)
-                return Done(command.stream)
-            case ForgetBlock():
-                return self._forget_block(command.block)
-            case ForgetStream():
-                return self._forget_stream(command.stream)
-            case HurryBlocks():
-                return self._hurry(command)
-            case BeginEpoch():
-                return self._begin_epoch(command.epoch)
-            case ReplaceEntries():
-                raise AssertionError("comes with its frames")
+        return _CARRY_OUT[type(command)](self, command)
 
     def _create(self, command: CreateStream) -> Outcome:
         if self._named(command.name) is not None:
@@ -389,6 +343,19 @@ class _Step:
         self._names[command.name] = stream
         return Done(stream)
 
+    def _alter(self, command: AlterStream) -> Outcome:
+        row = self._open_stream(command.stream)
+        names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us")
+        given = {name: value for name in names if (value := getattr(command, name)) is not None}
+        self._changes.streams[row.id] = row._replace(**given)
+        return Done(row.id)
+
+    def _delete(self, command: DeleteStream) -> Outcome:
+        row = self._open_stream(command.stream)
+        self._changes.streams[row.id] = row._replace(deleted_us=command.deleted_us)
+        self._names[row.name] = None
+        return Done(row.id)
+
     def _trim(self, command: TrimShard) -> Outcome:
         self._open_stream(command.stream)
         key = (command.stream, command.shard)
@@ -397,7 +364,30 @@ class _Step:
         self._changes.shards[key] = row._replace(start=start)
         return Done(command.stream)
 
+    def _open_block(self, command: OpenBlock) -> Outcome:
+        row = BlockRow(command.block, command.writer_epoch, "open", 0, 0, command.created_us)
+        self._changes.blocks[command.block] = row
+        return Done()
+
+    def _seal_block(self, command: SealBlock) -> Outcome:
+        block = self._changes.blocks.get(command.block) or self._base.block(command.block)
+        if block is None:
+            # Its writer ended before a flush said that it is there: it holds nothing, and can be freed.
+            block = BlockRow(command.block, 0, "open", 0, 0, self._flush.time_us)
+        self._changes.blocks[block.id] = block._replace(state="sealed", bytes=command.bytes)
+        return Done()
+
+    def _forget_producers(self, command: ForgetProducers) -> Outcome:
+        self._changes.forget_producers_before_us = command.before_us
+        self._changes.forget_producers_ids = (command.first, command.last)
+        return Done()
+
     # Upkeep.
+
+    def _note_upkeep(self, command: NoteUpkeep) -> Outcome:
+        self._open_stream(command.stream)
+        self._note(command.stream, command.shard, command.merged, command.compacted)
+        return Done(command.stream)
 
     def _drop(self, command: DropEntries) -> Outcome:
         stream = self._changes.streams.get(command.stream) or self._base.stream(command.stream)
@@ -462,11 +452,11 @@ class _Step:
         merged, compacted = max(row.merged, merged), max(row.compacted, compacted)
         self._changes.shards[stream, shard] = row._replace(merged=merged, compacted=compacted)
 
-    def _forget_block(self, block: int) -> Outcome:
-        row = self._base.block(block)
+    def _forget_block(self, command: ForgetBlock) -> Outcome:
+        row = self._base.block(command.block)
         if row is None or not row.dead_us:
-            raise Refused(f"block {block} is in use")
-        self._changes.forgotten_blocks.append(block)
+            raise Refused(f"block {command.block} is in use")
+        self._changes.forgotten_blocks.append(command.block)
         return Done()
 
     def _hurry(self, command: HurryBlocks) -> Outcome:
@@ -476,19 +466,19 @@ class _Step:
                 self._changes.blocks[block] = row._replace(rewrite_us=command.rewrite_us)
         return Done(command.stream)
 
-    def _forget_stream(self, stream: int) -> Outcome:
-        row = self._base.stream(stream)
+    def _forget_stream(self, command: ForgetStream) -> Outcome:
+        row = self._base.stream(command.stream)
         if row is None or not row.deleted_us or any(shard.bytes for shard in self._base.shards_of(row)):
-            raise Refused(f"stream {stream} is in use")
-        self._changes.forgotten_streams.append(stream)
+            raise Refused(f"stream {command.stream} is in use")
+        self._changes.forgotten_streams.append(command.stream)
         self._changes.stream_id_max = max(self._base.stream_id_max, *self._changes.streams, 0)
-        return Done(stream)
+        return Done(command.stream)
 
-    def _begin_epoch(self, epoch: int) -> Outcome:
+    def _begin_epoch(self, command: BeginEpoch) -> Outcome:
         before = self._base.ledger.epoch()
-        if epoch != before + 1:
-            raise Refused(f"the ledger is of epoch {before}; the next is not {epoch}")
-        self._changes.epoch = epoch
+        if command.epoch != before + 1:
+            raise Refused(f"the ledger is of epoch {before}; the next is not {command.epoch}")
+        self._changes.epoch = command.epoch
         self._changes.epoch_ends = {key: row.next for key, row in self._base.written_shards().items()}
         return Done()
 
@@ -516,6 +506,23 @@ class _Step:
         assert row is not None, f"block {block} was never opened"
         return row
 
+
+# What carries out which command; one that replaces entries comes with its frames.
+_CARRY_OUT: dict[type, Callable[[_Step, Any], Outcome]] = {
+    CreateStream: _Step._create,
+    AlterStream: _Step._alter,
+    DeleteStream: _Step._delete,
+    TrimShard: _Step._trim,
+    OpenBlock: _Step._open_block,
+    SealBlock: _Step._seal_block,
+    ForgetProducers: _Step._forget_producers,
+    DropEntries: _Step._drop,
+    NoteUpkeep: _Step._note_upkeep,
+    HurryBlocks: _Step._hurry,
+    ForgetBlock: _Step._forget_block,
+    ForgetStream: _Step._forget_stream,
+    BeginEpoch: _Step._begin_epoch,
+}
 
 _ROW_PLACE = struct.Struct("<qqq")
 

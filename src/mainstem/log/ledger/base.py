@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 class StreamRow(NamedTuple):
     """A stream. Its id and UUID are never used again; its name is free once `deleted_us` is set.
 
-    `generation` counts changes of the number of shards; its barriers live in the `generations` table. `cleanup` says what
-    retention does: "delete" lets old records go, "compact" keeps the newest of every key, "compact,delete" does both.
+    `generation` counts changes of the number of shards; its barriers live in the `generations` table. `cleanup` says
+    what goes: "delete" old records, "compact" all but the newest of every key, "compact,delete" both.
     """
 
     id: int

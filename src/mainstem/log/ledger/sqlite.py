@@ -206,8 +206,8 @@ class SqliteLedgerReader:
 
     def stream_id_max(self) -> int:
         # The last one may be forgotten; its number is not given again.
-        sql = "SELECT max(coalesce((SELECT max(id) FROM streams), 0), coalesce((SELECT v FROM meta WHERE k = 'stream_id_max'), 0))"
-        return int(self._value(sql))
+        noted = self._rows("SELECT v FROM meta WHERE k = 'stream_id_max'")
+        return max(int(self._value("SELECT coalesce(max(id), 0) FROM streams")), *(int(row[0]) for row in noted), 0)
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         rows = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
@@ -234,7 +234,8 @@ class SqliteLedgerReader:
         return [BlockRow._make(row) for row in self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks ORDER BY id")]
 
     def dead_bytes(self, stream: int) -> dict[int, int]:
-        return {block: size for block, size in self._rows("SELECT block, bytes FROM dead WHERE stream = ?", (stream,))}
+        rows = self._rows("SELECT block, bytes FROM dead WHERE stream = ?", (stream,))
+        return {row[0]: row[1] for row in rows}
 
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         found: dict[int, dict[ShardKey, int]] = {}
@@ -244,8 +245,9 @@ class SqliteLedgerReader:
 
     def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
         sql = (
-            "SELECT block, sum(length), count(*), max(base + span) FROM (SELECT block, length, base, span FROM entries "
-            "WHERE stream = ?1 AND shard = ?2 AND base < ?3 AND base + span <= ?3 ORDER BY base LIMIT ?4) GROUP BY block"
+            "SELECT block, sum(length), count(*), max(base + span) FROM (SELECT block, length, base, span "
+            "FROM entries WHERE stream = ?1 AND shard = ?2 AND base < ?3 AND base + span <= ?3 ORDER BY base LIMIT ?4) "
+            "GROUP BY block"
         )
         rows = self._rows(sql, (stream, shard, before, limit))
         blocks = {row[0]: row[1] for row in rows}
@@ -262,10 +264,6 @@ class SqliteLedgerReader:
         marks = ",".join("?" * len(blocks))
         rows = self._rows(f"SELECT DISTINCT block FROM entries WHERE block IN ({marks})", tuple(blocks))
         return {row[0] for row in rows}
-
-    def open_blocks(self) -> list[BlockRow]:
-        rows = self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks WHERE state = 'open' ORDER BY id")
-        return [BlockRow._make(row) for row in rows]
 
     def writer_epoch_max(self) -> int:
         return int(self._value("SELECT coalesce(max(writer_epoch), 0) FROM blocks"))
