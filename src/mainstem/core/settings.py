@@ -220,6 +220,43 @@ class Settings:
         minimum=1.0,
         maximum=100 * 365 * 86_400.0,
     )
+    upkeep_interval: float = _setting(
+        DurationKind(),
+        "30s",
+        "How often the log looks for records that are too old and for blocks that can be freed.",
+        example="5m",
+        commands=_SERVER,
+        minimum=0.05,
+        maximum=86_400.0,
+    )
+    upkeep_percent: int = _setting(
+        IntKind(),
+        "20",
+        "For how much of the time the upkeep of the log may work: merging, compacting, rewriting, freeing.",
+        example="50",
+        commands=_SERVER,
+        minimum=1,
+        maximum=100,
+    )
+    free_after: float = _setting(
+        DurationKind(),
+        "10m",
+        "How long the file of a block stays after its last record is gone, for readers that are about to read it.",
+        example="1m",
+        commands=_SERVER,
+        minimum=0.0,
+        maximum=30 * 86_400.0,
+    )
+    rewrite_after: float = _setting(
+        DurationKind(),
+        "24h",
+        "How long trimmed and deleted records stay on disk, at most, beside others that are kept; then the others move"
+        " to another block. Erased records do not wait.",
+        example="1h",
+        commands=_SERVER,
+        minimum=0.0,
+        maximum=365 * 86_400.0,
+    )
     record_bytes_max: int = _setting(
         BytesKind(),
         render_bytes(limits.RECORD_BYTES_MAX),

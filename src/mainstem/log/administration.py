@@ -29,7 +29,7 @@ from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, TrimShar
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import Log, unknown_stream
 from mainstem.log.reader import LogReader
-from mainstem.log.upkeep import gone_by_us
+from mainstem.log.upkeep import Pace
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
@@ -66,10 +66,14 @@ _UUID: Final = re.compile(r"[0-9a-f]{32}")
 class Lookup:
     """What can be asked of a log that is only read. Any thread."""
 
-    def __init__(self, ledger: LedgerReader, reader: LogReader, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, ledger: LedgerReader, reader: LogReader, clock: Clock = SYSTEM_CLOCK, pace: Pace | None = None
+    ) -> None:
         self._ledger = ledger
         self._reader = reader
         self._clock = clock
+        # Who only reads a folder does not know how it is kept, and takes it that nothing was changed about that.
+        self._pace = pace or Pace()
 
     def handle(self, call: Call) -> Answer:
         match call:
@@ -128,7 +132,7 @@ class Lookup:
                 trimmed.update(self._ledger.oldest_entries(row.id, shard, state.start, -1).blocks)
         dead = self._ledger.dead_bytes(row.id)
         blocks = [block for block in self._ledger.list_blocks() if block.id in dead or block.id in trimmed]
-        return (trimmed.total(), sum(dead.values())), gone_by_us(blocks, now_us)
+        return (trimmed.total(), sum(dead.values())), self._pace.gone_by_us(blocks, now_us)
 
     def _require(self, name: str) -> StreamRow:
         row = self._ledger.stream_named(check_stream_name(name, reserved=True))
@@ -172,7 +176,7 @@ class Administration(Lookup):
     """The same for the process that writes. `auto_create_shards` is 0 where a missing stream is refused."""
 
     def __init__(self, log: Log, *, retention_us: int = RETENTION_US_DEFAULT, auto_create_shards: int = 0) -> None:
-        super().__init__(log.ledger, log.reader, log.clock)
+        super().__init__(log.ledger, log.reader, log.clock, log.upkeep.pace)
         self._log = log
         self._retention_us = retention_us
         self._auto_create_shards = auto_create_shards

@@ -30,7 +30,7 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
 from mainstem.log.recovery import Recovery
-from mainstem.log.upkeep import Upkeep
+from mainstem.log.upkeep import Pace, Upkeep
 from mainstem.log.writer import FlushFile, WriterIdentity
 
 logger = logging.getLogger("mainstem.log")
@@ -50,6 +50,7 @@ class LogOptions:
     hot_tail_bytes: int = 32 * MIB
     checkpoint_bytes: int = 4 * MIB
     snapshot_bytes: int = 256 * MIB
+    pace: Pace = Pace()
 
 
 class Log:
@@ -118,7 +119,9 @@ class Log:
         self._upkeep_ledger = SqliteLedgerReader(folder.ledger)
         opened.callback(self._upkeep_ledger.close)
         # Not begun here: whoever opens the log decides whether a thread keeps it.
-        self.upkeep = Upkeep(_Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock)
+        self.upkeep = Upkeep(
+            _Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock, options.pace
+        )
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
         self._closed = False

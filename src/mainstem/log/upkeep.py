@@ -19,6 +19,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -49,19 +50,9 @@ from mainstem.log.snapshots import Snapshots
 
 logger = logging.getLogger("mainstem.log")
 
-# A file goes so long after the last entry that pointed to it, for readers that had looked the entry up just before.
-GRACE_US: Final = 10 * 60 * 1_000_000
-# What nobody can read any more is off the disk so long after, at the latest, but for the grace: blocks are rewritten.
-REWRITE_AFTER_US: Final = 24 * 3600 * 1_000_000
-# How long a round of everything takes at most before it is begun again, in rest and work: part of what is promised.
+# Rows are dropped, entries merged and compacted so often; retention and blocks are looked at at the chosen pace.
 _ROUND_SECONDS: Final = 2.0
-_RETENTION_SECONDS: Final = 30.0
-_BLOCKS_SECONDS: Final = 30.0
-# Work is done for this part of the time.
-_SHARE: Final = 0.2
 _REST_SECONDS_MAX: Final = 5.0
-# Between being due and being done lie a few rounds: one to rewrite a block, one to free it, two for snapshots.
-_PACE_US: Final = round(4 * _BLOCKS_SECONDS * 1_000_000)
 # One step: rows dropped in one flush, bytes stored anew in one flush, rows looked at in one go.
 _DROP_ROWS: Final = 1_000
 _STEP_BYTES: Final = 1 * MIB
@@ -70,6 +61,36 @@ _STEP_ROWS: Final = 1_024
 _ROWS_PER_STEP_MAX: Final = 64
 _BUSY_SECONDS: Final = 0.05
 _NEVER_US: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How soon things happen.
+
+    Every `interval` seconds retention is looked after, and what can be freed. A file goes `free_after` seconds after the
+    last entry that pointed to it, for readers that had looked the entry up just before. What nobody can read any more
+    is off the disk after `rewrite_after` seconds and these, at the latest: the rest of its block moves elsewhere. Work
+    is done for the part `share` of the time.
+    """
+
+    interval: float = 30.0
+    free_after: float = 600.0
+    rewrite_after: float = 86_400.0
+    share: float = 0.2
+
+    def rewrite_us(self, now_us: int) -> int:
+        return now_us + round(self.rewrite_after * 1_000_000)
+
+    def is_freeable(self, row: BlockRow, now_us: int) -> bool:
+        return bool(row.dead_us) and row.dead_us + self.free_after * 1_000_000 <= now_us
+
+    def gone_by_us(self, rows: Sequence[BlockRow], now_us: int) -> int:
+        """When what is dead in these blocks is off the disk, if the log stays open; 0 if there are none."""
+        if not rows:
+            return 0
+        latest = max(now_us, *(row.dead_us or row.rewrite_us or self.rewrite_us(now_us) for row in rows))
+        # Between being due and being done lie a few rounds: one to rewrite a block, one to free it, two for snapshots.
+        return latest + round((self.free_after + 4 * self.interval) * 1_000_000)
 
 
 class Commits(Protocol):
@@ -100,15 +121,15 @@ class Upkeep:
         blocks: BlockStore,
         snapshots: Snapshots,
         clock: Clock,
-        *,
-        share: float = _SHARE,
+        pace: Pace,
     ) -> None:
         self._commits = commits
         self._ledger = ledger
         self._blocks = blocks
         self._snapshots = snapshots
         self._clock = clock
-        self._share = share
+        self.pace = pace
+        self._rests = pace.share < 1
         self._reader = LogReader(ledger, blocks, recent_bytes=0)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -155,7 +176,7 @@ class Upkeep:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.wait(_ROUND_SECONDS):
+        while not self._closing.wait(min(_ROUND_SECONDS, self.pace.interval)):
             try:
                 for _ in self.round():
                     if self._closing.is_set():
@@ -177,33 +198,33 @@ class Upkeep:
                 next(steps)
             except StopIteration:
                 return
-            if self._share < 1:
+            if self._rests:
                 worked = self._clock.monotonic() - begun
-                self._closing.wait(min(worked * (1 / self._share - 1), _REST_SECONDS_MAX))
+                self._closing.wait(min(worked * (1 / self.pace.share - 1), _REST_SECONDS_MAX))
             yield
 
     def round(self) -> Iterator[None]:
         """One round of everything that is due, in steps; what is going on between them is the caller's."""
         now = self._clock.monotonic()
         if now >= self._retention_due:
-            self._retention_due = now + _RETENTION_SECONDS
+            self._retention_due = now + self.pace.interval
             yield from self._rested(self._trim())
         yield from self._rested(self._drop())
         yield from self._rested(self._merge())
         yield from self._rested(self._compact())
         if now >= self._blocks_due:
-            self._blocks_due = now + _BLOCKS_SECONDS
+            self._blocks_due = now + self.pace.interval
             yield from self._rested(self._keep_blocks())
 
     def run_until_idle(self) -> None:
         """Everything that is due by the clock, at once and without a rest: for tests and for tools."""
         self._retention_due = self._blocks_due = 0.0
-        share, self._share = self._share, 1.0
+        rests, self._rests = self._rests, False
         try:
             while sum(1 for _ in self.round()):
                 self._blocks_due = 0.0
         finally:
-            self._share = share
+            self._rests = rests
 
     # Retention.
 
@@ -226,7 +247,7 @@ class Upkeep:
                 self._trimmed.update((stream.id, shard) for shard in range(stream.shards))
         for key in sorted(self._trimmed):
             while self._has_rows_to_drop(streams.get(key[0]), key):
-                rewrite_us = self._clock.now_us() + REWRITE_AFTER_US
+                rewrite_us = self.pace.rewrite_us(self._clock.now_us())
                 done = self._execute(DropEntries(*key, _DROP_ROWS, rewrite_us))
                 self._counts["rows_dropped"] += done.rows
                 yield
@@ -297,7 +318,7 @@ class Upkeep:
 
     def _upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
         now_us = self._clock.now_us()
-        return Upshot(now_us if erases else now_us + REWRITE_AFTER_US, merged, compacted, erases)
+        return Upshot(now_us if erases else self.pace.rewrite_us(now_us), merged, compacted, erases)
 
     # Compaction.
 
@@ -414,7 +435,7 @@ class Upkeep:
     def _keep_blocks(self) -> Iterator[None]:
         now_us = self._clock.now_us()
         rows = self._ledger.list_blocks()
-        dead = [row for row in rows if row.dead_us and row.dead_us + GRACE_US <= now_us]
+        dead = [row for row in rows if self.pace.is_freeable(row, now_us)]
         if dead:
             yield from self._free(dead)
         if any(row.state == "open" and row.rewrite_us and row.rewrite_us <= now_us for row in rows):
@@ -476,12 +497,6 @@ class Upkeep:
             except Busy:
                 if self._closing.wait(_BUSY_SECONDS):
                     raise
-
-
-def gone_by_us(rows: Sequence[BlockRow], now_us: int) -> int:
-    """When what is dead in these blocks is off the disk, if the log is kept open; 0 if there are none."""
-    times = [(row.dead_us or row.rewrite_us or now_us + REWRITE_AFTER_US) + GRACE_US for row in rows]
-    return max(now_us, *times) + _PACE_US if times else 0
 
 
 def _is_to_rewrite(row: BlockRow, now_us: int) -> bool:

@@ -16,6 +16,7 @@ from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.session import PendingAppend, Session
@@ -48,6 +49,12 @@ class Server:
             hot_tail_bytes=settings.hot_tail_bytes,
             checkpoint_bytes=settings.checkpoint_bytes,
             snapshot_bytes=settings.snapshot_bytes,
+            pace=Pace(
+                interval=settings.upkeep_interval,
+                free_after=settings.free_after,
+                rewrite_after=settings.rewrite_after,
+                share=settings.upkeep_percent / 100,
+            ),
         )
         self.log = Log(settings.data, options, clock=clock)
         self._administration = Administration(
