@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mainstem.core.batch import Batch
@@ -50,7 +50,7 @@ class LogOptions:
     hot_tail_bytes: int = 32 * MIB
     checkpoint_bytes: int = 4 * MIB
     snapshot_bytes: int = 256 * MIB
-    pace: Pace = Pace()
+    pace: Pace = field(default_factory=Pace)
 
 
 class Log:

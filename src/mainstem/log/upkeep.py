@@ -67,10 +67,10 @@ _NEVER_US: Final = 1 << 62
 class Pace:
     """How soon things happen.
 
-    Every `interval` seconds retention is looked after, and what can be freed. A file goes `free_after` seconds after the
-    last entry that pointed to it, for readers that had looked the entry up just before. What nobody can read any more
-    is off the disk after `rewrite_after` seconds and these, at the latest: the rest of its block moves elsewhere. Work
-    is done for the part `share` of the time.
+    Every `interval` seconds retention is looked after, and what can be freed. A file goes `free_after` seconds after
+    the last entry that pointed to it, for readers that had looked the entry up just before. What nobody can read any
+    more is off the disk after `rewrite_after` seconds and these, at the latest: the rest of its block moves elsewhere.
+    Work is done for the part `share` of the time.
     """
 
     interval: float = 30.0

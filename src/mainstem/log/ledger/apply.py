@@ -454,7 +454,9 @@ class _Step:
 
     def _forget_block(self, command: ForgetBlock) -> Outcome:
         row = self._base.block(command.block)
-        if row is None or not row.dead_us:
+        if row is None:
+            return Done()
+        if not row.dead_us:
             raise Refused(f"block {command.block} is in use")
         self._changes.forgotten_blocks.append(command.block)
         return Done()
@@ -468,7 +470,9 @@ class _Step:
 
     def _forget_stream(self, command: ForgetStream) -> Outcome:
         row = self._base.stream(command.stream)
-        if row is None or not row.deleted_us or any(shard.bytes for shard in self._base.shards_of(row)):
+        if row is None:
+            return Done()
+        if not row.deleted_us or any(shard.bytes for shard in self._base.shards_of(row)):
             raise Refused(f"stream {command.stream} is in use")
         self._changes.forgotten_streams.append(command.stream)
         self._changes.stream_id_max = max(self._base.stream_id_max, *self._changes.streams, 0)
