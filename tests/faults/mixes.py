@@ -1,9 +1,9 @@
 """Random mixes of everything that changes a log, against a model in memory that knows nothing of blocks and entries.
 
 One trial is one folder and some dozens of steps in random order: streams come and go, records are written (some twice,
-as a producer does that heard no answer), trimmed, erased and compacted, time passes, upkeep does a few of its steps, the
-process is killed at some operation of its disk, also in the middle of a step of upkeep, and starts again. After every
-kill and at the end everything is read and compared; at the end also
+as a producer does that heard no answer), trimmed, erased and compacted, time passes, upkeep does a few of its steps,
+the process is killed at some operation of its disk, also in the middle of a step of upkeep, and starts again. After
+every kill and at the end everything is read and compared; at the end also
 
 - the ledger's books: every row of a block and of a shard says what its entries add up to, entries are dense;
 - that a ledger which is rebuilt from its snapshots and blocks is the same, row by row;
@@ -15,6 +15,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +33,7 @@ from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.replacement import records_of
 from mainstem.log.upkeep import Pace
 from mainstem.testing.clock import SimulatedClock
-from mainstem.testing.disk import Operation, StrikingDisk
+from mainstem.testing.disk import Leaves, Operation, StrikingDisk
 from tests.faults.trials import Trials
 
 STEPS = 60
@@ -47,6 +48,8 @@ OPTIONS = LogOptions(
     snapshot_bytes=96 << 10,
     pace=Pace(interval=30.0, free_after=600.0, rewrite_after=_DAY, share=1.0),
 )
+
+_LEAVES: tuple[Leaves, ...] = ("nothing", "part", "all")
 
 Record = tuple[bytes | None, bytes | None, int]
 
@@ -124,7 +127,7 @@ class _Mix:
                 raise OSError("killed (injected)")
             raise _Killed(operation.kind)
 
-        leaves = self._rng.choice(("nothing", "part", "all"))
+        leaves: Leaves = self._rng.choice(_LEAVES)
         disk = StrikingDisk(None, at=strike_at, strike=strike, leaves=leaves)
         return Log(self._folder, OPTIONS, clock=self._clock, disk=disk)
 
@@ -230,7 +233,8 @@ class _Mix:
         outcome = self._submit(batch)
         if isinstance(outcome, Rejected):
             raise outcome.error
-        assert isinstance(outcome, Appended) and not outcome.duplicate, outcome
+        assert isinstance(outcome, Appended)
+        assert not outcome.duplicate
         assert outcome.base == model.next, f"{stream.name}: base {outcome.base}, expected {model.next}"
         self._take(model, key)
         if self._rng.random() < 0.05:
@@ -408,7 +412,7 @@ class _Mix:
         for stream in self._streams.values():
             for number, model in enumerate(stream.shards):
                 self._compacted(stream, number, model)
-        self.wrong += _books(self._log)
+        self.wrong += books(self._log)
         self._check_files()
         self._check_rebuild()
 
@@ -498,7 +502,7 @@ def _records(batch: FetchedBatch) -> Iterator[tuple[int, Record]]:
         yield offset, (key, value, time)
 
 
-def _books(log: Log) -> Iterator[str]:
+def books(log: Log) -> Iterator[str]:
     """Whether the sums in the ledger are the sums of its entries."""
     ledger = log.ledger
     live: dict[int, int] = {}
@@ -511,7 +515,7 @@ def _books(log: Log) -> Iterator[str]:
                     live[entry.block] = live.get(entry.block, 0) + entry.length
             if row.bytes != sum(entry.length for entry in entries):
                 yield f"{stream.name} shard {shard} says {row.bytes} bytes"
-            if any(before.end != after.base for before, after in zip(entries, entries[1:], strict=False)):
+            if any(before.end != after.base for before, after in pairwise(entries)):
                 yield f"{stream.name} shard {shard} has a gap or an overlap"
             if entries and (entries[0].base > row.start or entries[-1].end != row.next):
                 yield f"{stream.name} shard {shard}: entries do not reach from {row.start} to {row.next}"

@@ -14,7 +14,9 @@ from tests.faults import (
     hostile_payload,
     kill_embedded,
     kill_server,
+    kill_upkeep,
     ledger_lost,
+    mixes,
     power_loss,
     read_beside,
     restart_large,
@@ -76,6 +78,16 @@ SUITES: dict[str, Suite] = {
         measures=True,
         on_disk=True,
         run_slice=restart_large.run_small,
+    ),
+    "mixes": Suite(
+        mixes.run,
+        slice=3,
+        full=1_000,
+        chunk=100,
+        bugs={"compact_too_much": 3, "free_too_early": 3},
+    ),
+    "kill_upkeep": Suite(
+        kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
     ),
     "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
     "fuzz_server": Suite(

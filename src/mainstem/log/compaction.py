@@ -48,7 +48,7 @@ class KeyIndex:
         self.end = records.stop
 
     def kept(self, records: Records, tombstones_before_us: int) -> np.ndarray:
-        """Which records stay: no newer one is known, and it is not a tombstone from before that time."""
+        """Which records stay: no newer one is known, and it is not a tombstone of that time or before."""
         newest = self._newest
         offsets = records.offsets.tolist()
         kept: np.ndarray = np.fromiter(
@@ -59,7 +59,7 @@ class KeyIndex:
             bool,
             len(offsets),
         )
-        is_over: np.ndarray = (records.times < tombstones_before_us) & (records.offsets < self.end)
+        is_over: np.ndarray = (records.times <= tombstones_before_us) & (records.offsets < self.end)
         kept &= ~(tombstones(records) & is_over)
         return kept
 

@@ -328,7 +328,7 @@ class Upkeep:
                 continue
             for shard in range(stream.shards):
                 with contextlib.suppress(StreamDeleted, UnknownStream, Refused):
-                    while self._should_compact(stream, shard):
+                    if self._should_compact(stream, shard):
                         yield from self._compact_shard(stream, shard)
 
     def _should_compact(self, stream: StreamRow, shard: int) -> bool:
@@ -454,6 +454,7 @@ class Upkeep:
             self._commits.commit_nothing()
         # What a row says is not taken on trust where bytes would be lost for good.
         alive = self._ledger.blocks_in_use([row.id for row in dead])
+        freed: list[int] = []
         for row in dead:
             if row.id in alive:
                 logger.error("block %s is said to hold nothing, yet entries point into it; it is kept", row.id)
@@ -463,8 +464,10 @@ class Upkeep:
                 self._execute(ForgetBlock(row.id))
                 self._counts["blocks_freed"] += 1
                 self._counts["bytes_freed"] += row.bytes
-                logger.info("block %d was freed: %d bytes", row.id, row.bytes)
+                freed.append(row.bytes)
                 yield
+        if freed:
+            logger.info("%d blocks were freed: %d bytes", len(freed), sum(freed))
 
     def _rewrite(self, blocks: set[int]) -> Iterator[None]:
         """Move what is alive in these blocks elsewhere."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import disk, folder, reader, recovery, scan, snapshots
+from mainstem.log import compaction, disk, folder, reader, recovery, scan, snapshots
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
@@ -250,6 +250,28 @@ def trust_payloads() -> Iterator[None]:
         return int(message.size)
 
     with _patched(payload, "inspect", believe):
+        yield
+
+
+# ---------------------------------------------------------------------------------------------------------- upkeep
+
+
+@_bug
+def free_too_early() -> Iterator[None]:
+    """A block goes as soon as nothing points into it, though a rebuild of the ledger would need it."""
+    with _patched(snapshots.Snapshots, "needed_from", lambda self: 1 << 62):
+        yield
+
+
+@_bug
+def compact_too_much() -> Iterator[None]:
+    """Compaction takes the newest record of a key for one that has a newer."""
+    learn = compaction.KeyIndex.learn
+
+    def learn_wrong(self: compaction.KeyIndex, records: Any) -> None:
+        learn(self, records._replace(offsets=records.offsets + 1))
+
+    with _patched(compaction.KeyIndex, "learn", learn_wrong):
         yield
 
 
