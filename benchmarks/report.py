@@ -132,6 +132,12 @@ LABELS = {
     "sent_p99_ms": "p99 from the send itself",
     "seconds": "seconds",
     "first_record_ms": "first record",
+    "share_of_idle": "share of the rate without",
+    "idle_p99_ms": "p99 without",
+    "work_per_s": "upkeep per second",
+    "ledger_mb": "ledger",
+    "times_faster": "times as fast as unmerged",
+    "rows": "rows",
 }
 
 
@@ -145,6 +151,10 @@ def amount(metric: str, value: float) -> str:
         return f"{value:.0f} MB"
     if metric.endswith("mb_per_s"):
         return f"{value:.0f} MB/s"
+    if metric == "ledger_mb":
+        return f"{value:.1f} MB"
+    if metric in ("work_per_s", "rows"):
+        return f"{value:,.0f}"
     return f"{value:.3f} s" if metric == "seconds" else f"{value:.2f}"
 
 

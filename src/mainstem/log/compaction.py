@@ -7,6 +7,7 @@ that its key is gone; then it goes too. Records without a key stay.
 """
 
 import hashlib
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -32,7 +33,7 @@ class KeyIndex:
     """The newest offset of every key that was written from one offset to another."""
 
     def __init__(self, keys_max: int = _KEYS_MAX) -> None:
-        self._newest: dict[_Key, int] = {}
+        self._newest: dict[_Key | None, int] = {}
         self._keys_max = keys_max
         # Everything before this offset, from where learning began, was learnt.
         self.end = 0
@@ -42,23 +43,17 @@ class KeyIndex:
         return len(self._newest) >= self._keys_max
 
     def learn(self, records: Records) -> None:
-        for key, offset in zip(_keys(records), records.offsets.tolist(), strict=True):
-            if key is not None:
-                self._newest[_short(key)] = offset
+        self._newest.update(zip(_keys(records), records.offsets.tolist(), strict=True))
+        self._newest.pop(None, None)
         self.end = records.stop
 
     def kept(self, records: Records, tombstones_before_us: int) -> np.ndarray:
         """Which records stay: no newer one is known, and it is not a tombstone of that time or before."""
         newest = self._newest
-        offsets = records.offsets.tolist()
-        kept: np.ndarray = np.fromiter(
-            (
-                key is None or newest.get(_short(key), -1) <= offset
-                for key, offset in zip(_keys(records), offsets, strict=True)
-            ),
-            bool,
-            len(offsets),
-        )
+        count = len(records.offsets)
+        # One call of the dictionary for each record; everything else by column.
+        known = np.fromiter(map(newest.get, _keys(records), repeat(-1)), np.int64, count)
+        kept: np.ndarray = known <= records.offsets
         is_over: np.ndarray = (records.times <= tombstones_before_us) & (records.offsets < self.end)
         kept &= ~(tombstones(records) & is_over)
         return kept
@@ -81,15 +76,15 @@ def without_key(records: Records, key: bytes) -> np.ndarray:
     """Which records are not of this key."""
     if "key" not in records.columns:
         return np.ones(len(records.offsets), bool)
-    return np.fromiter((found != key for found in _keys(records)), bool, len(records.offsets))
+    return np.fromiter((found != key for found in records.columns["key"].to_pylist()), bool, len(records.offsets))
 
 
-def _keys(records: Records) -> list[bytes | None]:
+def _keys(records: Records) -> list[_Key | None]:
+    """The key of every record as the index knows it."""
     column = records.columns.get("key")
     if column is None:
         return [None] * len(records.offsets)
-    keys: list[bytes | None] = column.to_pylist()
-    return keys
+    return [key if key is None or len(key) <= _KEY_BYTES else _digest(key) for key in column.to_pylist()]
 
 
 def _present(records: Records, name: str) -> np.ndarray:
@@ -99,7 +94,5 @@ def _present(records: Records, name: str) -> np.ndarray:
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
 
 
-def _short(key: bytes) -> _Key:
-    if len(key) <= _KEY_BYTES:
-        return key
+def _digest(key: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest(), "little")
