@@ -2,6 +2,7 @@
 
 from benchmarks.scenarios import (
     backlog,
+    delete,
     embedded,
     fanout,
     latency,
@@ -17,6 +18,19 @@ from benchmarks.scenarios.base import Case, Scenario, Settings
 
 __all__ = ["SCENARIOS", "Case", "Scenario", "Settings"]
 
-_MODULES = (produce, send_batch, backlog, latency, embedded, many_producers, fanout, memory, opening, upkeep, merger)
+_MODULES = (
+    produce,
+    send_batch,
+    backlog,
+    latency,
+    embedded,
+    many_producers,
+    fanout,
+    memory,
+    opening,
+    upkeep,
+    merger,
+    delete,
+)
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

@@ -54,7 +54,7 @@ logger = logging.getLogger("mainstem.log")
 _ROUND_SECONDS: Final = 2.0
 _REST_SECONDS_MAX: Final = 5.0
 # One step: rows dropped in one flush, bytes stored anew in one flush, rows looked at in one go.
-_DROP_ROWS: Final = 1_000
+_DROP_ROWS: Final = 500
 _STEP_BYTES: Final = 1 * MIB
 _STEP_ROWS: Final = 1_024
 # More rows than this for the bytes of one step, and they are put together.
