@@ -1,0 +1,93 @@
+"""Golden folders: one data folder per format, as a program of that format left it, and what must be found in it.
+
+`tests/testdata/format-<n>.tar.xz` is the folder, `format-<n>.json` what it holds. `tools/golden.py` makes both.
+"""
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from mainstem.consume.record import Record, RecordBatch
+from mainstem.core.errors import DataLoss
+from mainstem.log.log import Log, LogOptions
+from mainstem.testing.clock import SimulatedClock
+
+TESTDATA = Path(__file__).parents[1] / "testdata"
+# Blocks, checkpoints and snapshots are small, so that a small folder has several of each.
+OPTIONS = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10)
+
+
+def formats() -> list[int]:
+    """Every format of which there is a golden folder."""
+    return sorted(int(path.stem.removeprefix("format-")) for path in TESTDATA.glob("format-*.json"))
+
+
+def expected(number: int) -> Any:
+    """What the golden folder of a format holds."""
+    return json.loads((TESTDATA / f"format-{number}.json").read_text())
+
+
+def unpack(number: int, target: Path) -> Path:
+    """The golden folder of a format as it was left, at `target`."""
+    with tarfile.open(TESTDATA / f"format-{number}.tar.xz") as archive:
+        archive.extractall(target, filter="data")
+    return target
+
+
+def clock(number: int) -> SimulatedClock:
+    """A clock that stands a minute after the folder was written: nothing in it is too old yet."""
+    return SimulatedClock(expected(number)["written_us"] + 60_000_000)
+
+
+def content(log: Log) -> list[dict[str, Any]]:
+    """Everything readers can see of a log, in a form that JSON keeps."""
+    return [
+        {
+            "id": row.id,
+            "uuid": row.uuid,
+            "name": row.name,
+            "hash": row.hash,
+            "retention_us": row.retention_us,
+            "created_us": row.created_us,
+            "shards": [_shard(log, row, shard) for shard in range(row.shards)],
+        }
+        for row in log.ledger.list_streams()
+        if not row.deleted_us
+    ]
+
+
+def _shard(log: Log, row: Any, shard: int) -> dict[str, Any]:
+    place = log.reader.shard(row.id, shard)
+    digest = hashlib.sha256()
+    offset, records, losses = place.start, 0, []
+    while offset < place.stable:
+        try:
+            batches = log.reader.read(row, shard, offset)
+        except DataLoss as loss:
+            losses.append([loss.first, loss.last, loss.reason])
+            offset = loss.last + 1
+            continue
+        for batch in batches:
+            for record in RecordBatch(row.name, batch, offset, None).records():
+                digest.update(_text(record))
+                records += 1
+        offset = batches[-1].end
+    return {
+        "start": place.start,
+        "end": place.stable,
+        "records": records,
+        "digest": digest.hexdigest(),
+        "losses": losses,
+    }
+
+
+def _text(record: Record) -> bytes:
+    headers = None if record.headers is None else [[name, _hex(value)] for name, value in record.headers.items()]
+    fields = [record.offset, _hex(record.key), _hex(record.value), record.timestamp_us, headers]
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _hex(value: bytes | None) -> str | None:
+    return None if value is None else value.hex()
