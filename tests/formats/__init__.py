@@ -1,1 +1,1 @@
-"""Formats on disk and versions of the protocol: what earlier programs wrote is read, and who speaks an earlier version is understood."""
+"""What earlier programs wrote to disk is read, and who speaks an earlier version of the protocol is understood."""
