@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.core import layouts, payload
+from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import DataLoss
-from mainstem.log.log import Log, LogOptions
-from mainstem.testing.clock import SimulatedClock
+from mainstem.log.batcher import Submission
+from mainstem.log.flush import Appended, Outcome
+from mainstem.log.log import Log, LogOptions, Waiter
+from mainstem.testing.clock import START_US, SimulatedClock
 
 TESTDATA = Path(__file__).parents[1] / "testdata"
 # Blocks, checkpoints and snapshots are small, so that a small folder has several of each.
@@ -91,3 +96,37 @@ def _text(record: Record) -> bytes:
 
 def _hex(value: bytes | None) -> str | None:
     return None if value is None else value.hex()
+
+
+def streams(number: int) -> list[dict[str, Any]]:
+    """What `content` must find in a golden folder."""
+    return [{name: stream[name] for name in stream if name != "cursor"} for stream in expected(number)["streams"]]
+
+
+def numbered(stream: int, shard: int, producer: int, sequence: int, count: int) -> Batch:
+    """A batch with these numbers; the log knows by them whether it has it."""
+    encoded = payload.encode(layouts.build([b"new"] * count), None)
+    sizes = (encoded.raw_len, len(encoded.payload), crc32c(encoded.payload))
+    header = BatchHeader(
+        stream, shard, count, encoded.encoding, encoded.layout, 0, *sizes, producer, 0, sequence, 0, START_US, START_US
+    )
+    return Batch(header, encoded.payload)
+
+
+def append(log: Log, batch: Batch) -> Outcome:
+    waiter = Waiter()
+    log.batcher.submit(Submission((batch,), waiter.set))
+    return waiter.wait(log.batcher)[0]
+
+
+def misremembered(log: Log, number: int) -> list[str]:
+    """Send every batch again that the log of a golden folder must still recognise; what it says wrongly of them."""
+    wrong = []
+    for stream, shard, producer, sequence, base, count in expected(number)["recent"]:
+        row = log.ledger.load_stream(stream)
+        if row is None or row.deleted_us:
+            continue
+        outcome = append(log, numbered(stream, shard, producer, sequence, count))
+        if outcome != Appended(base, duplicate=True):
+            wrong.append(f"batch {sequence} of producer {producer} in stream {stream} shard {shard} got {outcome}")
+    return wrong

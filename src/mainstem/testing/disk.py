@@ -68,6 +68,15 @@ class DiskLayer:
     def replace(self, source: Path, target: Path) -> None:
         self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
 
+    def link(self, source: Path, target: Path) -> bool:
+        return self.perform(Operation("create", target), lambda: self.inner.link(source, target))
+
+    def replace_folder(self, source: Path, target: Path) -> None:
+        self.perform(Operation("replace", target), lambda: self.inner.replace_folder(source, target))
+
+    def remove_folder(self, path: Path) -> None:
+        self.inner.remove_folder(path)
+
     def free_bytes(self, path: Path) -> int:
         return self.inner.free_bytes(path)
 

@@ -94,6 +94,8 @@ ALTER TABLE blocks ADD COLUMN dead_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE blocks ADD COLUMN rewrite_us INTEGER NOT NULL DEFAULT 0;
 """
     + _SCHEMA_2
+    # A block that nothing points into says since when. It was sealed by now; nothing asks for the exact time.
+    + "UPDATE blocks SET dead_us = created_us WHERE state = 'sealed' AND live_bytes = 0;"
 )
 
 _ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
@@ -125,12 +127,26 @@ def _load_checksum_vfs() -> None:
 
 def number_without_wal(path: Path) -> int:
     """The number of the last flush in the database file alone, as the last checkpoint left it."""
+    return _in_file(path, "SELECT number FROM applied")
+
+
+def format_without_wal(path: Path) -> int | None:
+    """The format of the database file alone; None if it is not there or cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return _in_file(path, "SELECT v FROM meta WHERE k = 'format'")
+    except LedgerDamaged:
+        return None
+
+
+def _in_file(path: Path, sql: str) -> int:
     _load_checksum_vfs()
     with _Translated(path):
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
         try:
-            return int(next(iter(db.execute("SELECT number FROM applied")), (0,))[0])
+            return int(next(iter(db.execute(sql)), (0,))[0])
         finally:
             db.close()
 
@@ -182,6 +198,18 @@ class SqliteLedgerReader:
 
     def epoch(self) -> int:
         return int(self._value("SELECT v FROM meta WHERE k = 'epoch'"))
+
+    def require_format(self) -> None:
+        """FolderUnusable if this is a ledger that has to be upgraded, or one that a newer program wrote."""
+        found = self._format()
+        if found != LEDGER_FORMAT:
+            raise FolderUnusable(
+                f"{self.path} has ledger format {found}, this program reads format {LEDGER_FORMAT}; "
+                + ("open the folder once for writing" if found < LEDGER_FORMAT else "use a newer Mainstem")
+            )
+
+    def _format(self) -> int:
+        return int(self._value("SELECT v FROM meta WHERE k = 'format'"))
 
     def log_uuid(self) -> str:
         return str(self._value("SELECT v FROM meta WHERE k = 'uuid'"))
@@ -350,14 +378,28 @@ class SqliteLedger(SqliteLedgerReader):
         db.set_wal_hook(self._on_wal)
         keep = ctypes.c_int(1)
         db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
-        found = self._value("SELECT v FROM meta WHERE k = 'format'")
-        if found == 1:
-            with db:
-                db.execute(_UPGRADE_1)
-                db.execute("UPDATE meta SET v = 2 WHERE k = 'format'")
-            found = 2
-        if found != LEDGER_FORMAT:
-            raise FolderUnusable(f"{self.path} has ledger format {found}; this program reads format {LEDGER_FORMAT}")
+        found = self._format()
+        if not 1 <= found <= LEDGER_FORMAT:
+            raise FolderUnusable(
+                f"{self.path} has ledger format {found}, this program reads up to format {LEDGER_FORMAT}; use a newer "
+                "Mainstem"
+            )
+
+    def upgrade(self) -> None:
+        """Bring a ledger of an earlier format to the present one. Before that, only what it says of itself can be asked:
+        `applied`, `epoch`, `log_uuid`, `wal_base`, `check_pages`.
+
+        This may be the first commit of a WAL, and says what that builds on: the files are known to be sound by then.
+        """
+        if self._format() == LEDGER_FORMAT:
+            return
+        with self._lock, _Translated(self.path):
+            with self._db:
+                self._db.execute(_UPGRADE_1)
+                self._db.execute("UPDATE meta SET v = 2 WHERE k = 'format'")
+                if self._wal_base is not None:
+                    self._db.execute("INSERT OR REPLACE INTO meta VALUES ('wal_base', ?)", (self._wal_base,))
+            self._wal_base = None
 
     def wal_base(self) -> int:
         """The WAL is of use only on a database file that holds this flush; 0 if it does not say."""
