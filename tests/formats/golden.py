@@ -23,6 +23,9 @@ TESTDATA = Path(__file__).parents[1] / "testdata"
 # Blocks, checkpoints and snapshots are small, so that a small folder has several of each.
 OPTIONS = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10)
 
+# Where an upgrade keeps a folder of format 1.
+BACKUP = "before-format-2"
+
 
 def formats() -> list[int]:
     """Every format of which there is a golden folder."""
@@ -130,3 +133,10 @@ def misremembered(log: Log, number: int) -> list[str]:
         if outcome != Appended(base, duplicate=True):
             wrong.append(f"batch {sequence} of producer {producer} in stream {stream} shard {shard} got {outcome}")
     return wrong
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Everything in a data folder by name, but not its backup, nor what belongs to a running process."""
+    paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [path for path in paths if path.parts[0] != BACKUP and path.name not in ("lock", "ledger.db-shm")]
+    return {str(path): (folder / path).read_bytes() for path in paths}

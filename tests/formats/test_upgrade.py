@@ -16,7 +16,7 @@ from mainstem.log.log import Log
 from mainstem.testing.disk import DiskLayer, FailingDisk, StrikingDisk
 from tests.formats import golden
 
-BACKUP = "before-format-2"
+BACKUP = golden.BACKUP
 
 
 @pytest.fixture
@@ -28,27 +28,18 @@ def opened(folder, disk=None):
     return Log(folder, golden.OPTIONS, clock=golden.clock(1), disk=disk)
 
 
-def files_of(folder):
-    """Everything in a data folder by name, but not its backup, nor what belongs to a running process."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("lock", "ledger.db-shm") and BACKUP not in path.parts[-3:]
-    }
-
-
 def require_upgraded(folder, before):
     """Opened now it has all records; beside it is what was there before."""
     log = opened(folder)
     assert golden.content(log) == golden.streams(1)
     log.close()
     assert json.loads((folder / "mainstem.json").read_text())["format"] == 2
-    assert files_of(folder / BACKUP) == before
+    assert golden.files_of(folder / BACKUP) == before
     assert not (folder / f"{BACKUP}.part").exists()
 
 
 def test_the_folder_is_kept_as_it_was(folder):
-    before = files_of(folder)
+    before = golden.files_of(folder)
     require_upgraded(folder, before)
     block = "blocks/0000000000000001.block"
     assert os.path.samefile(folder / block, folder / BACKUP / block)
@@ -58,12 +49,12 @@ def test_the_folder_is_kept_as_it_was(folder):
 
 
 def test_writing_after_the_upgrade_does_not_touch_what_was_kept(folder):
-    before = files_of(folder)
+    before = golden.files_of(folder)
     log = opened(folder)
     for sequence in range(200):
         golden.append(log, golden.numbered(1, 0, 55, sequence, 40))
     log.close()
-    assert files_of(folder / BACKUP) == before
+    assert golden.files_of(folder / BACKUP) == before
 
 
 def test_one_line_says_what_was_done_and_how_to_delete_the_backup(folder, caplog):
@@ -93,7 +84,7 @@ def rows_of(folder):
     reader = SqliteLedgerReader(folder / "ledger.db")
     tables = [name for (name,) in reader._rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
     found = {table: sorted(reader._rows(f"SELECT * FROM {table}")) for table in tables}
-    found["columns"] = [reader._rows(f"PRAGMA table_info({table})")[0][1] for table in tables]
+    found["columns"] = [(table, row[1]) for table in tables for row in reader._rows(f"PRAGMA table_info({table})")]
     found["meta"] = [row for row in found["meta"] if row[0] != "wal_base"]
     reader.close()
     return found
@@ -115,7 +106,7 @@ def test_the_ledger_is_rebuilt_after_an_upgrade(folder, lost):
 def test_a_ledger_that_is_lost_before_the_upgrade_is_made_from_a_snapshot_of_the_old_format(folder, caplog):
     for path in folder.glob("ledger.db*"):
         path.unlink()
-    before = files_of(folder)
+    before = golden.files_of(folder)
     caplog.set_level(logging.INFO, "mainstem")
     require_upgraded(folder, before)
     assert "starting from the snapshot of flush 29" in caplog.text
@@ -125,11 +116,11 @@ def test_a_ledger_that_is_lost_before_the_upgrade_is_made_from_a_snapshot_of_the
 def test_a_folder_that_does_not_say_its_format_is_upgraded_by_what_its_ledger_says(folder, change):
     identity = folder / "mainstem.json"
     identity.write_text("{}") if change == "damaged" else identity.unlink()
-    require_upgraded(folder, files_of(folder))
+    require_upgraded(folder, golden.files_of(folder))
 
 
 def test_a_stop_at_any_step_is_gone_on_from(folder, tmp_path):
-    before = files_of(folder)
+    before = golden.files_of(folder)
     disk = StrikingDisk(None, at=0, strike=lambda operation: None)
     shutil.copytree(folder, tmp_path / "count")
     opened(tmp_path / "count", disk).close()
@@ -168,9 +159,9 @@ class NoLinks(DiskLayer):
 
 
 def test_blocks_are_copied_where_they_cannot_be_linked(folder):
-    before = files_of(folder)
+    before = golden.files_of(folder)
     opened(folder, NoLinks()).close()
-    assert files_of(folder / BACKUP) == before
+    assert golden.files_of(folder / BACKUP) == before
     block = "blocks/0000000000000001.block"
     assert not os.path.samefile(folder / block, folder / BACKUP / block)
 
@@ -184,19 +175,19 @@ def test_a_file_system_says_that_it_cannot_link(tmp_path, monkeypatch):
 
 
 def test_without_room_for_the_backup_nothing_is_changed(folder):
-    before = files_of(folder)
+    before = golden.files_of(folder)
     with pytest.raises(FolderUnusable, match=r"takes \d+ bytes, and 1000 are free: make room .* nothing was changed"):
         opened(folder, NoLinks(1_000))
-    assert files_of(folder) == before
+    assert golden.files_of(folder) == before
     assert not list(folder.glob(f"{BACKUP}*"))
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "replace"])
 def test_an_error_of_the_disk_during_the_backup_is_told_and_nothing_is_changed(folder, kind):
-    before = files_of(folder)
+    before = golden.files_of(folder)
     with pytest.raises(FolderUnusable, match=rf"{BACKUP} cannot be written: No space left .*nothing was changed"):
         opened(folder, FailingDisk(at=1, error=errno.ENOSPC, kinds=(kind,)))
-    assert files_of(folder) == before
+    assert golden.files_of(folder) == before
     assert not list(folder.glob(f"{BACKUP}*"))
     require_upgraded(folder, before)
 
@@ -205,9 +196,9 @@ def test_a_backup_of_another_state_is_not_taken_for_this_one(folder):
     """Somebody went back to the old program, and wrote; the earlier backup is still there."""
     older = golden.unpack(1, folder / BACKUP)
     (older / "blocks" / "0000000000000008.block").unlink()
-    before = files_of(folder)
+    before = golden.files_of(folder)
     with pytest.raises(FolderUnusable, match=r"from an earlier upgrade: .*00000008\.block .*rm -r"):
         opened(folder)
-    assert files_of(folder) == before
+    assert golden.files_of(folder) == before
     shutil.rmtree(folder / BACKUP)
     require_upgraded(folder, before)
