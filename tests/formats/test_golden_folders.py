@@ -1,4 +1,4 @@
-"""A data folder of every format there ever was is read and written by this program; one of a newer format is refused."""
+"""A data folder of every format there ever was is read and written; one of a newer format is refused."""
 
 import json
 import struct
