@@ -11,8 +11,7 @@ start finds either of these done or not done, and does what is missing.
 """
 
 import contextlib
-import filecmp
-import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 from mainstem.core.errors import FolderUnusable
 from mainstem.core.limits import MIB
 from mainstem.log.disk import Disk
+from mainstem.log.frame import BLOCK_HEADER_BYTES
 
 _PIECE_BYTES: Final = 1 << 20
 # Room that is left beside the copies: a disk that an upgrade fills to the last byte could not be written to after it.
@@ -89,12 +89,14 @@ class Backup:
             file.close()
 
     def _require_same(self) -> None:
-        """One that is there already is of this state of the folder: nothing has been changed since."""
-        for name in self._names():
-            if not _is_same(self._folder / name, self.path / name):
+        """One that is there already is of this state of the folder. Whoever wrote to it since has begun a new block; the
+        ledger's files may differ, because a power cut takes from them what was not synced."""
+        blocks = self._folder / "blocks"
+        for name in self._disk.list(blocks):
+            if _head(blocks / name) != _head(self.path / "blocks" / name):
                 raise FolderUnusable(
-                    f"{self.path} is from an earlier upgrade: {name} is another one now. If nobody needs it, delete it "
-                    f"(rm -r {self.path}), else move it away, and start again; nothing was changed"
+                    f"{self.path} is from an earlier upgrade: it has another block {name}. If nobody needs it, delete it "
+                    f"(rm -r {shlex.quote(str(self.path))}), else move it away, and start again; nothing was changed"
                 )
 
     def _give_up(self) -> None:
@@ -102,5 +104,10 @@ class Backup:
             self._disk.remove_folder(self._part)
 
 
-def _is_same(path: Path, kept: Path) -> bool:
-    return kept.exists() and (os.path.samefile(path, kept) or filecmp.cmp(path, kept, shallow=False))
+def _head(block: Path) -> bytes:
+    """What tells a block from every other one; nothing if it is not there."""
+    try:
+        with open(block, "rb") as file:
+            return file.read(BLOCK_HEADER_BYTES)
+    except FileNotFoundError:
+        return b""

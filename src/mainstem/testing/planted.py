@@ -23,7 +23,7 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import disk, folder, reader, recovery, scan, snapshots
+from mainstem.log import disk, folder, reader, recovery, scan, snapshots, upgrade
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
@@ -195,6 +195,32 @@ def believe_blocks() -> Iterator[None]:
             raise LedgerDamaged(str(error)) from error
 
     with _patched(recovery.Recovery, "_after", agree), _patched(recovery.Recovery, "_claimed", lambda self: 0):
+        yield
+
+
+@_bug
+def upgrade_before_backup() -> Iterator[None]:
+    """A folder says that it is of the new format before it is kept as it was."""
+    whole = folder.Folder._upgrade
+
+    def hasty(self: Any) -> None:
+        self._write_identity()
+        whole(self)
+
+    with _patched(folder.Folder, "_upgrade", hasty):
+        yield
+
+
+@_bug
+def keep_in_place() -> Iterator[None]:
+    """The backup before an upgrade has its name before it is whole."""
+    init = upgrade.Backup.__init__
+
+    def hasty(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self._part = self.path
+
+    with _patched(upgrade.Backup, "__init__", hasty):
         yield
 
 
