@@ -38,13 +38,15 @@ class RecordingLink(Link):
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mainstem-conversation-") as name:
         folder = golden.unpack(1, Path(name) / "data")
-        with ServerProcess(folder) as server, RecordingLink(server.address) as link:
-            hub = mainstem.connect(f"mainstem://{link.address}")
-            results = conversation.converse(hub)
-            server.stop()
-            # What the server says last is on its way.
-            time.sleep(0.5)
-            hub.close()
+        with ServerProcess(folder) as server:
+            link = RecordingLink(server.address)
+            with link:
+                hub = mainstem.connect(f"mainstem://{link.address}")
+                results = conversation.converse(hub)
+                server.stop()
+                # What the server says last is on its way.
+                time.sleep(0.5)
+                hub.close()
     said = [message for message in link.said if message.kind not in (Kind.PING, Kind.PONG)]
     # After the goodbye the client knocks again, at a door that is closed.
     last = max(place for place, message in enumerate(said) if message.kind == Kind.GOODBYE)

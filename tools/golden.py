@@ -3,10 +3,11 @@
     python -m tools.golden
 
 Run it from the root of the repository, with the code of the format in question first in PYTHONPATH. A child process
-fills a folder and gets SIGKILL; the folder is packed as it was left, then a copy is opened and described. What is in it
-is chosen to have everything a format can have: keys, headers, times, tombstones, all ways of compression, large and tiny
-batches, streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
-snapshots, and a ledger whose write-ahead log holds flushes that its file does not.
+fills a folder and gets SIGKILL; the folder is packed as it was left, then a copy is opened and described. It has
+everything that the format can have: keys, headers, times, tombstones, all ways of compression, large and tiny batches,
+streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
+snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
+merged, compacted, emptied and dropped.
 """
 
 import json
@@ -18,12 +19,15 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+
 from mainstem.core import layouts, payload
-from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.log import folder as data_folder
@@ -42,7 +46,7 @@ class Filler:
     """Fills a log with varied records, the same every time."""
 
     def __init__(self, path: Path) -> None:
-        self._random = random.Random("golden")
+        self._random = random.Random("golden")  # noqa: S311  # the same records every time
         self._path = path
         self._clock = SimulatedClock(START_US)
         self._sequences: dict[tuple[int, int, int], int] = {}
@@ -71,7 +75,8 @@ class Filler:
             self._turn(turn)
         self._trim("trimmed", 0, 31)
         self._repeat()
-        self._maybe_store_anew()
+        if data_folder.FORMAT >= 2:
+            self._store_anew()
         for turn in range(64, 70):
             self._turn(turn)
 
@@ -160,8 +165,78 @@ class Filler:
         """The last flush once more: recognised, and stored in the block all the same."""
         assert all(outcome.duplicate for outcome in self._append(self._last))
 
-    def _maybe_store_anew(self) -> None:
-        """Formats that know how to store a range anew get one."""
+    # Since format 2.
+
+    def _store_anew(self) -> None:
+        """Rows that were merged, compacted, emptied and dropped, and a stream with every setting."""
+        from mainstem.log.flush import DropEntries, HurryBlocks
+
+        log, now = self._log, self._clock.now_us()
+        identity = f"{self._random.getrandbits(128):032x}"
+        settings = {"retention_bytes": 1 << 40, "cleanup": "compact,delete", "tombstone_us": RETENTION_US}
+        self._streams["settings"] = log.execute(
+            CreateStream(identity, "settings", 1, "crc32", RETENTION_US, now, **settings)  # type: ignore[arg-type]
+        ).stream
+        keyed, plain, trimmed = self._streams["keyed"], self._streams["plain"], self._streams["trimmed"]
+        self._replace(keyed, 0, 0, 6, lambda number: number % 3 != 1)
+        self._replace(keyed, 1, 3, 4, None)
+        self._replace(keyed, 2, 0, 8, lambda number: True)
+        self._replace(plain, 0, 1, 2, lambda number: number == 0)
+        log.execute(DropEntries(trimmed, 0, 5, now + 10**9))
+        log.execute(HurryBlocks(keyed, now + 10**10))
+
+    def _replace(self, stream: int, shard: int, skip: int, rows: int, keeps: Callable[[int], bool] | None) -> None:
+        """Store `rows` rows of a shard anew as one, after the first `skip`: what `keeps` says by the number of a record
+        in its batch, at least the first of each; without it nothing is left."""
+        from mainstem.log.flush import Done, ReplaceEntries, Replacement
+        from mainstem.log.ledger.apply import fingerprint
+
+        log = self._log
+        row = log.ledger.load_stream(stream)
+        assert row is not None
+        entries = log.ledger.entries_from(stream, shard, 0, skip + rows)[skip:]
+        base, end = entries[0].base, entries[-1].end
+        batches: list[FetchedBatch] = []
+        while (offset := batches[-1].end if batches else base) < end:
+            batches += [batch for batch in log.reader.read(row, shard, offset) if batch.end <= end]
+        stored = tuple(_thinned(batch, keeps) for batch in batches) if keeps else ()
+        command = ReplaceEntries(
+            stream=stream,
+            shard=shard,
+            base=base,
+            end=end,
+            rows=len(entries),
+            fingerprint=fingerprint(entries),
+            entries=((end - base, len(stored)),),
+            merged=end,
+            compacted=end,
+            erases=True,
+        )
+        waiter = Waiter()
+        log.batcher.submit(Submission((Replacement(command, stored),), waiter.set))
+        assert waiter.wait(log.batcher) == [Done(stream, len(entries))]
+
+
+def _thinned(batch: FetchedBatch, keeps: Callable[[int], bool]) -> FetchedBatch:
+    """The batch without what is not kept; it covers the same offsets."""
+    old = batch.header
+    kept = [number for number in range(old.count) if keeps(number)]
+    if len(kept) == old.count:
+        return batch
+    table = payload.decode(old.encoding, old.layout, old.count, old.raw_len, batch.payload).take(kept)
+    table = table.append_column("offset", pa.array(kept, pa.uint32()))
+    encoded = payload.encode(table, "lz4")
+    header = msgspec.structs.replace(
+        old,
+        count=len(kept),
+        encoding=encoded.encoding,
+        layout=encoded.layout,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        span=old.count,
+    )
+    return FetchedBatch(batch.base, header, encoded.payload)
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def converse(hub: Hub) -> list[Any]:
     talk = streams.get("talk").id
     for layout in range(8):
         batch = _batch(talk, layout % 2, layout // 2, layout, None)
-        step(f"append layout {layout}", lambda batch=batch: _append(hub, [batch]))
+        step(f"append layout {layout}", partial(_append, hub, [batch]))
     step(
         "append compressed", lambda: _append(hub, [_batch(talk, 0, 4, 1, "lz4", 80), _batch(talk, 1, 4, 3, "zstd", 80)])
     )
