@@ -127,28 +127,28 @@ def _load_checksum_vfs() -> None:
 
 def number_without_wal(path: Path) -> int:
     """The number of the last flush in the database file alone, as the last checkpoint left it."""
-    return _in_file(path, "SELECT number FROM applied")
-
-
-def format_without_wal(path: Path) -> int | None:
-    """The format of the database file alone; None if it is not there or cannot be read."""
-    if not path.exists():
-        return None
-    try:
-        return _in_file(path, "SELECT v FROM meta WHERE k = 'format'")
-    except LedgerDamaged:
-        return None
-
-
-def _in_file(path: Path, sql: str) -> int:
     _load_checksum_vfs()
     with _Translated(path):
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
         try:
-            return int(next(iter(db.execute(sql)), (0,))[0])
+            return int(next(iter(db.execute("SELECT number FROM applied")), (0,))[0])
         finally:
             db.close()
+
+
+def format_without_wal(path: Path) -> int | None:
+    """The format of the database file alone; None if it is not there or cannot be read."""
+    _load_checksum_vfs()
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    try:
+        db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        try:
+            return int(next(iter(db.execute("SELECT v FROM meta WHERE k = 'format'")))[0])
+        finally:
+            db.close()
+    except (apsw.Error, StopIteration, TypeError, ValueError):
+        return None
 
 
 class SqliteLedgerReader:
