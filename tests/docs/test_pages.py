@@ -125,9 +125,9 @@ def test_every_table_of_the_ledger_is_in_the_format(tmp_path):
     ledger.close()
     text = page("format.md").split("## The ledger")[1].split("## ")[0]
     rows = re.findall(r"^\| ([a-z, ]+?)(?: \(2\))? \|([^|]*)\|", text, re.MULTILINE)
-    names = {name: fields.replace(" (2)", "") for names, fields in rows[1:] for name in names.split(", ")}
-    assert names.keys() == tables
-    shown = {name: re.findall(r"\w+", fields) for name, fields in names.items()}
+    texts = {name: fields.replace(" (2)", "") for names, fields in rows[1:] for name in names.split(", ")}
+    assert texts.keys() == tables
+    shown = {name: re.findall(r"\w+", fields) for name, fields in texts.items()}
     # Of tables that are not in use no columns are shown.
     assert [name for name, fields in shown.items() if fields and fields != columns[name]] == []
 
