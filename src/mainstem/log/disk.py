@@ -167,15 +167,6 @@ class LocalDisk:
     def list(self, folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
 
-    def replace(self, source: Path, target: Path) -> None:
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(source, target)
-        sync_dir(target.parent)
-
     def link(self, source: Path, target: Path) -> bool:
         try:
             os.link(source, target)
@@ -195,6 +186,15 @@ class LocalDisk:
     def remove_folder(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(source, target)
+        sync_dir(target.parent)
 
     def free_bytes(self, path: Path) -> int:
         stat = os.statvfs(path)

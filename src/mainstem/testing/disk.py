@@ -65,9 +65,6 @@ class DiskLayer:
     def list(self, folder: Path) -> list[str]:
         return self.inner.list(folder)
 
-    def replace(self, source: Path, target: Path) -> None:
-        self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
-
     def link(self, source: Path, target: Path) -> bool:
         return self.perform(Operation("create", target), lambda: self.inner.link(source, target))
 
@@ -76,6 +73,9 @@ class DiskLayer:
 
     def remove_folder(self, path: Path) -> None:
         self.inner.remove_folder(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
 
     def free_bytes(self, path: Path) -> int:
         return self.inner.free_bytes(path)
