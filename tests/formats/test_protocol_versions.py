@@ -277,6 +277,43 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     assert server.wrong == []
 
 
+def test_a_call_is_not_sent_again_to_an_older_server_that_has_come_into_the_place_of_a_newer_one():
+    """Somebody went back to the version before, while a call was under way."""
+    said, _ = conversation.load(1)
+    welcome = said[1]
+    assert welcome.header[:2] == bytes((0x98, 1))
+    newer = welcome.data.replace(welcome.header, bytes((0x98, 2)) + welcome.header[2:])
+    listener = socket.create_server(("127.0.0.1", 0))
+    kinds: list[list[int]] = []
+
+    def serve():
+        for greeting, messages in ((newer, 2), (welcome.data, 1)):
+            connection, _ = listener.accept()
+            data = bytearray()
+            heard: list[int] = []
+            kinds.append(heard)
+            connection.sendall(greeting)
+            while len(heard) < messages:
+                data += connection.recv(1 << 16)
+                heard += [message[4] for message in conversation.cut(data)]
+            if messages == 2:
+                connection.close()
+        with connection:
+            while piece := connection.recv(1 << 16):
+                data += piece
+                heard += [message[4] for message in conversation.cut(data)]
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with listener:
+        hub = mainstem.connect(f"mainstem://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ProtocolError, match="speaks protocol version 1"):
+            hub._port.call(TrimStreamCall("talk", before_us=1))
+        hub.close()
+        thread.join(SECONDS_MAX)
+    assert kinds == [[version_1.HELLO, version_1.CALL], [version_1.HELLO]]
+
+
 def test_what_version_1_knows_is_asked_of_it():
     calls: list[Call] = [
         CreateStreamCall("talk", 2, "crc32", 5, True, "0" * 32),

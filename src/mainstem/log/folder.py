@@ -84,8 +84,8 @@ class Folder:
         backup.take()
         self._write_identity()
         logger.warning(
-            "%s was upgraded from format %d to %d; as it was before it is kept in %s: when you are content, delete that: "
-            "rm -r %s",
+            "%s was upgraded from format %d to %d; as it was before it is kept in %s: when you are content, delete "
+            "that: rm -r %s",
             *(self.path, old, FORMAT, backup.path.name, shlex.quote(str(backup.path))),
         )
 

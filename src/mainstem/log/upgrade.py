@@ -5,9 +5,9 @@ format opens. Blocks and snapshots never change, so they get a second name there
 knows no second names they are copied, as the ledger's files are.
 
 What a crash leaves: a folder `before-format-<n>.part`, which the next start makes anew, or the whole of
-`before-format-<n>`, which is renamed when everything in it is durable. The folder itself says the old format until then.
-After it, `mainstem.json` says the new one, and the ledger is upgraded when it is opened (ledger/sqlite.py): the next
-start finds either of these done or not done, and does what is missing.
+`before-format-<n>`, which is renamed when everything in it is durable. The folder itself says the old format until
+then. After it, `mainstem.json` says the new one, and the ledger is upgraded when it is opened (ledger/sqlite.py): the
+next start finds each of these done or not done, and does what is missing.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class Backup:
         except OSError as error:
             self._give_up()
             raise FolderUnusable(
-                f"{self._folder} has to be kept as it is before it is upgraded, and {self.path.name} cannot be written: "
-                f"{error.strerror or error}; nothing was changed"
+                f"{self._folder} has to be kept as it is before it is upgraded, and {self.path.name} cannot be "
+                f"written: {error.strerror or error}; nothing was changed"
             ) from error
         except FolderUnusable:
             self._give_up()
@@ -63,8 +63,8 @@ class Backup:
         free = self._disk.free_bytes(self._folder)
         if free < needed:
             raise FolderUnusable(
-                f"{self._folder} has to be kept as it is before it is upgraded, which takes {needed} bytes, and {free} are "
-                "free: make room on this disk and start again; nothing was changed"
+                f"{self._folder} has to be kept as it is before it is upgraded, which takes {needed} bytes, and {free} "
+                "are free: make room on this disk and start again; nothing was changed"
             )
         for name in copied:
             self._disk.write_new(self._part / name, self._pieces(self._folder / name))
@@ -89,14 +89,14 @@ class Backup:
             file.close()
 
     def _require_same(self) -> None:
-        """One that is there already is of this state of the folder. Whoever wrote to it since has begun a new block; the
-        ledger's files may differ, because a power cut takes from them what was not synced."""
+        """One that is there already is of this state of the folder. Whoever wrote to it since has begun a new block;
+        the ledger's files may differ, because a power cut takes from them what was not synced."""
         blocks = self._folder / "blocks"
         for name in self._disk.list(blocks):
             if _head(blocks / name) != _head(self.path / "blocks" / name):
                 raise FolderUnusable(
-                    f"{self.path} is from an earlier upgrade: it has another block {name}. If nobody needs it, delete it "
-                    f"(rm -r {shlex.quote(str(self.path))}), else move it away, and start again; nothing was changed"
+                    f"{self.path} is from an earlier upgrade: it has another block {name}. If nobody needs it, delete "
+                    f"it (rm -r {shlex.quote(str(self.path))}), else move it away, and start again; nothing was changed"
                 )
 
     def _give_up(self) -> None:

@@ -172,9 +172,9 @@ class PushSubscription:
         name, shard = self._feed.stream.name, batch.header.shard
         self.end(
             ProtocolError(
-                f"stream {name!r} shard {shard}: between offsets {batch.base} and {batch.end - 1} records were compacted "
-                f"away or erased, which protocol version {self._version} cannot say; this server speaks {VERSION_MIN} to "
-                f"{VERSION}: upgrade the client"
+                f"stream {name!r} shard {shard}: between offsets {batch.base} and {batch.end - 1} records were "
+                f"compacted away or erased, which protocol version {self._version} cannot say; this server speaks "
+                f"{VERSION_MIN} to {VERSION}: upgrade the client"
             )
         )
 

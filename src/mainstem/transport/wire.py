@@ -5,12 +5,12 @@ msgpack header of header_len bytes, then payloads. All integers little-endian. `
 names a subscription. Payloads of batches follow each other in the order of the batch headers; their lengths are in
 these headers.
 
-Versions. Both sides say which they speak, and use the highest that both do; each speaks at least the one before its own.
-Fields are only added, at the end of arrays or by name in maps, and who does not know one passes over it. So a side must
-not send what the other would pass over and should not:
+Versions. Both sides say which they speak, and use the highest that both do; each speaks at least the one before its
+own. Fields are only added, at the end of arrays or by name in maps, and who does not know one passes over it. So a side
+must not send what the other would pass over and should not:
 
-    2   `span` in batch headers; the calls trim and erase; limits by size and compaction in create and alter; what streams
-        say of bytes that wait to be off the disk, and of restores
+    2   `span` in batch headers; the calls trim and erase; limits by size and compaction in create and alter; what
+        streams say of bytes that wait to be off the disk, and of restores
 """
 
 import struct
@@ -31,7 +31,17 @@ from mainstem.core.limits import (
     RECEIVE_BYTES_MAX,
     RECEIVE_SHARE_BYTES,
 )
-from mainstem.transport.port import AlterStreamCall, Answer, Call, CreateStreamCall, EraseKeyCall, TrimStreamCall
+from mainstem.transport.port import (
+    AlterStreamCall,
+    Answer,
+    Call,
+    CreateStreamCall,
+    DeleteStreamCall,
+    GetStreamCall,
+    ListStreamsCall,
+    OffsetsAtTimeCall,
+    StatisticsCall,
+)
 
 VERSION: Final = 2
 VERSION_MIN: Final = 1
@@ -172,14 +182,14 @@ def version_needed(call: Call) -> int:
     """The lowest version whose servers know all of this call. Earlier ones pass over fields that they do not know, and
     would do something else than was asked."""
     match call:
-        case TrimStreamCall() | EraseKeyCall():
-            return 2
-        case CreateStreamCall():
-            return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (0, "delete", None) else 2
-        case AlterStreamCall():
-            return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (None, None, None) else 2
-        case _:
+        case GetStreamCall() | ListStreamsCall() | DeleteStreamCall() | OffsetsAtTimeCall() | StatisticsCall():
             return 1
+        case CreateStreamCall(retention_bytes=0, cleanup="delete", tombstone_us=None):
+            return 1
+        case AlterStreamCall(retention_bytes=None, cleanup=None, tombstone_us=None):
+            return 1
+        case _:
+            return 2
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

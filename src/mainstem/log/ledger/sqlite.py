@@ -386,8 +386,8 @@ class SqliteLedger(SqliteLedgerReader):
             )
 
     def upgrade(self) -> None:
-        """Bring a ledger of an earlier format to the present one. Before that, only what it says of itself can be asked:
-        `applied`, `epoch`, `log_uuid`, `wal_base`, `check_pages`.
+        """Bring a ledger of an earlier format to the present one. Before that, only what it says of itself can be
+        asked: `applied`, `epoch`, `log_uuid`, `wal_base`, `check_pages`.
 
         This may be the first commit of a WAL, and says what that builds on: the files are known to be sound by then.
         """
