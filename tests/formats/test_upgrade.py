@@ -192,6 +192,16 @@ def test_an_error_of_the_disk_during_the_backup_is_told_and_nothing_is_changed(f
     require_upgraded(folder, before)
 
 
+@pytest.mark.parametrize(("kind", "at"), [("write", 4), ("replace", 2)])
+def test_an_error_of_the_disk_after_the_backup_is_told_and_gone_on_from(folder, kind, at):
+    before = golden.files_of(folder)
+    disk = FailingDisk(at=at, error=errno.ENOSPC, kinds=(kind,))
+    with pytest.raises(FolderUnusable, match=rf"from format 1 to 2: No space left .*goes on from {BACKUP}"):
+        opened(folder, disk)
+    assert disk.calls[-1].path.name.startswith("mainstem.")
+    require_upgraded(folder, before)
+
+
 def test_a_ledger_that_lost_something_to_a_power_cut_after_the_backup_does_not_keep_it_from_going_on(folder):
     """SQLite's files are not synced at commits; the copies of them were."""
     shutil.copytree(folder, folder.with_name("copy"))

@@ -82,11 +82,17 @@ class Folder:
         """Keep the folder as it is, then say the new format. The ledger follows when it is opened."""
         old, backup = self._found_format(), Backup(self.path, self.disk, FORMAT)
         backup.take()
-        self._write_identity()
+        try:
+            self._write_identity()
+        except OSError as error:
+            raise FolderUnusable(
+                f"{self.path} cannot be upgraded from format {old} to {FORMAT}: {error.strerror or error}; start again "
+                f"when that is mended, it goes on from {backup.path.name}"
+            ) from error
         logger.warning(
             "%s was upgraded from format %d to %d; as it was before it is kept in %s: when you are content, delete "
             "that: rm -r %s",
-            *(self.path, old, FORMAT, backup.path.name, shlex.quote(str(backup.path))),
+            *(self.path, old, FORMAT, backup.path.name, shlex.quote(str(backup.path.absolute()))),
         )
 
     def note_block(self) -> None:
