@@ -119,6 +119,7 @@ def test_a_folder_that_does_not_say_its_format_is_upgraded_by_what_its_ledger_sa
     require_upgraded(folder, golden.files_of(folder))
 
 
+@pytest.mark.slow("upgrades a folder twice for each of its steps")
 def test_a_stop_at_any_step_is_gone_on_from(folder, tmp_path):
     before = golden.files_of(folder)
     disk = StrikingDisk(None, at=0, strike=lambda operation: None)

@@ -23,11 +23,12 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import disk, folder, reader, recovery, scan, snapshots, upgrade
+from mainstem.log import disk, folder, reader, recovery, scan, snapshots
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
+from mainstem.log.upgrade import Backup
 from mainstem.transport.wire import MessageReader
 
 # What is planted in this process now, in the order in which it was.
@@ -214,13 +215,13 @@ def upgrade_before_backup() -> Iterator[None]:
 @_bug
 def keep_in_place() -> Iterator[None]:
     """The backup before an upgrade has its name before it is whole."""
-    init = upgrade.Backup.__init__
+    init = Backup.__init__
 
     def hasty(self: Any, *args: Any) -> None:
         init(self, *args)
         self._part = self.path
 
-    with _patched(upgrade.Backup, "__init__", hasty):
+    with _patched(Backup, "__init__", hasty):
         yield
 
 
