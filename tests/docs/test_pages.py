@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,11 +13,14 @@ from mainstem.core.batch import BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import APPEND_BATCHES_MAX, SUBSCRIPTIONS_PER_CONNECTION_MAX
 from mainstem.log import frame
+from mainstem.log.flush import Command
+from mainstem.log.folder import FORMAT
 from mainstem.log.frame import BlockHeader, FlushWriter, FrameKind, Place
+from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.produce.producer import ProducerOptions
 from mainstem.server.main import EXIT_IO_ERROR
 from mainstem.transport import wire
-from mainstem.transport.port import GetStreamCall
+from mainstem.transport.port import Call, GetStreamCall, StreamInfo
 from mainstem.transport.wire import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +43,10 @@ BATCH = BatchHeader(
     time_low=TIME_US,
     time_high=TIME_US,
 )
+
+
+# The same batch stored anew, with four of its records gone.
+MOVED = msgspec.structs.replace(BATCH, producer=0, sequence=0, layout=8, span=5)
 
 
 def page(name: str) -> str:
@@ -64,19 +72,64 @@ def message(*arguments) -> bytes:
 
 def test_the_examples_of_the_protocol():
     assert documented("protocol.md") == {
-        "hello": message(Kind.HELLO, 1, wire.Hello(1, 1, "example")),
+        "hello": message(Kind.HELLO, 1, wire.Hello(wire.VERSION_MIN, wire.VERSION, "example")),
         "ping": message(Kind.PING, 0),
         "get": message(Kind.CALL, 2, GetStreamCall("clicks")),
         "append": message(Kind.APPEND, 3, wire.Append([BATCH], True, 120_000), [PAYLOAD]),
         "appended": message(Kind.APPENDED, 3, wire.Appended([1000])),
         "subscribe": message(Kind.SUBSCRIBE, 4, wire.Subscribe(7, [0, 10], None, 1 << 20)),
+        "batches": message(Kind.BATCHES, 4, wire.Batches([(1000, MOVED)]), [PAYLOAD]),
         "credit": message(Kind.CREDIT, 4, wire.Credit(132)),
     }
 
 
 def test_the_examples_of_the_format():
     log_uuid = bytes.fromhex("00112233445566778899aabbccddeeff")
-    assert documented("format.md") == {"block": BlockHeader(1, log_uuid, 1, 1, 1, TIME_US).pack(), "flush": flush()}
+    writer = FlushWriter(Place(block=3, ledger_epoch=1, writer_epoch=2, flush=9, applied=8), position=64)
+    writer.add_moved(1000, MOVED, PAYLOAD)
+    assert documented("format.md") == {
+        "block": BlockHeader(1, log_uuid, 1, 1, 1, TIME_US).pack(),
+        "moved": b"".join(writer.buffers),
+        "flush": flush(),
+    }
+
+
+def test_versions_are_those_of_the_pages():
+    assert page("format.md").startswith(f"# The format on disk, version {FORMAT}\n")
+    assert page("protocol.md").startswith(f"# The native protocol, version {wire.VERSION}\n")
+
+
+def fields_by_type(name: str) -> dict[str, set[str]]:
+    """Of every row that begins with the type of a command or a call, the words of its second column."""
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", page(name), re.MULTILINE)
+    return {kind: set(re.findall(r"\w+", re.sub(r"\(.*?\)|:.*", "", fields))) for kind, fields in rows}
+
+
+def test_every_command_is_in_the_format():
+    found = fields_by_type("format.md")
+    for command in get_args(Command):
+        assert found[command.__struct_config__.tag] == set(command.__struct_fields__)
+
+
+def test_every_call_is_in_the_protocol():
+    found = fields_by_type("protocol.md")
+    for call in get_args(Call):
+        assert found[call.__struct_config__.tag] == set(call.__struct_fields__)
+    assert ", ".join(StreamInfo.__struct_fields__) in " ".join(page("protocol.md").split())
+
+
+def test_every_table_of_the_ledger_is_in_the_format(tmp_path):
+    ledger = SqliteLedger.create(tmp_path / "ledger.db", log_uuid="", epoch=1)
+    tables = {name for (name,) in ledger._rows("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    columns = {name: [row[1] for row in ledger._rows(f"PRAGMA table_info({name})")] for name in tables}
+    ledger.close()
+    text = page("format.md").split("## The ledger")[1].split("## ")[0]
+    rows = re.findall(r"^\| ([a-z, ]+?)(?: \(2\))? \|([^|]*)\|", text, re.MULTILINE)
+    texts = {name: fields.replace(" (2)", "") for names, fields in rows[1:] for name in names.split(", ")}
+    assert texts.keys() == tables
+    shown = {name: re.findall(r"\w+", fields) for name, fields in texts.items()}
+    # Of tables that are not in use no columns are shown.
+    assert [name for name, fields in shown.items() if fields and fields != columns[name]] == []
 
 
 def test_every_kind_of_message_is_in_the_protocol():

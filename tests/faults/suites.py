@@ -21,6 +21,7 @@ from tests.faults import (
     read_beside,
     restart_large,
     two_writers,
+    upgrade_kill,
 )
 from tests.faults.trials import Trials
 
@@ -64,6 +65,9 @@ SUITES: dict[str, Suite] = {
     "ledger_lost": Suite(ledger_lost.run, slice=60, full=2_000, chunk=1_000, bugs={"trust_ledger": 60}),
     "fsync_fails": Suite(fsync_fails.run, slice=80, full=2_000, chunk=1_000, bugs={"swallow_write_error": 15}),
     "two_writers": Suite(two_writers.run, slice=10, full=200, chunk=200, bugs={"skip_lock": 5}),
+    "upgrade_kill": Suite(
+        upgrade_kill.run, slice=60, full=2_000, chunk=500, bugs={"upgrade_before_backup": 10, "keep_in_place": 30}
+    ),
     "kill_embedded": Suite(kill_embedded.run, slice=2, full=50, chunk=25, bugs={"ack_before_write": 2}, on_disk=True),
     "read_beside": Suite(read_beside.run, slice=3, full=50, chunk=25, bugs={"stale_reader": 2}, on_disk=True),
     "kill_server": Suite(

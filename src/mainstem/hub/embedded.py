@@ -320,6 +320,11 @@ class FolderPort:
             )
         self._folder = folder
         self._ledger = SqliteLedgerReader(folder.ledger)
+        try:
+            self._ledger.require_format()
+        except FolderUnusable:
+            self._ledger.close()
+            raise
         self._reader = LogReader(self._ledger, folder.blocks)
         self._lookup = Lookup(self._ledger, self._reader)
         self._liveness = Liveness("hub", lambda: None)

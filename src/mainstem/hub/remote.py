@@ -113,6 +113,8 @@ class RemotePort:
         self._is_crowd = False
         self._subscriptions: dict[int, RemoteSubscription] = {}
         self._log_uuid = ""
+        # Of the protocol, as agreed with the server.
+        self._version = VERSION_MIN
         self._heartbeat = 5.0
         self._idle_timeout = 15.0
         self._was_welcomed = False
@@ -391,12 +393,13 @@ class RemotePort:
         assert self._connection is not None
         self._connection.allow_large()
         self._log_uuid = welcome.log
+        self._version = welcome.version
         self.record_bytes_max = welcome.record_bytes_max
         self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
         self._first_error = None
         self._was_welcomed = self._is_ready = True
-        for id_, request in self._requests.items():
-            self._connection.send(request.pack(id_, self._clock.monotonic()))
+        for id_ in list(self._requests):
+            self._send_request(id_)
         for subscription in self._subscriptions.values():
             self._connection.send(subscription.subscribe_message())
         self._welcomed.set()
@@ -423,7 +426,19 @@ class RemotePort:
         id_ = self._ids.next()
         self._requests[id_] = request
         self._appends_in_flight += request.is_append
-        if self._is_ready and self._connection is not None:
+        if self._is_ready:
+            self._send_request(id_)
+
+    def _send_request(self, id_: int) -> None:
+        """Send it, or fail it if this server would not understand it."""
+        request = self._requests[id_]
+        if request.version > self._version:
+            error = ProtocolError(
+                f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
+                f"{request.name} needs version {request.version}: upgrade the server"
+            )
+            self._forget(id_).fail(error)
+        elif self._connection is not None:
             self._connection.send(request.pack(id_, self._clock.monotonic()))
 
     def _answer(self, id_: int, answer: Any) -> None:

@@ -9,7 +9,7 @@ from mainstem.core.batch import Batch, Buffer
 from mainstem.core.errors import DeadlineExceeded, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.limits import APPEND_BATCHES_MAX, KIB
 from mainstem.transport.port import AppendDone, AppendResult, Call
-from mainstem.transport.wire import Append, Appended, Kind, error_from, pack
+from mainstem.transport.wire import Append, Appended, Kind, error_from, pack, version_needed
 
 # More bytes than this are a request of their own; fewer wait for company while another append is under way.
 GATHER_BYTES: Final = 64 * KIB
@@ -17,7 +17,8 @@ _TIMEOUT_MS_MAX: Final = 1 << 31
 
 
 class CallRequest:
-    """An administrative call. `on_answer` gets an Answer, or (error, times sent)."""
+    """An administrative call. `on_answer` gets an Answer, or (error, times sent). `version` is what a server must speak
+    to understand it."""
 
     is_append = False
 
@@ -25,7 +26,12 @@ class CallRequest:
         self._call = call
         self._deadline = deadline
         self._on_answer = on_answer
+        self.version = version_needed(call)
         self.sent = 0
+
+    @property
+    def name(self) -> str:
+        return _words(type(self._call).__name__)
 
     def pack(self, id_: int, now: float) -> list[Buffer]:
         self.sent += 1
@@ -41,7 +47,7 @@ class CallRequest:
     def expire(self, now: float, where: str) -> bool:
         if now < self._deadline:
             return False
-        self.fail(_late(where, _words(type(self._call).__name__), self.sent))
+        self.fail(_late(where, self.name, self.sent))
         return True
 
 
@@ -71,6 +77,8 @@ class AppendRequest:
     """Appends of one or several producers in one message. Each has its own deadline and its own answer."""
 
     is_append = True
+    version = 1
+    name = "append"
 
     def __init__(self, parts: list[PendingAppend]) -> None:
         self._parts = parts
@@ -109,7 +117,7 @@ class AppendRequest:
     def expire(self, now: float, where: str) -> bool:
         for part in self._parts:
             if now >= part.deadline and not part.is_finished:
-                part.fail(_late(where, "append", self.sent))
+                part.fail(_late(where, self.name, self.sent))
         return all(part.is_finished for part in self._parts)
 
 

@@ -4,8 +4,11 @@ Everything the log itself writes goes through here. SQLite writes its own files;
 whenever they cannot be trusted, so their durability is not part of any promise.
 """
 
+import contextlib
+import errno
 import fcntl
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +18,8 @@ from mainstem.core.batch import Buffer
 
 # writev takes at most this many buffers on Linux; longer lists are joined in pieces.
 _IOV_MAX = 1_024
+# What a file system says that has no second names for files, or not for this one.
+_CANNOT_LINK = frozenset((errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 
 
 class DiskFile(Protocol):
@@ -58,6 +63,18 @@ class Disk(Protocol):
 
     def remove(self, path: Path) -> None:
         """Take a file away, durably; nothing happens if it is not there."""
+        ...
+
+    def link(self, source: Path, target: Path) -> bool:
+        """Give a file that never changes a second name; False if this file system cannot, and nothing was done."""
+        ...
+
+    def replace_folder(self, source: Path, target: Path) -> None:
+        """Rename a folder to a name that is free, durably: everything in it first, then the name."""
+        ...
+
+    def remove_folder(self, path: Path) -> None:
+        """Take away a folder, if it is there, with everything in it. What is left after a crash can be any part."""
         ...
 
     def free_bytes(self, path: Path) -> int: ...
@@ -154,6 +171,26 @@ class LocalDisk:
     def list(self, folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
 
+    def link(self, source: Path, target: Path) -> bool:
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:
+                raise
+            return False
+        return True
+
+    def replace_folder(self, source: Path, target: Path) -> None:
+        for folder, _, names in os.walk(source, topdown=False):
+            for name in (*names, "."):
+                sync_dir(Path(folder) / name)
+        os.rename(source, target)
+        sync_dir(target.parent)
+
+    def remove_folder(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
     def replace(self, source: Path, target: Path) -> None:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -173,7 +210,7 @@ class LocalDisk:
 
 
 def sync_dir(folder: Path) -> None:
-    """Make names in `folder` durable."""
+    """Make the names in a folder, or the content of a file, durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -5,6 +5,7 @@ lock                       held by the writing process; says which one
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
 blocks/<n>.block           the blocks
+before-format-<n>/         the folder as it was before it was upgraded to that format
 """
 
 import errno
@@ -12,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import uuid
 from pathlib import Path
 from typing import Final
@@ -21,12 +23,14 @@ from mainstem.core.errors import FolderLocked, FolderUnusable
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import Disk
 from mainstem.log.frame import FrameDamaged
+from mainstem.log.ledger.sqlite import format_without_wal
 from mainstem.log.scan import BlockScanner
 from mainstem.log.snapshots import Snapshots
+from mainstem.log.upgrade import Backup
 
 logger = logging.getLogger("mainstem.log")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class Folder:
@@ -42,9 +46,12 @@ class Folder:
         self._log_uuid = ""
         # Whether mainstem.json says that there are blocks.
         self._has_noted_blocks = False
+        # The format that it says; None if there is none, or if it is damaged.
+        self._format: int | None = None
 
     def prepare(self) -> str:
-        """Make the folder if it is new; return the log's UUID. The caller holds the lock."""
+        """Make the folder if it is new, upgrade it if it is of an older format; return the log's UUID. The caller holds
+        the lock."""
         for name in ("blocks", "snapshots"):
             self.disk.make_dirs(self.path / name)
         found = self._read_identity() or self._identity_of_blocks()
@@ -58,9 +65,35 @@ class Folder:
                 )
             found = uuid.uuid4().hex
         self._log_uuid = found
-        if not self._identity.exists():
+        if self._found_format() < FORMAT:
+            self._upgrade()
+        elif not self._identity.exists():
             self._write_identity()
         return found
+
+    def _found_format(self) -> int:
+        """What mainstem.json says; without it, what the ledger says, which is always of the folder's format or the one
+        before."""
+        if self._format is not None:
+            return self._format
+        return min(format_without_wal(self.ledger) or FORMAT, FORMAT)
+
+    def _upgrade(self) -> None:
+        """Keep the folder as it is, then say the new format. The ledger follows when it is opened."""
+        old, backup = self._found_format(), Backup(self.path, self.disk, FORMAT)
+        backup.take()
+        try:
+            self._write_identity()
+        except OSError as error:
+            raise FolderUnusable(
+                f"{self.path} cannot be upgraded from format {old} to {FORMAT}: {error.strerror or error}; start again "
+                f"when that is mended, it goes on from {backup.path.name}"
+            ) from error
+        logger.warning(
+            "%s was upgraded from format %d to %d; as it was before it is kept in %s: when you are content, delete "
+            "that: rm -r %s",
+            *(self.path, old, FORMAT, backup.path.name, shlex.quote(str(backup.path.absolute()))),
+        )
 
     def note_block(self) -> None:
         """A block is there, durably: from now on a folder without any is one that somebody took them from.
@@ -88,6 +121,11 @@ class Folder:
         found = self._read_identity()
         if found is None:
             raise FolderUnusable(f"{self.path} is not a Mainstem data folder: it has no mainstem.json")
+        if self._format is not None and self._format < FORMAT:
+            raise FolderUnusable(
+                f"{self.path} has format {self._format}, this program reads format {FORMAT}, and who only reads cannot "
+                f"upgrade it: open the folder once for writing (mainstem serve --data {shlex.quote(str(self.path))})"
+            )
         return found
 
     def _read_identity(self) -> str | None:
@@ -100,10 +138,10 @@ class Folder:
             # The file only repeats what every block says of itself.
             logger.warning("%s is damaged; the blocks say which log this is", self._identity)
             return self._identity_of_blocks() or _unreadable(self._identity)
-        version, log_uuid, self._has_noted_blocks = identity
-        if version > FORMAT:
+        self._format, log_uuid, self._has_noted_blocks = identity
+        if self._format > FORMAT:
             raise FolderUnusable(
-                f"{self.path} has format {version}, this program reads up to format {FORMAT}; use a newer Mainstem"
+                f"{self.path} has format {self._format}, this program reads up to format {FORMAT}; use a newer Mainstem"
             )
         return log_uuid
 

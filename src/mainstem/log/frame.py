@@ -54,6 +54,7 @@ import msgspec
 
 from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
+from mainstem.core.errors import FolderUnusable
 from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX, STATISTICS_BYTES_MAX
 
 FRAME_MAGIC: Final = 0x3146534D
@@ -286,13 +287,23 @@ def parse_header(data: Buffer, at: int, position: int, block: int) -> FrameHeade
         raise FrameDamaged(position, "header cut short")
     if crc32c(memoryview(data)[at + 8 : at + length]) != header.header_crc:
         raise FrameDamaged(position, "header checksum does not match")
-    if header.version != FRAME_VERSION:
-        raise FrameDamaged(position, f"frame version {header.version}, this program knows {FRAME_VERSION}")
     if header.block != block or header.position != position:
         raise FrameDamaged(position, f"frame belongs to block {header.block} byte {header.position}")
+    if header.version != FRAME_VERSION:
+        raise _of_version("frame", block, position, header.version)
     if header.stored_len > PAYLOAD_STORED_BYTES_MAX:
         raise FrameDamaged(position, f"payload length {header.stored_len} over the limit")
     return header
+
+
+def _of_version(what: str, block: int, position: int, version: int) -> Exception:
+    """A newer one is not damaged: its checksum is right, and to take it for torn would be to lose it."""
+    if version > FRAME_VERSION:
+        return FolderUnusable(
+            f"the {what} at byte {position} of block {block} has version {version}, this program reads up to version "
+            f"{FRAME_VERSION}; use a newer Mainstem"
+        )
+    return FrameDamaged(position, f"{what} version {version}")
 
 
 def payload_of(data: Buffer, at: int, header: FrameHeader) -> memoryview:
@@ -351,5 +362,5 @@ class BlockHeader:
         if crc != crc32c(data[12:BLOCK_HEADER_BYTES]):
             raise FrameDamaged(0, "block header checksum does not match")
         if version != FRAME_VERSION:
-            raise FrameDamaged(0, f"block version {version}, this program knows {FRAME_VERSION}")
+            raise _of_version("block", block, 0, version)
         return cls(block, uuid, writer, ledger, first, created)

@@ -138,6 +138,7 @@ class Recovery:
             if in_file < ledger.wal_base():
                 raise LedgerDamaged(f"the file is of flush {in_file}, its WAL builds on {ledger.wal_base()}")
             ledger.builds_on(in_file)
+            ledger.upgrade()
         except BaseException as error:
             if ledger is not None:
                 ledger.close()
@@ -179,6 +180,7 @@ class Recovery:
             logger.info("starting from the snapshot of flush %d", number)
         try:
             self._check_identity(ledger)
+            ledger.upgrade()
             journal = self._survey(ledger.applied())
             journal.applied = max(journal.applied, claimed)
             replayed = self._replay(ledger, journal)

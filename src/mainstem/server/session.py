@@ -85,6 +85,8 @@ class Session:
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
         self._welcomed = False
+        # Of the protocol, as agreed with the client.
+        self._version = VERSION_MIN
         self.opened_at = server.clock.monotonic()
         # As it is safe to log.
         self.client = ""
@@ -152,6 +154,7 @@ class Session:
             )
         self.client = ascii(hello.client[:200])
         self._welcomed = True
+        self._version = version
         assert self.connection is not None
         self.connection.allow_large()
         settings, log = self._server.settings, self._server.log
@@ -305,7 +308,14 @@ class Session:
         assert self.connection is not None
         credit = min(subscribe.credit, CREDIT_BYTES_MAX)
         subscription = PushSubscription(
-            self.connection, message.id, feed, credit, server.log.hot, server.push_encoder, server.read_pool
+            self.connection,
+            message.id,
+            feed,
+            credit,
+            server.log.hot,
+            server.push_encoder,
+            server.read_pool,
+            self._version,
         )
         self.subscriptions[message.id] = subscription
         server.follow(subscription)

@@ -5,14 +5,25 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
-from mainstem.core.errors import DataLoss, InternalError, MainstemError, StreamDeleted
+from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StreamDeleted
 from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
-from mainstem.transport.wire import Batches, Kind, encode_header, pack, pack_encoded, wire_error
+from mainstem.transport.wire import (
+    VERSION,
+    VERSION_MIN,
+    VERSION_OF_SPANS,
+    Batches,
+    Kind,
+    encode_header,
+    pack,
+    pack_encoded,
+    wire_error,
+)
 
 if TYPE_CHECKING:
     from mainstem.transport.connection import FramedConnection
@@ -25,20 +36,28 @@ _ENCODED_BYTES_MAX: Final = 4 * MIB
 _HOT_BYTES_MAX: Final = 256 << 10
 
 
+_EncodedKey = tuple[int, int, tuple[tuple[int, int, int], ...]]
+
+
 class PushEncoder:
     """Headers of pushed batches, encoded once for all subscribers of a stream. One thread."""
 
     def __init__(self) -> None:
-        self._encoded: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
+        self._encoded: OrderedDict[_EncodedKey, bytes] = OrderedDict()
         self.bytes = 0
 
     def encode(self, batches: Sequence[FetchedBatch]) -> bytes:
-        first, last = batches[0], batches[-1]
-        key = (first.header.stream, first.header.shard, first.base, last.base)
+        header = batches[0].header
+        # What was stored anew has the same offsets and other content.
+        key = (
+            header.stream,
+            header.shard,
+            tuple([(batch.base, batch.header.span, batch.header.payload_crc) for batch in batches]),
+        )
         found = self._encoded.get(key)
         if found is None:
-            header = Batches([(batch.base, batch.header) for batch in batches])
-            found = self._encoded[key] = encode_header(header)
+            pairs = [(batch.base, batch.header) for batch in batches]
+            found = self._encoded[key] = encode_header(Batches(pairs))
             self.bytes += len(found) + BATCH_OVERHEAD_BYTES
             while self.bytes > _ENCODED_BYTES_MAX:
                 self.bytes -= len(self._encoded.popitem(last=False)[1]) + BATCH_OVERHEAD_BYTES
@@ -49,7 +68,8 @@ class PushSubscription:
     """Pushes one feed to one connection. The loop's thread only.
 
     At most one read from disk is under way; while it is, the feed belongs to the worker and news of grown shards wait
-    in `_touched`. Nothing is queued: a batch is looked for only when it can be sent.
+    in `_touched`. Nothing is queued: a batch is looked for only when it can be sent. A client whose `version` of the
+    protocol cannot say which offsets a batch has gets an error in its place.
     """
 
     def __init__(
@@ -61,8 +81,10 @@ class PushSubscription:
         hot: HotTail,
         encoder: PushEncoder,
         pool: Executor,
+        version: int = VERSION,
     ) -> None:
         self.id = id_
+        self._version = version
         self.stream = feed.stream.id
         self._connection = connection
         self._feed = feed
@@ -90,7 +112,7 @@ class PushSubscription:
         """Send what can be sent now."""
         if self._reading or self._ended:
             return
-        while self._credit > 0 and not self._connection.is_blocked:
+        while self._credit > 0 and not self._connection.is_blocked and not self._ended:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self.batches_hot += len(batches)
@@ -100,7 +122,7 @@ class PushSubscription:
                 return
             else:
                 break
-        if self._feed.is_done:
+        if self._feed.is_done and not self._ended:
             self._ended = True
             self._connection.send(pack(Kind.END, self.id))
 
@@ -132,12 +154,29 @@ class PushSubscription:
         self.push()
 
     def _send(self, batches: Sequence[FetchedBatch]) -> None:
+        if self._version < VERSION_OF_SPANS:
+            understood = list(takewhile(lambda batch: not batch.header.span, batches))
+            if len(understood) < len(batches):
+                if understood:
+                    self._send(understood)
+                self._end_not_understood(batches[len(understood)])
+                return
         while len(batches) > APPEND_BATCHES_MAX:
             self._send(batches[:APPEND_BATCHES_MAX])
             batches = batches[APPEND_BATCHES_MAX:]
         payloads = [batch.payload for batch in batches]
         self._credit -= sum(len(payload) + BATCH_OVERHEAD_BYTES for payload in payloads)
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))
+
+    def _end_not_understood(self, batch: FetchedBatch) -> None:
+        name, shard = self._feed.stream.name, batch.header.shard
+        self.end(
+            ProtocolError(
+                f"stream {name!r} shard {shard}: between offsets {batch.base} and {batch.end - 1} records were "
+                f"compacted away or erased, which protocol version {self._version} cannot say; this server speaks "
+                f"{VERSION_MIN} to {VERSION}: upgrade the client"
+            )
+        )
 
     def end_deleted(self) -> None:
         self.end(StreamDeleted(f"stream {self._feed.stream.name!r} was deleted"))

@@ -76,12 +76,16 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something that a power cut may keep or take: bytes of a file, or, with `target`, its new name."""
+    """Something that a power cut may keep or take: bytes of a file, or, with `target`, its new name.
+
+    `files` is what is in a folder that gets a new name, by the names they have then.
+    """
 
     path: str
     position: int = 0
     data: bytes = b""
     target: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +131,17 @@ class CrashPoint:
         if rng.random() < 0.3:
             _extend(contents, self.pieces)
         for path, content in contents.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         ledger.write(folder)
 
 
 def _keep(contents: dict[str, bytes], piece: Piece) -> None:
+    if piece.files:
+        for path in [path for path in contents if path.startswith(f"{piece.path}/")]:
+            del contents[path]
+        contents.update(piece.files)
+        return
     if piece.target:
         contents.pop(piece.path, None)
         contents[piece.target] = piece.data
@@ -205,6 +215,17 @@ class RecordingDisk(DiskLayer):
             # The folder is durable now: what was removed from it before stays removed.
             self._state.removed = {}
 
+    def replace_folder(self, source: Path, target: Path) -> None:
+        with self._lock:
+            name, new = self._name(source), self._name(target)
+            contents = {str(path.relative_to(source)): path.read_bytes() for path in _files_in(source)}
+            named = {f"{new}/{path}": content for path, content in contents.items()}
+            parts = (Piece(f"{name}/{path}", data=content) for path, content in contents.items())
+            self._add_point(f"replace {target.name}", (*parts, Piece(name, target=new, files=named)))
+            super().replace_folder(source, target)
+            self._state.files |= {path: Durable(content, len(content)) for path, content in named.items()}
+            self._state.removed = {}
+
     def perform(self, operation: Operation, act: Callable[[], T]) -> T:
         if operation.kind == "sync":
             with self._lock:
@@ -215,14 +236,16 @@ class RecordingDisk(DiskLayer):
 
     @contextmanager
     def watching_ledger(self) -> Iterator[None]:
-        """Take a point at every commit and every checkpoint of this folder's ledger."""
-        store, checkpoint = SqliteLedger.store, SqliteLedger.checkpoint
+        """Take a point at every commit, checkpoint and upgrade of this folder's ledger."""
+        store, checkpoint, upgrade = SqliteLedger.store, SqliteLedger.checkpoint, SqliteLedger.upgrade
         SqliteLedger.store = self._watched(store, "commit")  # type: ignore[method-assign]
         SqliteLedger.checkpoint = self._watched(checkpoint, "checkpoint")  # type: ignore[method-assign]
+        SqliteLedger.upgrade = self._watched(upgrade, "upgrade")  # type: ignore[method-assign]
         try:
             yield
         finally:
             SqliteLedger.store, SqliteLedger.checkpoint = store, checkpoint  # type: ignore[method-assign]
+            SqliteLedger.upgrade = upgrade  # type: ignore[method-assign]
 
     def _watched(self, method: Callable[..., T], what: str) -> Callable[..., T]:
         def watched(ledger: SqliteLedger, *args: Any) -> T:
@@ -306,8 +329,13 @@ class _Prefix(Sequence[Any]):
 
 def _durable_files(folder: Path) -> dict[str, Durable]:
     paths = [folder / "mainstem.json", *folder.glob("blocks/*.block"), *folder.glob("snapshots/*.db")]
+    paths += [path for kept in folder.glob("before-format-*") for path in _files_in(kept)]
     contents = {str(path.relative_to(folder)): bytearray(path.read_bytes()) for path in paths if path.exists()}
     return {name: Durable(content, len(content)) for name, content in contents.items()}
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _pages(path: str, position: int, data: bytes, page_bytes: int = PAGE_BYTES) -> Iterator[Piece]:

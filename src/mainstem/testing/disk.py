@@ -65,6 +65,15 @@ class DiskLayer:
     def list(self, folder: Path) -> list[str]:
         return self.inner.list(folder)
 
+    def link(self, source: Path, target: Path) -> bool:
+        return self.perform(Operation("create", target), lambda: self.inner.link(source, target))
+
+    def replace_folder(self, source: Path, target: Path) -> None:
+        self.perform(Operation("replace", target), lambda: self.inner.replace_folder(source, target))
+
+    def remove_folder(self, path: Path) -> None:
+        self.inner.remove_folder(path)
+
     def replace(self, source: Path, target: Path) -> None:
         self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
 

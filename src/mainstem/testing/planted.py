@@ -28,6 +28,7 @@ from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
+from mainstem.log.upgrade import Backup
 from mainstem.transport.wire import MessageReader
 
 # What is planted in this process now, in the order in which it was.
@@ -195,6 +196,32 @@ def believe_blocks() -> Iterator[None]:
             raise LedgerDamaged(str(error)) from error
 
     with _patched(recovery.Recovery, "_after", agree), _patched(recovery.Recovery, "_claimed", lambda self: 0):
+        yield
+
+
+@_bug
+def upgrade_before_backup() -> Iterator[None]:
+    """A folder says that it is of the new format before it is kept as it was."""
+    whole = folder.Folder._upgrade
+
+    def hasty(self: Any) -> None:
+        self._write_identity()
+        whole(self)
+
+    with _patched(folder.Folder, "_upgrade", hasty):
+        yield
+
+
+@_bug
+def keep_in_place() -> Iterator[None]:
+    """The backup before an upgrade has its name before it is whole."""
+    init = Backup.__init__
+
+    def hasty(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self._part = self.path
+
+    with _patched(Backup, "__init__", hasty):
         yield
 
 

@@ -4,6 +4,13 @@ A message: length u32 (bytes after this field), kind u8, reserved u8, reserved u
 msgpack header of header_len bytes, then payloads. All integers little-endian. `id` ties an answer to its request, or
 names a subscription. Payloads of batches follow each other in the order of the batch headers; their lengths are in
 these headers.
+
+Versions. Both sides say which they speak, and use the highest that both do; each speaks at least the one before its
+own. Fields are only added, at the end of arrays or by name in maps, and who does not know one passes over it. So a side
+must not send what the other would pass over and should not:
+
+    2   `span` in batch headers; the calls trim and erase; limits by size and compaction in create and alter; what
+        streams say of bytes that wait to be off the disk, and of restores
 """
 
 import struct
@@ -24,10 +31,22 @@ from mainstem.core.limits import (
     RECEIVE_BYTES_MAX,
     RECEIVE_SHARE_BYTES,
 )
-from mainstem.transport.port import Answer, Call
+from mainstem.transport.port import (
+    AlterStreamCall,
+    Answer,
+    Call,
+    CreateStreamCall,
+    DeleteStreamCall,
+    GetStreamCall,
+    ListStreamsCall,
+    OffsetsAtTimeCall,
+    StatisticsCall,
+)
 
-VERSION: Final = 1
+VERSION: Final = 2
 VERSION_MIN: Final = 1
+# Who speaks less would take the offsets of a batch that has a span for others.
+VERSION_OF_SPANS: Final = 2
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -157,6 +176,20 @@ _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
 encode_header = msgspec.msgpack.Encoder().encode
 # Header sizes of what never carries batches: a hostile length is refused before it is buffered.
 _BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES))
+
+
+def version_needed(call: Call) -> int:
+    """The lowest version whose servers know all of this call. Earlier ones pass over fields that they do not know, and
+    would do something else than was asked."""
+    match call:
+        case GetStreamCall() | ListStreamsCall() | DeleteStreamCall() | OffsetsAtTimeCall() | StatisticsCall():
+            return 1
+        case CreateStreamCall(retention_bytes=0, cleanup="delete", tombstone_us=None):
+            return 1
+        case AlterStreamCall(retention_bytes=None, cleanup=None, tombstone_us=None):
+            return 1
+        case _:
+            return 2
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

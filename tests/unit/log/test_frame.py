@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mainstem.core.errors import FolderUnusable
 from mainstem.core.limits import PAYLOAD_STORED_BYTES_MAX, STATISTICS_BYTES_MAX
 from mainstem.log.frame import (
     ALIGNMENT,
@@ -144,7 +145,7 @@ def rewritten(data: bytes, **fields: int) -> bytes:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 0}, "version 0"),
         ({"header_len": FRAME_BYTES - 8}, "header length"),
         ({"header_len": FRAME_BYTES + STATISTICS_BYTES_MAX + 8}, "header length"),
         ({"header_len": FRAME_BYTES + 4}, "header length"),
@@ -158,6 +159,14 @@ def test_a_frame_that_claims_too_much_is_refused_before_anything_is_allocated(fi
     data = rewritten(flush_bytes([make_batch([b"value"])]), **fields)
     with pytest.raises(FrameDamaged, match=reason):
         parse_header(data, 0, 64, 1)
+
+
+def test_a_frame_of_a_newer_version_is_not_damage():
+    data = rewritten(flush_bytes([make_batch([b"value"])]), version=2)
+    with pytest.raises(FolderUnusable, match=r"version 2, this program reads up to version 1"):
+        parse_header(data, 0, 64, 1)
+    with pytest.raises(FrameDamaged, match="belongs to block 1"):
+        parse_header(data, 0, 64, 2)
 
 
 def test_a_commit_of_the_wrong_size_is_refused():

@@ -94,6 +94,8 @@ ALTER TABLE blocks ADD COLUMN dead_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE blocks ADD COLUMN rewrite_us INTEGER NOT NULL DEFAULT 0;
 """
     + _SCHEMA_2
+    # A block that nothing points into says since when. It was sealed by now; nothing asks for the exact time.
+    + "UPDATE blocks SET dead_us = created_us WHERE state = 'sealed' AND live_bytes = 0;"
 )
 
 _ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
@@ -134,6 +136,20 @@ def place_without_wal(path: Path) -> AppliedPlace:
             return AppliedPlace._make(next(iter(rows), (0, 0, 0)))
         finally:
             db.close()
+
+
+def format_without_wal(path: Path) -> int | None:
+    """The format of the database file alone; None if it is not there or cannot be read."""
+    _load_checksum_vfs()
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    try:
+        db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        try:
+            return int(next(iter(db.execute("SELECT v FROM meta WHERE k = 'format'")))[0])
+        finally:
+            db.close()
+    except (apsw.Error, StopIteration, TypeError, ValueError):
+        return None
 
 
 class SqliteLedgerReader:
@@ -183,6 +199,18 @@ class SqliteLedgerReader:
 
     def epoch(self) -> int:
         return int(self._value("SELECT v FROM meta WHERE k = 'epoch'"))
+
+    def require_format(self) -> None:
+        """FolderUnusable if this is a ledger that has to be upgraded, or one that a newer program wrote."""
+        found = self._format()
+        if found != LEDGER_FORMAT:
+            raise FolderUnusable(
+                f"{self.path} has ledger format {found}, this program reads format {LEDGER_FORMAT}; "
+                + ("open the folder once for writing" if found < LEDGER_FORMAT else "use a newer Mainstem")
+            )
+
+    def _format(self) -> int:
+        return int(self._value("SELECT v FROM meta WHERE k = 'format'"))
 
     def log_uuid(self) -> str:
         return str(self._value("SELECT v FROM meta WHERE k = 'uuid'"))
@@ -355,14 +383,28 @@ class SqliteLedger(SqliteLedgerReader):
         db.set_wal_hook(self._on_wal)
         keep = ctypes.c_int(1)
         db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
-        found = self._value("SELECT v FROM meta WHERE k = 'format'")
-        if found == 1:
-            with db:
-                db.execute(_UPGRADE_1)
-                db.execute("UPDATE meta SET v = 2 WHERE k = 'format'")
-            found = 2
-        if found != LEDGER_FORMAT:
-            raise FolderUnusable(f"{self.path} has ledger format {found}; this program reads format {LEDGER_FORMAT}")
+        found = self._format()
+        if not 1 <= found <= LEDGER_FORMAT:
+            raise FolderUnusable(
+                f"{self.path} has ledger format {found}, this program reads up to format {LEDGER_FORMAT}; use a newer "
+                "Mainstem"
+            )
+
+    def upgrade(self) -> None:
+        """Bring a ledger of an earlier format to the present one. Before that, only what it says of itself can be
+        asked: `applied`, `epoch`, `log_uuid`, `wal_base`, `check_pages`.
+
+        This may be the first commit of a WAL, and says what that builds on: the files are known to be sound by then.
+        """
+        if self._format() == LEDGER_FORMAT:
+            return
+        with self._lock, _Translated(self.path):
+            with self._db:
+                self._db.execute(_UPGRADE_1)
+                self._db.execute("UPDATE meta SET v = 2 WHERE k = 'format'")
+                if self._wal_base is not None:
+                    self._db.execute("INSERT OR REPLACE INTO meta VALUES ('wal_base', ?)", (self._wal_base,))
+            self._wal_base = None
 
     def wal_base(self) -> int:
         """The WAL is of use only on a database file that holds this flush; 0 if it does not say."""

@@ -1,0 +1,154 @@
+"""Golden folders: one data folder per format, as a program of that format left it, and what must be found in it.
+
+`tests/testdata/format-<n>.tar.xz` is the folder, `format-<n>.json` what it holds. `tools/golden.py` makes both.
+"""
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mainstem.consume.record import Record, RecordBatch
+from mainstem.core import layouts, payload
+from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.checksum import crc32c
+from mainstem.core.errors import DataLoss
+from mainstem.log.batcher import Submission
+from mainstem.log.flush import Appended, Outcome
+from mainstem.log.log import Log, LogOptions, Waiter
+from mainstem.testing.clock import START_US, SimulatedClock
+
+TESTDATA = Path(__file__).parents[1] / "testdata"
+# Blocks, checkpoints and snapshots are small, so that a small folder has several of each.
+OPTIONS = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10)
+
+# Where an upgrade keeps a folder of format 1.
+BACKUP = "before-format-2"
+
+# What later formats say of a stream, and what streams of earlier ones have.
+_LATER = (("retention_bytes", 0), ("cleanup", "delete"), ("tombstone_us", 0))
+
+
+def formats() -> list[int]:
+    """Every format of which there is a golden folder."""
+    return sorted(int(path.stem.removeprefix("format-")) for path in TESTDATA.glob("format-*.json"))
+
+
+def expected(number: int) -> Any:
+    """What the golden folder of a format holds."""
+    return json.loads((TESTDATA / f"format-{number}.json").read_text())
+
+
+def unpack(number: int, target: Path) -> Path:
+    """The golden folder of a format as it was left, at `target`."""
+    with tarfile.open(TESTDATA / f"format-{number}.tar.xz") as archive:
+        archive.extractall(target, filter="data")
+    return target
+
+
+def clock(number: int) -> SimulatedClock:
+    """A clock that stands a minute after the folder was written: nothing in it is too old yet."""
+    return SimulatedClock(expected(number)["written_us"] + 60_000_000)
+
+
+def content(log: Log) -> list[dict[str, Any]]:
+    """Everything readers can see of a log, in a form that JSON keeps."""
+    return [
+        {
+            "id": row.id,
+            "uuid": row.uuid,
+            "name": row.name,
+            "hash": row.hash,
+            "retention_us": row.retention_us,
+            "created_us": row.created_us,
+            **{name: getattr(row, name) for name, usual in _LATER if getattr(row, name, usual) != usual},
+            "shards": [_shard(log, row, shard) for shard in range(row.shards)],
+        }
+        for row in log.ledger.list_streams()
+        if not row.deleted_us
+    ]
+
+
+def _shard(log: Log, row: Any, shard: int) -> dict[str, Any]:
+    place = log.reader.shard(row.id, shard)
+    digest = hashlib.sha256()
+    offset, records, losses = place.start, 0, []
+    while offset < place.stable:
+        try:
+            batches = log.reader.read(row, shard, offset)
+        except DataLoss as loss:
+            losses.append([loss.first, loss.last, loss.reason])
+            offset = loss.last + 1
+            continue
+        for batch in batches:
+            if not batch.header.count:
+                continue
+            for record in RecordBatch(row.name, batch, offset, None).records():
+                digest.update(_text(record))
+                records += 1
+        offset = batches[-1].end
+    return {
+        "start": place.start,
+        "end": place.stable,
+        "records": records,
+        "digest": digest.hexdigest(),
+        "losses": losses,
+    }
+
+
+def _text(record: Record) -> bytes:
+    headers = None if record.headers is None else [[name, _hex(value)] for name, value in record.headers.items()]
+    fields = [record.offset, _hex(record.key), _hex(record.value), record.timestamp_us, headers]
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _hex(value: bytes | None) -> str | None:
+    return None if value is None else value.hex()
+
+
+def streams(number: int) -> list[dict[str, Any]]:
+    """What `content` must find in a golden folder."""
+    return [{name: stream[name] for name in stream if name != "cursor"} for stream in expected(number)["streams"]]
+
+
+def numbered(stream: int, shard: int, producer: int, sequence: int, count: int) -> Batch:
+    """A batch with these numbers; the log knows by them whether it has it."""
+    encoded = payload.encode(layouts.build([b"new"] * count), None)
+    sizes = (encoded.raw_len, len(encoded.payload), crc32c(encoded.payload))
+    header = BatchHeader(
+        stream, shard, count, encoded.encoding, encoded.layout, 0, *sizes, producer, 0, sequence, 0, START_US, START_US
+    )
+    return Batch(header, encoded.payload)
+
+
+def append(log: Log, batch: Batch) -> Outcome:
+    return append_all(log, [batch])[0]
+
+
+def append_all(log: Log, batches: Sequence[Batch]) -> Sequence[Outcome]:
+    waiter = Waiter()
+    log.batcher.submit(Submission(batches, waiter.set))
+    return waiter.wait(log.batcher)
+
+
+def misremembered(log: Log, number: int) -> list[str]:
+    """Send every batch again that the log of a golden folder must still recognise; what it says wrongly of them."""
+    there = {row.id for row in log.ledger.list_streams() if not row.deleted_us}
+    sent = [fields for fields in expected(number)["recent"] if fields[0] in there]
+    batches = [
+        numbered(stream, shard, producer, sequence, count) for stream, shard, producer, sequence, _, count in sent
+    ]
+    return [
+        f"batch {sequence} of producer {producer} in stream {stream} shard {shard} got {outcome}, it stands at {base}"
+        for (stream, shard, producer, sequence, base, _), outcome in zip(sent, append_all(log, batches), strict=True)
+        if outcome != Appended(base, duplicate=True)
+    ]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Everything in a data folder by name, but not its backup, nor what belongs to a running process."""
+    paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [path for path in paths if path.parts[0] != BACKUP and path.name not in ("lock", "ledger.db-shm")]
+    return {str(path): (folder / path).read_bytes() for path in paths}

@@ -1,0 +1,302 @@
+"""Make the golden folder of the format that the installed Mainstem writes: tests/testdata/format-<n>.tar.xz and .json.
+
+    python -m tools.golden
+
+Run it from the root of the repository, with the code of the format in question first in PYTHONPATH. A child process
+fills a folder and gets SIGKILL; the folder is packed as it was left, then a copy is opened and described. It has
+everything that the format can have: keys, headers, times, tombstones, all ways of compression, large and tiny batches,
+streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
+snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
+merged, compacted, emptied and dropped.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from mainstem.core import layouts, payload
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
+from mainstem.core.checksum import crc32c
+from mainstem.core.cursor import Cursor
+from mainstem.log import folder as data_folder
+from mainstem.log.batcher import Submission
+from mainstem.log.flush import AlterStream, Appended, CreateStream, DeleteStream, TrimShard
+from mainstem.log.log import Log, Waiter
+from mainstem.testing.clock import START_US, SimulatedClock
+from tests.formats import golden
+
+# Three hundred years: nothing of the folder ever becomes too old.
+RETENTION_US = 10**16
+PRODUCERS = (7, 1 << 40, (1 << 62) + 5)
+
+
+class Filler:
+    """Fills a log with varied records, the same every time."""
+
+    def __init__(self, path: Path) -> None:
+        self._random = random.Random("golden")  # noqa: S311  # the same records every time
+        self._path = path
+        self._clock = SimulatedClock(START_US)
+        self._sequences: dict[tuple[int, int, int], int] = {}
+        self._streams: dict[str, int] = {}
+        # (stream, shard, producer) -> (sequence, base, count) of its last batches
+        self.recent: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+
+    def fill(self) -> None:
+        """Two lives of a writer; the second does not end, it is left in the middle."""
+        log = self._log = Log(self._path, golden.OPTIONS, clock=self._clock)
+        self._create("plain", 1)
+        self._create("keyed", 4)
+        self._create("trimmed", 1)
+        self._create("altered", 2, hash_="murmur2")
+        self._create("gone", 2)
+        self._create("empty", 1)
+        for turn in range(40):
+            self._turn(turn)
+        log.execute(DeleteStream(self._streams["gone"], self._clock.now_us()))
+        self._create("gone", 1)
+        log.execute(AlterStream(self._streams["altered"], RETENTION_US + 1))
+        self._trim("trimmed", 0, 7)
+        log.close()
+        self._log = Log(self._path, golden.OPTIONS, clock=self._clock)
+        for turn in range(40, 64):
+            self._turn(turn)
+        self._trim("trimmed", 0, 31)
+        self._repeat()
+        if data_folder.FORMAT >= 2:
+            self._store_anew()
+        for turn in range(64, 70):
+            self._turn(turn)
+
+    def described(self) -> dict[str, Any]:
+        """What the log should recognise, and when it was written."""
+        recent = [[*key, *numbers] for key, sent in self.recent.items() for numbers in sent]
+        return {"format": data_folder.FORMAT, "written_us": self._clock.now_us(), "recent": recent}
+
+    def _create(self, name: str, shards: int, hash_: str = "crc32") -> None:
+        identity = f"{self._random.getrandbits(128):032x}"
+        command = CreateStream(identity, name, shards, hash_, RETENTION_US, self._clock.now_us())
+        self._streams[name] = self._log.execute(command).stream
+
+    def _trim(self, name: str, shard: int, before: int) -> None:
+        self._log.execute(TrimShard(self._streams[name], shard, before))
+
+    def _turn(self, turn: int) -> None:
+        """One flush."""
+        self._clock.advance(1.5)
+        draw = self._random
+        batches = [self._batch("plain", 0, turn % 8, [b"line %d" % turn], None)]
+        batches += [self._batch("trimmed", 0, 4, [b"%d" % turn] * draw.randint(1, 3), None)]
+        for shard in draw.sample(range(4), 2):
+            compression = draw.choice([None, "lz4", "zstd"])
+            batches.append(
+                self._batch("keyed", shard, draw.randrange(8), self._values(draw.randint(1, 60)), compression)
+            )
+        if turn % 5 == 0:
+            batches.append(self._batch("altered", turn % 2, 7, self._values(30), "zstd"))
+        if turn % 6 == 0:
+            batches.append(self._batch("gone", 0, 1, self._values(5), None))
+        if turn in (20, 50):
+            # Above 64 KiB: compressed by buffer.
+            batches.append(self._batch("plain", 0, 7, self._values(1500), "lz4" if turn == 20 else "zstd"))
+        self._append(batches)
+
+    def _values(self, count: int) -> list[bytes | None]:
+        draw = self._random
+        # A tenth are tombstones.
+        return [
+            None if draw.random() < 0.1 else b"value %d of " % draw.randrange(1000) * draw.randint(1, 8)
+            for _ in range(count)
+        ]
+
+    def _batch(
+        self, name: str, shard: int, layout: int, values: Sequence[bytes | None], compression: str | None
+    ) -> Batch:
+        """A batch with the columns of `layout`."""
+        draw, count, now = self._random, len(values), self._clock.now_us()
+        keys = [b"key %d" % draw.randrange(20) for _ in values] if layout & layouts.HAS_KEY else None
+        headers = (
+            [{"trace": b"%d" % i, "empty": b""} if i % 2 == 0 else None for i in range(count)]
+            if layout & layouts.HAS_HEADERS
+            else None
+        )
+        times = [now - draw.randrange(1_000_000) for _ in values] if layout & layouts.HAS_TIMESTAMP else None
+        encoded = payload.encode(layouts.build(values, keys, headers, times), compression)
+        producer = draw.choice(PRODUCERS)
+        key = (self._streams[name], shard, producer)
+        sequence = self._sequences.get(key, 0)
+        self._sequences[key] = sequence + 1
+        low, high = (min(times), max(times)) if times else (now, now)
+        header = BatchHeader(
+            stream=key[0], shard=shard, count=count, encoding=encoded.encoding, layout=encoded.layout, schema_id=0,
+            raw_len=encoded.raw_len, stored_len=len(encoded.payload), payload_crc=crc32c(encoded.payload),
+            producer=producer, producer_epoch=0, sequence=sequence, generation=0, time_low=low, time_high=high,
+        )  # fmt: skip
+        return Batch(header, encoded.payload)
+
+    def _append(self, batches: Sequence[Batch]) -> list[Appended]:
+        waiter = Waiter()
+        self._log.batcher.submit(Submission(batches, waiter.set))
+        outcomes = []
+        for batch, outcome in zip(batches, waiter.wait(self._log.batcher), strict=True):
+            assert isinstance(outcome, Appended), outcome
+            outcomes.append(outcome)
+            header = batch.header
+            if not outcome.duplicate:
+                sent = self.recent.setdefault((header.stream, header.shard, header.producer), [])
+                sent.append((header.sequence, outcome.base, header.count))
+                del sent[:-8]
+        self._last = batches
+        return outcomes
+
+    def _repeat(self) -> None:
+        """The last flush once more: recognised, and stored in the block all the same."""
+        assert all(outcome.duplicate for outcome in self._append(self._last))
+
+    # Since format 2.
+
+    def _store_anew(self) -> None:
+        """Rows that were merged, compacted, emptied and dropped, and a stream with every setting."""
+        from mainstem.log.flush import DropEntries, HurryBlocks
+
+        log, now = self._log, self._clock.now_us()
+        identity = f"{self._random.getrandbits(128):032x}"
+        settings = {"retention_bytes": 1 << 40, "cleanup": "compact,delete", "tombstone_us": RETENTION_US}
+        self._streams["settings"] = log.execute(
+            CreateStream(identity, "settings", 1, "crc32", RETENTION_US, now, **settings)  # type: ignore[arg-type]
+        ).stream
+        keyed, plain, trimmed = self._streams["keyed"], self._streams["plain"], self._streams["trimmed"]
+        self._replace(keyed, 0, 0, 6, lambda number: number % 3 != 1)
+        self._replace(keyed, 1, 3, 4, None)
+        self._replace(keyed, 2, 0, 8, lambda number: True)
+        self._replace(plain, 0, 1, 2, lambda number: number == 0)
+        log.execute(DropEntries(trimmed, 0, 5, now + 10**9))
+        log.execute(HurryBlocks(keyed, now + 10**10))
+
+    def _replace(self, stream: int, shard: int, skip: int, rows: int, keeps: Callable[[int], bool] | None) -> None:
+        """Store `rows` rows of a shard anew as one, after the first `skip`: what `keeps` says by the number of a record
+        in its batch, at least the first of each; without it nothing is left."""
+        from mainstem.log.flush import Done, ReplaceEntries, Replacement
+        from mainstem.log.ledger.apply import fingerprint
+
+        log = self._log
+        row = log.ledger.load_stream(stream)
+        assert row is not None
+        entries = log.ledger.entries_from(stream, shard, 0, skip + rows)[skip:]
+        base, end = entries[0].base, entries[-1].end
+        batches: list[FetchedBatch] = []
+        while (offset := batches[-1].end if batches else base) < end:
+            batches += [batch for batch in log.reader.read(row, shard, offset) if batch.end <= end]
+        stored = tuple(_thinned(batch, keeps) for batch in batches) if keeps else ()
+        command = ReplaceEntries(
+            stream=stream,
+            shard=shard,
+            base=base,
+            end=end,
+            rows=len(entries),
+            fingerprint=fingerprint(entries),
+            entries=((end - base, len(stored)),),
+            merged=end,
+            compacted=end,
+            erases=True,
+        )
+        waiter = Waiter()
+        log.batcher.submit(Submission((Replacement(command, stored),), waiter.set))
+        assert waiter.wait(log.batcher) == [Done(stream, len(entries))]
+
+
+def _thinned(batch: FetchedBatch, keeps: Callable[[int], bool]) -> FetchedBatch:
+    """The batch without what is not kept; it covers the same offsets."""
+    old = batch.header
+    kept = [number for number in range(old.count) if keeps(number)]
+    if len(kept) == old.count:
+        return batch
+    table = payload.decode(old.encoding, old.layout, old.count, old.raw_len, batch.payload).take(kept)
+    table = table.append_column("offset", pa.array(kept, pa.uint32()))
+    encoded = payload.encode(table, "lz4")
+    header = msgspec.structs.replace(
+        old,
+        count=len(kept),
+        encoding=encoded.encoding,
+        layout=encoded.layout,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        span=old.count,
+    )
+    return FetchedBatch(batch.base, header, encoded.payload)
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--fill"]:
+        filler = Filler(Path(sys.argv[2]))
+        filler.fill()
+        print(json.dumps(filler.described()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with tempfile.TemporaryDirectory(prefix="mainstem-golden-") as name:
+        left, copy = Path(name) / "left", Path(name) / "copy"
+        child = subprocess.run(
+            [sys.executable, "-m", "tools.golden", "--fill", str(left)], stdout=subprocess.PIPE, check=False
+        )
+        assert child.returncode == -signal.SIGKILL, child.returncode
+        found = json.loads(child.stdout)
+        shutil.copytree(left, copy)
+        _describe(copy, found)
+        _pack(left, found)
+    return 0
+
+
+def _describe(folder: Path, found: dict[str, Any]) -> None:
+    log = Log(folder, golden.OPTIONS, clock=SimulatedClock(found["written_us"]))
+    found["log"] = log.uuid
+    found["streams"] = golden.content(log)
+    for stream in found["streams"]:
+        ends = tuple(shard["end"] for shard in stream["shards"])
+        stream["cursor"] = str(Cursor(stream["uuid"], log.epoch, ends))
+    log.close()
+
+
+def _pack(folder: Path, found: dict[str, Any]) -> None:
+    target = golden.TESTDATA / f"format-{found['format']}.tar.xz"
+    target.parent.mkdir(exist_ok=True)
+    with tarfile.open(target, "w:xz") as archive:
+        for path in sorted(folder.rglob("*")):
+            # Shared memory of SQLite and who held the lock are of the machine, not of the folder.
+            if path.is_file() and path.name not in ("lock", "ledger.db-shm"):
+                archive.add(path, path.relative_to(folder), filter=_plain)
+        for name in ("blocks", "snapshots"):
+            assert (folder / name).is_dir()
+    target.with_name(f"format-{found['format']}.json").write_text(_by_line(found))
+    print(f"{target}: {target.stat().st_size} bytes, {len(list((folder / 'blocks').iterdir()))} blocks")
+
+
+def _by_line(found: dict[str, Any]) -> str:
+    """JSON with a line for every field, and for every item of a list: a change of it can be read."""
+    fields = []
+    for name, value in found.items():
+        text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if isinstance(value, list) else json.dumps(value)
+        fields.append(f' "{name}": {text}')
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    info.mode = 0o644
+    return info
+
+
+if __name__ == "__main__":
+    sys.exit(main())
