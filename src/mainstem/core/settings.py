@@ -151,6 +151,15 @@ class Settings:
         example="127.0.0.1:0",
         commands=_SERVER,
     )
+    metrics_streams_max: int = _setting(
+        IntKind(),
+        "100",
+        "How many streams `/metrics` names, the largest first; the others are summed under the name `_other`.",
+        example="1000",
+        commands=_SERVER,
+        minimum=0,
+        maximum=10_000,
+    )
     kafka: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),
         "off",

@@ -20,13 +20,23 @@ from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.disk import LocalDisk
+from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
-from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, EndReached, StreamInfo, checked
+from mainstem.transport.port import (
+    Answer,
+    AppendDone,
+    AppendResult,
+    Call,
+    EndReached,
+    StatisticsCall,
+    StreamInfo,
+    checked,
+)
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -335,7 +345,11 @@ class FolderPort:
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
-        return self._lookup.handle(checked(call))
+        answer = self._lookup.handle(checked(call))
+        if isinstance(call, StatisticsCall):
+            counters = {**folder_figures(self._folder, self._ledger), **answer.counters}
+            return Answer(counters=counters)
+        return answer
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")

@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import re
+from collections.abc import Iterator
 from itertools import accumulate, takewhile
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +32,7 @@ from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
     Call,
+    ConnectionsCall,
     CreateStreamCall,
     DeleteStreamCall,
     GetStreamCall,
@@ -48,6 +51,8 @@ RETENTION_US_MAX: Final = 1000 * 365 * 24 * 3600 * 1_000_000
 # A stream in an answer at most, beside its name: the other fields, then two offsets for each shard.
 _STREAM_BYTES: Final = 256
 _SHARD_BYTES: Final = 18
+# Shards whose first record is looked up for one answer.
+_OLDEST_SHARDS_MAX: Final = 1_024
 
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -64,11 +69,13 @@ class Lookup:
             case GetStreamCall():
                 return self.find(call.name)
             case ListStreamsCall():
-                return self._list(call.after)
+                return self._list(call.after, call.oldest)
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
             case StatisticsCall():
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
+            case ConnectionsCall():
+                return Answer()  # nobody is connected to a folder
             case _:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
@@ -76,12 +83,30 @@ class Lookup:
         """The stream of this name, or UnknownStream."""
         return Answer(streams=(self.info(self._require(name)),))
 
-    def _list(self, after: int) -> Answer:
+    def _list(self, after: int, oldest: bool) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
         rows.sort(key=lambda row: row.id)
         sizes = accumulate(_STREAM_BYTES + len(row.name) + _SHARD_BYTES * row.shards for row in rows)
         count = max(1, sum(1 for _ in takewhile(lambda size: size <= LIST_BYTES_MAX, sizes)))
-        return Answer(streams=tuple(self.info(row) for row in rows[:count]), more=count < len(rows))
+        infos = [self.info(row) for row in rows[:count]]
+        return Answer(streams=tuple(self._with_times(infos) if oldest else infos), more=count < len(rows))
+
+    def _with_times(self, infos: list[StreamInfo]) -> Iterator[StreamInfo]:
+        """The same with the times of their first records. Every shard is a query: for more than so many the rest of the
+        list goes without."""
+        left = _OLDEST_SHARDS_MAX
+        for info in infos:
+            shards = [shard for shard in range(info.shards) if info.starts[shard] < info.ends[shard]]
+            if len(shards) > left:
+                yield info
+                continue
+            left -= len(shards)
+            times = [self._first_time(info, shard) for shard in shards]
+            yield msgspec.structs.replace(info, oldest_us=min(filter(None, times), default=0))
+
+    def _first_time(self, info: StreamInfo, shard: int) -> int:
+        entries = self._ledger.entries_from(info.id, shard, info.starts[shard], 1)
+        return entries[0].time_high if entries else 0
 
     def info(self, row: StreamRow) -> StreamInfo:
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
@@ -163,7 +188,7 @@ class Administration(Lookup):
                 logger.info("stream %s was deleted", row.name)
                 return Answer()
             case StatisticsCall():
-                return Answer(counters=self._log.counters())
+                return Answer(counters=self._log.counters(), histograms=self._log.histograms())
             case _:
                 return super().handle(call)
 

@@ -48,6 +48,12 @@ class Maintenance:
         self._retry_bytes = 0
         self._snapshot_at = -snapshot_bytes if snapshot_now else 0
         self._snapshotting: threading.Thread | None = None
+        self.snapshot_errors = 0
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """What a rebuild of the ledger would have to read of what this process wrote."""
+        return self._file.bytes_written - max(0, self._snapshot_at)
 
     @property
     def wants_flush(self) -> bool:
@@ -99,6 +105,7 @@ class Maintenance:
             number = self._snapshots.take(self._path)
             logger.info("ledger snapshot of flush %d taken", number)
         except (OSError, LedgerDamaged) as error:
+            self.snapshot_errors += 1
             # The blocks still hold everything; it is tried again when as much has been written as between snapshots.
             logger.warning("ledger snapshot failed: %s", error)
 

@@ -48,9 +48,11 @@ async def _serve(settings: Settings) -> int:
     http_task = None
     if settings.http is not None:
         from mainstem.server.health import HttpListener
+        from mainstem.server.metrics import Exposition
 
         try:
-            http = HttpListener(settings.http, lambda: server.is_ready)
+            exposition = Exposition(settings, server.name, server.log, server.counters)
+            http = HttpListener(settings.http, lambda: server.is_ready, exposition.render)
         except OSError as error:
             await server.stop()
             raise InvalidSetting(
