@@ -7,20 +7,21 @@ all of the same instant.
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from mainstem.core.limits import CONNECTION_INFO_BYTES_MAX, LIST_BYTES_MAX
+from mainstem.core.limits import (
+    CONNECTION_INFO_BYTES_MAX,
+    FOLLOWER_SLOW_RECORDS,
+    FOLLOWER_SLOW_SECONDS,
+    LIST_BYTES_MAX,
+)
 from mainstem.server.session import Session
 from mainstem.transport.port import Answer, ConnectionInfo
 
-# A follower with more records than this still to get is slow.
-SLOW_RECORDS: Final = 10_000
-# So is one that has something to get and has taken nothing for this long: a busy reader is without credit for moments.
-SLOW_SECONDS: Final = 5.0
 # Shards that are looked at for one answer.
 _SHARDS_MAX: Final = 50_000
 
 
 class Followers(NamedTuple):
-    """All subscriptions together. A slow follower is behind by more than `SLOW_RECORDS`, or blocked."""
+    """All subscriptions together. A slow follower is behind by more than `FOLLOWER_SLOW_RECORDS`, or blocked."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     slow: int
@@ -33,10 +34,10 @@ def count_followers(sessions: Iterable[Session], now: float) -> Followers:
     for session in sessions:
         for subscription in tuple(session.subscriptions.values()):
             behind = subscription.behind()
-            is_blocked = behind > 0 and subscription.stalled_seconds(now) >= SLOW_SECONDS
+            is_blocked = behind > 0 and subscription.stalled_seconds(now) >= FOLLOWER_SLOW_SECONDS
             count += 1
             blocked += is_blocked
-            slow += is_blocked or behind > SLOW_RECORDS
+            slow += is_blocked or behind > FOLLOWER_SLOW_RECORDS
             behind_max = max(behind_max, behind)
     return Followers(count, slow, blocked, behind_max)
 

@@ -1,8 +1,8 @@
 """`/metrics`: what the server counts, in the text format 0.0.4 of Prometheus.
 
 `METRICS` is the whole list: a counter of the server becomes a metric by one line in it, and a test fails for one that
-has none. Streams are named up to a limit, the others are summed under `stream="_other"`, so that the number of series is
-bounded whatever clients create.
+has none. Streams are named up to a limit, the others are summed under `stream="_other"`, so that the number of series
+is bounded whatever clients create.
 """
 
 import os
