@@ -135,7 +135,7 @@ class _Sampler:
             except Closed:
                 return
             except MainstemError as error:
-                self._sample = _Sample(last.now, last.earlier, f"no answer since: {error}")
+                self._sample = _Sample(last.now, last.earlier, f"no newer page: {error}")
             took = CLOCK.monotonic() - begun
             self._ended.wait(max(self._interval - took, 4 * took))
 

@@ -13,6 +13,7 @@ from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
@@ -259,7 +260,8 @@ class Pump:
             action()
         except Exception as error:
             if not self._stopping:
-                logger.error("in the background: %s: %s", type(error).__name__, error, exc_info=_is_bug(error))
+                event = Event("a background task failed", error=type(error).__name__, reason=error)
+                logger.error(event, exc_info=_is_bug(error))
 
     def _due(self) -> bool:
         return bool(self._timers) and self._timers[0][0] <= time.monotonic()

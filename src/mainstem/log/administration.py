@@ -20,6 +20,7 @@ from mainstem.core.errors import (
     ReadOnly,
     StreamExists,
 )
+from mainstem.core.events import Event
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.limits import LIST_BYTES_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.names import check_stream_name
@@ -185,7 +186,7 @@ class Administration(Lookup):
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
-                logger.info("stream %s was deleted", row.name)
+                logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
             case StatisticsCall():
                 return Answer(counters=self._log.counters(), histograms=self._log.histograms())
@@ -207,7 +208,9 @@ class Administration(Lookup):
             # Another caller may be first; then the check below decides.
             with contextlib.suppress(StreamExists):
                 self._log.execute(command)
-                logger.info("stream %s was created with %d shards", name, call.shards)
+                logger.info(
+                    Event("stream created", stream=name, shards=call.shards, retention_seconds=retention_us / 1e6)
+                )
         row = self._require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")

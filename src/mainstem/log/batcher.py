@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
+from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, PENDING_BYTES_MAX
 from mainstem.log.flush import Appended, Done, Flush, Item, Outcome, Replacement
@@ -326,7 +327,7 @@ class Batcher:
                     self._file.seal(self._written + 1, self._applier.applied)
             except OSError as error:
                 # Everything acknowledged is durable; what is missing is a footer that only salvage would read.
-                logger.error("the last block got no footer: %s", error)
+                logger.error(Event("last block got no footer; nothing is lost by it", reason=error))
                 self._fail(error, [])
             self._file.close()
 

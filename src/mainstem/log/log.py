@@ -18,6 +18,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UnknownStream,
 )
+from mainstem.core.events import Event
 from mainstem.core.histogram import Distribution
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
@@ -92,7 +93,7 @@ class Log:
         opened.callback(ledger.close)
         self._replayed = recovered.replayed
         if recovered.replayed:
-            logger.info("%d flushes were applied again from the blocks", recovered.replayed)
+            logger.info(Event("flushes applied again from the blocks", flushes=recovered.replayed))
         identity = WriterIdentity(log_uuid, ledger.epoch(), recovered.writer_epoch + 1)
         file = FlushFile(
             folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max, folder.note_block
@@ -203,7 +204,7 @@ def _size_if_there(blocks: BlockStore, block: int) -> int:
     try:
         return blocks.size(block)
     except BlockMissing:
-        logger.error("%s is missing; its records cannot be read until it is back", blocks.where(block))
+        logger.error(Event("block missing; its records cannot be read until it is back", file=blocks.where(block)))
         return 0
 
 

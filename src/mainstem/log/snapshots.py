@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
+from mainstem.core.events import Event
 from mainstem.log.disk import Disk, DiskFile
 from mainstem.log.ledger.sqlite import SqliteLedger, number_without_wal
 
@@ -77,7 +78,7 @@ class Snapshots:
                 finally:
                     ledger.close()
             except LedgerDamaged as error:
-                logger.warning("snapshot %s cannot be used: %s", self.path(number).name, error)
+                logger.warning(Event("snapshot cannot be used", file=self.path(number).name, reason=error))
                 continue
             finally:
                 for suffix in ("-wal", "-shm"):

@@ -12,6 +12,7 @@ from typing import Final
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
+from mainstem.core.events import Event
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
@@ -181,9 +182,21 @@ class Server:
         self._calls.forget(session)
         connection = session.connection
         if connection is not None and connection.error is not None:
-            # The text may repeat what the client said.
-            peer, reason = connection.peer, ascii(str(connection.error))[1:-1]
-            logger.warning("client %s was disconnected: %s", peer, reason)
+            logger.warning(
+                Event(
+                    "client disconnected", client=session.client, address=connection.peer, reason=str(connection.error)
+                )
+            )
+        else:
+            logger.debug(
+                Event(
+                    "client gone",
+                    client=session.client,
+                    address=session.address,
+                    appends=session.appends,
+                    seconds=self.clock.monotonic() - session.opened_at,
+                )
+            )
         session.connection = None
 
     async def _tick(self) -> None:
@@ -204,7 +217,7 @@ class Server:
         try:
             action()
         except Exception:
-            logger.exception("a regular task of the server failed")
+            logger.exception(Event("a regular task of the server failed"))
 
     def _look_at(self, session: Session, now: float) -> None:
         connection = session.connection
@@ -224,7 +237,9 @@ class Server:
             if not connection.is_blocked:
                 connection.pong()
         elif silent > self.settings.idle_timeout:
-            logger.info("client %s was silent for %.0f s and is disconnected", session.client, silent)
+            logger.info(
+                Event("client silent; disconnected", client=session.client, address=connection.peer, seconds=silent)
+            )
             connection.abort()
 
     def _look_at_line(self) -> None:
@@ -240,7 +255,7 @@ class Server:
     def _on_retention_done(self, future: "asyncio.Future[None]") -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None and not self.is_stopping:
-            logger.error("letting old records go failed; it is tried again", exc_info=error)
+            logger.error(Event("letting old records go failed; it is tried again"), exc_info=error)
 
     # Calls.
 

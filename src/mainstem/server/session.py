@@ -16,6 +16,7 @@ from mainstem.core.errors import (
     ProtocolError,
     ServerStopping,
 )
+from mainstem.core.events import Event
 from mainstem.core.limits import (
     CALLS_IN_FLIGHT_MAX,
     CLIENT_NAME_CHARS_MAX,
@@ -160,6 +161,7 @@ class Session:
             )
         self.client = hello.client[:CLIENT_NAME_CHARS_MAX]
         self._welcomed = True
+        logger.debug(Event("client connected", client=self.client, address=self.address))
         assert self.connection is not None
         self.connection.allow_large()
         settings, log = self._server.settings, self._server.log

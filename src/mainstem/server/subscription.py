@@ -11,6 +11,7 @@ from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InternalError, MainstemError, StreamDeleted
+from mainstem.core.events import Event
 from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import Batches, Kind, encode_header, pack, pack_encoded, wire_error
@@ -156,7 +157,7 @@ class PushSubscription:
             self.end(error)
             return
         elif error is not None:
-            logger.error("reading stream %s failed", self._feed.stream.name, exc_info=error)
+            logger.error(Event("reading failed", stream=self._feed.stream.name), exc_info=error)
             self.end(InternalError(f"the server failed to read: {type(error).__name__}: {error}"))
             return
         elif future.result():
