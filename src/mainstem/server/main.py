@@ -18,6 +18,7 @@ from mainstem.core.events import Event
 from mainstem.core.log_lines import configure_logging, log_failed_threads
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
+from mainstem.server.service_manager import notify
 
 logger = logging.getLogger("mainstem.server")
 
@@ -68,9 +69,11 @@ async def _serve(settings: Settings) -> int:
     logger.info(Event("serving", version=_version(), data=settings.data, listen=ready["data"], http=ready.get("http")))
     sys.stdout.write(f"ready {json.dumps(ready)}\n")
     sys.stdout.flush()
+    notify("READY", f"serving {settings.data} on {ready['data']}")
     name = await stopped
     begun = SYSTEM_CLOCK.monotonic()
     logger.info(Event("stopping; clients are answered first", signal=name))
+    notify("STOPPING", "answering clients")
     await server.stop()
     if http is not None and http_task is not None:
         http.stop()
