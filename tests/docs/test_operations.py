@@ -68,7 +68,8 @@ def script(commands: list[tuple[str, list[str]]], ports: list[int]) -> str:
         # The ports of the guide are the default ones; those of a test are free ones.
         for documented, free in zip(("127.0.0.1:7070", "127.0.0.1:7071"), ports, strict=True):
             command = command.replace(documented, f"127.0.0.1:{free}")
-        lines += [command, f"echo '=== {number}' $?"]
+        # On a line of its own, also after output that does not end one.
+        lines += [command, f"printf '\\n=== {number} %d\\n' $?"]
     return "\n".join(lines) + "\n"
 
 
@@ -117,7 +118,8 @@ def test_a_section_runs(tmp_path, title):
     for number, (command, shown) in enumerate(commands):
         ended = re.search(rf"^=== {number} (\d+)\n", left, re.MULTILINE)
         assert ended is not None, f"$ {command}\n{left}"
-        output, left = left[: ended.start()], left[ended.end() :]
+        output, left = left[: ended.start()].removesuffix("\n"), left[ended.end() :]
+        output = output if not output or output.endswith("\n") else f"{output}\n"
         assert ended[1] == "0", f"$ {command}\n{output}"
         # What a test has other ports for is shown with those of the guide.
         for documented, free in zip(("127.0.0.1:7070", "127.0.0.1:7071"), ports, strict=True):

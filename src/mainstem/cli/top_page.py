@@ -20,7 +20,7 @@ _GAP: Final = "  "
 _NAME_CELLS_MIN: Final = 12
 _NAME_CELLS_MAX: Final = 48
 _PLAIN, _BOLD, _DIM, _BAD, _WARN = "", "bold", "dim", "bold red", "yellow"
-# From this share of dead bytes on, and below this time, a number stands out.
+# A disk that is full before this time is up stands out.
 _FULL_SOON_SECONDS: Final = 24 * 3600
 
 
@@ -128,8 +128,7 @@ def _disk(now: Overview) -> Words:
         words.append((f"full in {age_text(left)}", _BAD if left < _FULL_SOON_SECONDS else _PLAIN))
     if "blocks" in found:
         size, live = found["block_bytes"], found["live_bytes"]
-        dead = size_text(max(0, size - live))
-        words.append((f"{counted(found['blocks'], 'block')}: {size_text(live)} live, {dead} dead", _PLAIN))
+        words.append((f"{counted(found['blocks'], 'block')}: {size_text(size)}, {size_text(live)} live", _PLAIN))
     if "ledger_bytes" in found:
         words.append(
             (f"ledger {size_text(found['ledger_bytes'])} + wal {size_text(found['ledger_wal_bytes'])}", _PLAIN)
