@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mainstem.cli import hubs
-from mainstem.cli.exits import UsageProblem
+from mainstem.cli.exits import ExitCode, UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
@@ -35,7 +36,7 @@ def top(
         float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="How often to look; rates are over this time.")
     ] = 1.0,
     data: Data = None,
-) -> None:
+) -> int:
     """Watch a log: streams, rates, sizes, connections, slow followers, ledger and disk.
 
     A page in the terminal, renewed every second; q or Ctrl-C ends it. Where standard output is no terminal, one page is
@@ -53,20 +54,20 @@ def top(
             now = hub.overview()
             if json:
                 print_json(_described(now, pace(earlier, now), where))
-                return
+                return ExitCode.OK
             for line in page(now, pace(earlier, now), where, _width()):
                 print(line.plain)
-            return
+            return ExitCode.OK
         if not sys.stdin.isatty():
             raise UsageProblem("the live page takes its keys from standard input, which is no terminal; use --once")
-        _live(hub, where, interval)
+        return _live(hub, where, interval)
 
 
 def _width() -> int:
     return os.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_OF_PIPES
 
 
-def _live(hub: "Hub", where: str, interval: float) -> None:
+def _live(hub: "Hub", where: str, interval: float) -> ExitCode:
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -75,6 +76,9 @@ def _live(hub: "Hub", where: str, interval: float) -> None:
 
     console = Console()
     sampler = _Sampler(hub.overview, interval)
+    # A terminal that we leave as it is now is of no use to anybody.
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: terminated.set())
     with (
         _quiet(),
         _keys() as wait_for_key,
@@ -82,7 +86,7 @@ def _live(hub: "Hub", where: str, interval: float) -> None:
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
-        while True:
+        while not terminated.is_set():
             sample = sampler.newest()
             if sample.now is not None:
                 size = console.size
@@ -91,7 +95,8 @@ def _live(hub: "Hub", where: str, interval: float) -> None:
                 live.update(Group(*lines), refresh=True)
             key = wait_for_key(0.25)
             if key in ("q", "Q", "\x03"):
-                return
+                break
+    return ExitCode.TERMINATED if terminated.is_set() else ExitCode.OK
 
 
 class _Sample:
@@ -163,8 +168,11 @@ def _keys() -> "Iterator[Callable[[float], str]]":
         ready, _, _ = select.select([descriptor], [], [], seconds)
         if not ready:
             return ""
-        # Nothing to read though it is ready: the terminal is gone.
-        return os.read(descriptor, 1).decode("ascii", "replace") or "q"
+        # Ready and nothing to read, or an error: the terminal is gone.
+        try:
+            return os.read(descriptor, 1).decode("ascii", "replace") or "q"
+        except OSError:
+            return "q"
 
     tty.setcbreak(descriptor)
     try:

@@ -235,8 +235,8 @@ class SqliteLedgerReader:
 
     def block_totals(self) -> BlockTotals:
         # A block that grows has no size yet, only what points into it.
-        sql = "SELECT count(*), total(max(bytes, live_bytes)), total(live_bytes) FROM blocks"
-        return BlockTotals._make(map(int, self._rows(sql)[0]))
+        sql = "SELECT count(*), coalesce(sum(max(bytes, live_bytes)), 0), coalesce(sum(live_bytes), 0) FROM blocks"
+        return BlockTotals._make(self._rows(sql)[0])
 
     def dead_totals(self) -> dict[int, int]:
         return dict(self._rows("SELECT stream, sum(bytes) FROM dead GROUP BY stream"))
