@@ -1,10 +1,11 @@
 """The commands of the operations guide run as they stand and print what it shows.
 
-A section (`## ...`) is one session in an empty folder. In a `console` block a line that begins with `$ ` is a command, and
-what follows it is the output it has to have; without any, the output does not matter. `...` stands for anything in a
-line, and alone in a line for any number of lines. Every command must end with code 0.
+A section (`## ...`) is one session in an empty folder. In a `console` block a line that begins with `$ ` is a command,
+and what follows it is the output it has to have; without any, the output does not matter. `...` stands for anything in
+a line, and alone in a line for any number of lines. Every command must end with code 0.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -110,10 +111,8 @@ def test_a_section_runs(tmp_path, title):
         printed, _ = shell.communicate(timeout=100)
     finally:
         # Servers that a section leaves running.
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     left = printed
     for number, (command, shown) in enumerate(commands):
         ended = re.search(rf"^=== {number} (\d+)\n", left, re.MULTILINE)

@@ -1,10 +1,12 @@
 """The files of deploy/ are what they claim to be, as far as it can be known without a system to deploy to."""
 
+import os
 import re
 import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,29 @@ def test_the_service_manager_is_told(tmp_path, is_abstract):
         manager.bind(name.replace("@", "\0", 1) if is_abstract else name)
         notify("READY", "serving\nFDSTORE=1", {"NOTIFY_SOCKET": name})
         assert manager.recv(1000) == b"READY=1\nSTATUS=serving\\nFDSTORE=1\n"
+
+
+@pytest.mark.slow("starts a server")
+def test_a_server_says_when_it_is_ready_and_when_it_stops(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(60)
+        manager.bind(str(tmp_path / "notify"))
+        serve = ["serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--http", "off"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAINSTEM_")}
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mainstem", *serve],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**environment, "NOTIFY_SOCKET": str(tmp_path / "notify")},
+        )
+        try:
+            assert manager.recv(1000).startswith(b"READY=1\nSTATUS=serving ")
+            server.terminate()
+            assert manager.recv(1000).startswith(b"STOPPING=1\n")
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+            server.wait()
 
 
 def test_without_a_service_manager_nothing_happens(tmp_path, caplog):

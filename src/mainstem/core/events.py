@@ -3,8 +3,8 @@
     logger.info(Event("stream created", stream=name, shards=4))
 
 As text that is `stream created stream=clicks shards=4`, in whatever way a program formats its log lines; where lines
-are JSON, the fields are keys (see log_lines.py). Values may come from a client: whatever they hold, an event is one line,
-and no value can pass for a field or for another event.
+are JSON, the fields are keys (see log_lines.py). Values may come from a client: whatever they hold, an event is one
+line, and no value can pass for a field or for another event.
 """
 
 import json

@@ -13,7 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from mainstem.core.errors import MainstemError
 from mainstem.core.kinds import Address
+from mainstem.core.plain import one_line
 from mainstem.server.metrics import CONTENT_TYPE
 
 _BACKLOG: Final = 128
@@ -67,7 +69,11 @@ class HttpListener:
             loop = asyncio.get_running_loop()
             self._gathering = loop.run_in_executor(self._metrics_pool, self._metrics)
         # A client that goes away must not take the page from the others.
-        page = await asyncio.shield(self._gathering)
+        try:
+            page = await asyncio.shield(self._gathering)
+        except (MainstemError, OSError) as error:
+            # The log is closed already, or its disk does not answer questions.
+            return Response(f"{one_line(str(error))}\n", status_code=503, media_type="text/plain")
         return Response(page, headers={"content-type": CONTENT_TYPE})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mainstem.core.errors import Closed
 from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.log.flush import DeleteStream, TrimShard
@@ -212,6 +213,23 @@ def test_a_page_that_takes_long_holds_up_nothing_and_is_gathered_once(tmp_path):
             go_on.set()
             assert {body for _, body in await asyncio.gather(*asked)} == {"up 1\n"}
             assert len(gathered) <= 2
+
+        await listening(gather, ask)
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [Closed("the log is closed\n"), OSError(5, "Input/output error")])
+def test_a_page_that_cannot_be_gathered(error):
+    def gather() -> str:
+        raise error
+
+    async def test() -> None:
+        async def ask(address: str) -> None:
+            head, body = await get(address, "/metrics")
+            assert head.startswith("HTTP/1.1 503")
+            assert body.count("\n") == 1
+            assert "losed" in body or "Input/output" in body
 
         await listening(gather, ask)
 
