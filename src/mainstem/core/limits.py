@@ -70,7 +70,7 @@ SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
 # A follower with more records than this still to get is slow. So is one that has something to get and has taken nothing
 # for this long: a busy reader is without credit for moments.
 FOLLOWER_SLOW_RECORDS: Final = 10_000
-FOLLOWER_SLOW_SECONDS: Final = 5.0
+FOLLOWER_SLOW_SECONDS: Final = 5
 CREDIT_BYTES_MAX: Final = 256 * MIB
 # What a batch on its way to a reader counts beside its payload, so that tiny ones are limited too.
 BATCH_OVERHEAD_BYTES: Final = 128
