@@ -33,7 +33,7 @@ from mainstem.core.errors import (
     UnknownStream,
 )
 from mainstem.core.events import Event
-from mainstem.core.identity import RANDOMNESS
+from mainstem.core.identity import RANDOMNESS, program_name
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import GATHER_BYTES, CallRequest, PendingAppend, Request, gather
@@ -350,7 +350,7 @@ class RemotePort:
 
     def _on_open(self, connection: FramedConnection) -> None:
         self._connection = connection
-        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, "mainstem-python")))
+        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name())))
 
     def _on_lost(self, error: BaseException | None) -> None:
         if self._is_ready and not self._stopping.is_set():
