@@ -5,6 +5,7 @@ and what follows it is the output it has to have; without any, the output does n
 a line, and alone in a line for any number of lines. Every command must end with code 0.
 """
 
+import ast
 import contextlib
 import os
 import re
@@ -124,6 +125,16 @@ def test_a_section_runs(tmp_path, title):
         for documented, free in zip(("127.0.0.1:7070", "127.0.0.1:7071"), ports, strict=True):
             output = output.replace(f"127.0.0.1:{free}", documented)
         assert not shown or re.fullmatch(pattern(shown), output), f"$ {command}\n{output}"
+
+
+def test_every_field_of_a_log_line_is_in_the_guide():
+    used = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Event":
+                used |= {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+    table = PAGE.read_text(encoding="utf-8").split("| field | meaning |")[1].split("\n\n")[0]
+    assert used - set(re.findall(r"`(\w+)`", table)) == set()
 
 
 def test_there_is_something_to_run():

@@ -139,8 +139,9 @@ class _Sampler:
                 self._sample = _Sample(self._look(), last.now, "")
             except Closed:
                 return
-            except MainstemError as error:
-                self._sample = _Sample(last.now, last.earlier, f"no newer page: {error}")
+            except Exception as error:  # noqa: BLE001  # a page that says so is better than one that stands still
+                text = str(error) if isinstance(error, MainstemError) else f"{type(error).__name__}: {error}"
+                self._sample = _Sample(last.now, last.earlier, f"no newer page: {text}")
             took = CLOCK.monotonic() - begun
             self._ended.wait(max(self._interval - took, 4 * took))
 
