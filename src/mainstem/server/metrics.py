@@ -211,7 +211,7 @@ class Exposition:
         for metric in METRICS:
             if metric.kind == HISTOGRAM:
                 page.add_histogram(metric, histograms[metric.source])
-            elif metric.source in counters:
+            elif counters.get(metric.source, -1) >= 0:  # below 0: not known
                 page.add(metric.name, counters[metric.source] * metric.scale, metric.labels)
         page.add("mainstem_pending_bytes_max", PENDING_BYTES_MAX)
         self._add_streams(page)

@@ -81,6 +81,10 @@ def test_counters_that_are_only_sometimes_there_are_shown_when_they_are(log):
     assert lint(families) == []
     assert families["mainstem_disk_full"].value() == 7
     assert families["mainstem_upkeep_errors_total"].value() == 7
+    # Not known: no alert may take it for a number.
+    counters["seconds_until_full"] = -1
+    page = Exposition(Settings(data=log.path), "mainstem 1.2.3", log, lambda: counters).render()
+    assert "mainstem_seconds_until_full" not in parse(page)
 
 
 def test_label_values_are_escaped(tmp_path):
