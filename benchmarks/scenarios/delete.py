@@ -46,7 +46,7 @@ def delete(talk: Talk, folder: str, count: int) -> dict[str, Any]:
             applied.append((time.perf_counter() - start) * 1e3)
 
     log = Log(Path(folder))
-    Batcher._apply = timed  # type: ignore[method-assign]
+    Batcher._apply = timed  # type: ignore[assignment, method-assign]
     start = time.perf_counter()
     log.execute(DeleteStream(1, log.clock.now_us()))
     for _ in log.upkeep.round():

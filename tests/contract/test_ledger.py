@@ -48,6 +48,7 @@ from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import (
     AppliedPlace,
     BlockRow,
+    BlockTotals,
     Changes,
     Entry,
     Ledger,
@@ -133,6 +134,16 @@ def test_every_kind_of_row_comes_back(ledger):
     assert {key: ledger.load_producer(key) for key in producers} == producers
     assert {key: ledger.load_block(key) for key in blocks} == blocks
     assert [*ledger.entries_from(1, 0, 0, 9), *ledger.entries_from(2, 4095, 5, 9)] == entries
+
+
+def test_totals(ledger):
+    assert ledger.block_totals() == BlockTotals(0, 0, 0)
+    assert ledger.dead_totals() == {}
+    # The first grows and has no size of its own yet.
+    blocks = {1: BlockRow(1, 1, "open", 0, 600, NOW_US), 2: BlockRow(2, 1, "sealed", 2**62, 400, NOW_US)}
+    ledger.store(changes(1, blocks=blocks, dead={(7, 1): 10, (7, 2): 20, (8, 2): 5}))
+    assert ledger.block_totals() == BlockTotals(2, 2**62 + 600, 1000)
+    assert ledger.dead_totals() == {7: 30, 8: 5}
 
 
 def test_a_row_stored_again_replaces_the_one_before(ledger):

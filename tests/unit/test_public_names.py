@@ -21,7 +21,7 @@ PACKAGE = {"Cursor", "connect", "open"}
 CLASSES = {"Ack", "BatchAck", "Consumer", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
 
 NAMES = {
-    Hub: "close consumer producer statistics streams",
+    Hub: "close consumer overview producer statistics streams",
     Streams: "alter create delete get list",
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result",

@@ -47,6 +47,18 @@ class Feed:
         """Whether every shard of a bounded feed was read to its end."""
         return self._ends is not None and self._open == 0
 
+    def behind(self) -> int:
+        """How many records its shards have that were not taken from here yet. Any thread, at about this moment.
+
+        Only shards that may have something are looked at: for a reader that keeps up there are none.
+        """
+        ends = self._ends
+        behind = 0
+        for shard in tuple(self._ready):
+            end = self._reader.shard(self.stream.id, shard).stable
+            behind += max(0, (end if ends is None else min(end, ends[shard])) - self._offsets[shard])
+        return behind
+
     def touch(self, shards: Iterable[int]) -> None:
         """These shards grew."""
         for shard in shards:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from mainstem.core.errors import InvalidRequest
+from mainstem.core.events import Event
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -17,7 +18,7 @@ def run(callback: Callable[[], None], what: str) -> None:
     try:
         callback()
     except Exception:
-        logger.exception("%s raised", what)
+        logger.exception(Event("code of the user raised", what=what))
     finally:
         _here.is_calling = outer
 

@@ -60,10 +60,17 @@ APPEND_BATCHES_MAX: Final = 4_096
 CALLS_IN_FLIGHT_MAX: Final = 16
 # One answer to `list`: streams as far as they fit, at least one.
 LIST_BYTES_MAX: Final = 512 * KIB
+# One client in an answer to `connections`: its name, the name of a stream, an address, and numbers.
+CLIENT_NAME_CHARS_MAX: Final = 200
+CONNECTION_INFO_BYTES_MAX: Final = 2 * KIB
 # The text of an error that crosses the wire, and the texts of one message together.
 ERROR_TEXT_CHARS_MAX: Final = 1_000
 ERROR_TEXTS_CHARS_MAX: Final = 128 * KIB
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
+# A follower with more records than this still to get is slow. So is one that has something to get and has taken nothing
+# for this long: a busy reader is without credit for moments.
+FOLLOWER_SLOW_RECORDS: Final = 10_000
+FOLLOWER_SLOW_SECONDS: Final = 5
 CREDIT_BYTES_MAX: Final = 256 * MIB
 # What a batch on its way to a reader counts beside its payload, so that tiny ones are limited too.
 BATCH_OVERHEAD_BYTES: Final = 128
@@ -89,4 +96,6 @@ assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
 assert 4 * ERROR_TEXTS_CHARS_MAX + 32 * APPEND_BATCHES_MAX < MESSAGE_HEADER_BYTES_MAX
 # The last stream of a list may be the widest.
 assert LIST_BYTES_MAX + 32 * SHARDS_PER_STREAM_MAX < MESSAGE_HEADER_BYTES_MAX
+# A character is at most 4 bytes.
+assert 4 * CLIENT_NAME_CHARS_MAX + STREAM_NAME_CHARS_MAX + 512 <= CONNECTION_INFO_BYTES_MAX <= LIST_BYTES_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX

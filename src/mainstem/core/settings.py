@@ -119,7 +119,7 @@ def _setting(kind: Kind, default: str, help: str, *, example: str, **facts: Any)
 
 
 _SERVER: Final = ("serve", "demo")
-_CLIENT: Final = ("stream", "write", "tail", "bench")
+_CLIENT: Final = ("stream", "write", "tail", "top", "bench")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,15 @@ class Settings:
         "Where HTTP is served: health, metrics and the REST routes. Loopback only, for the same reason.",
         example="127.0.0.1:0",
         commands=_SERVER,
+    )
+    metrics_streams_max: int = _setting(
+        IntKind(),
+        "100",
+        "How many streams `/metrics` names, the largest first; the others are summed under the name `_other`.",
+        example="1000",
+        commands=_SERVER,
+        minimum=0,
+        maximum=10_000,
     )
     kafka: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),

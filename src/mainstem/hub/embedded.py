@@ -13,6 +13,7 @@ from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
@@ -20,13 +21,23 @@ from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.disk import LocalDisk
+from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
-from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, EndReached, StreamInfo, checked
+from mainstem.transport.port import (
+    Answer,
+    AppendDone,
+    AppendResult,
+    Call,
+    EndReached,
+    StatisticsCall,
+    StreamInfo,
+    checked,
+)
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -240,7 +251,8 @@ class Pump:
             action()
         except Exception as error:
             if not self._stopping:
-                logger.error("in the background: %s: %s", type(error).__name__, error, exc_info=_is_bug(error))
+                event = Event("a background task failed", error=type(error).__name__, reason=error)
+                logger.error(event, exc_info=_is_bug(error))
 
     def _due(self) -> bool:
         return bool(self._timers) and self._timers[0][0] <= time.monotonic()
@@ -331,7 +343,11 @@ class FolderPort:
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
-        return self._lookup.handle(checked(call))
+        answer = self._lookup.handle(checked(call))
+        if isinstance(call, StatisticsCall):
+            counters = {**folder_figures(self._folder, self._ledger), **answer.counters}
+            return Answer(counters=counters)
+        return answer
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")

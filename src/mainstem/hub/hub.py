@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
+from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
+from mainstem.hub.overview import Overview, look
 from mainstem.produce.producer import Producer, ProducerOptions
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -173,6 +175,10 @@ class Hub:
     def statistics(self) -> dict[str, int]:
         """Counters of the log, or of the server behind this hub."""
         return dict(self._port.call(StatisticsCall()).counters)
+
+    def overview(self) -> Overview:
+        """Counters, histograms, streams and connections at this moment: what `mainstem top` shows."""
+        return look(self._port, SYSTEM_CLOCK)
 
     def close(self) -> None:
         """Flush and close its producers, close its consumers, then the log or the connection. Raises the first error,

@@ -32,7 +32,8 @@ from mainstem.core.errors import (
     ProtocolError,
     UnknownStream,
 )
-from mainstem.core.identity import RANDOMNESS
+from mainstem.core.events import Event
+from mainstem.core.identity import RANDOMNESS, program_name
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import GATHER_BYTES, CallRequest, PendingAppend, Request, gather
@@ -293,7 +294,7 @@ class RemotePort:
         try:
             self._loop.run_until_complete(self._keep_connected())
         except Exception as error:  # the hub is of no use without this thread, and must say so
-            logger.exception("the I/O thread of the hub at %s failed", self._where)
+            logger.exception(Event("the I/O thread of the hub failed", server=self._where))
             reason = self._first_error = InternalError(f"the hub failed: {type(error).__name__}: {error}; connect anew")
             self._liveness.end(reason)
         finally:
@@ -351,11 +352,11 @@ class RemotePort:
 
     def _on_open(self, connection: FramedConnection) -> None:
         self._connection = connection
-        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, "mainstem-python")))
+        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name())))
 
     def _on_lost(self, error: BaseException | None) -> None:
         if self._is_ready and not self._stopping.is_set():
-            logger.warning("the connection to %s is lost; trying again", self._where)
+            logger.warning(Event("connection lost; trying again", server=self._where))
         self._is_ready = False
         self._connection = None
         self._lost.set()
@@ -377,7 +378,7 @@ class RemotePort:
             case Kind.WELCOME:
                 self._on_welcome(message.header)
             case Kind.GOODBYE:
-                logger.info("%s: %s; reconnecting when it closes", self._where, message.header.reason)
+                logger.info(Event("server says goodbye", server=self._where, reason=message.header.reason))
             case _:
                 raise ProtocolError(f"a server does not send {Kind(message.kind).name.lower()} messages")
 
@@ -389,7 +390,7 @@ class RemotePort:
             self._fail_all(error)
             raise error
         if self._log_uuid:
-            logger.warning("connected to %s again", self._where)
+            logger.warning(Event("connected again", server=self._where))
         assert self._connection is not None
         self._connection.allow_large()
         self._log_uuid = welcome.log
@@ -414,7 +415,7 @@ class RemotePort:
         elif id_ in self._requests:
             self._forget(id_).fail(error)
         elif id_ == 0:
-            logger.warning("%s: %s", self._where, error)
+            logger.warning(Event("server refuses the connection", server=self._where, reason=error))
             if not self._log_uuid:
                 self._first_error = error
                 self._welcomed.set()
@@ -482,7 +483,7 @@ class RemotePort:
             connection = self._connection
             if connection is not None:
                 if now - connection.heard_at > self._idle_timeout:
-                    logger.warning("%s said nothing for %.0f s; reconnecting", self._where, self._idle_timeout)
+                    logger.warning(Event("server silent; reconnecting", server=self._where, seconds=self._idle_timeout))
                     connection.abort()
                 elif self._is_ready and now - pinged > self._heartbeat:
                     pinged = now

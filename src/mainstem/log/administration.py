@@ -4,10 +4,11 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, takewhile
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from mainstem.core.errors import (
     ReadOnly,
     StreamExists,
 )
+from mainstem.core.events import Event
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.limits import LIST_BYTES_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.names import check_stream_name
@@ -34,6 +36,7 @@ from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
     Call,
+    ConnectionsCall,
     CreateStreamCall,
     DeleteStreamCall,
     EraseKeyCall,
@@ -59,6 +62,8 @@ CLEANUPS: Final = ("delete", "compact", "compact,delete")
 # A stream in an answer at most, beside its name: the other fields, then two offsets for each shard.
 _STREAM_BYTES: Final = 256
 _SHARD_BYTES: Final = 18
+# Shards whose first record is looked up for one answer.
+_OLDEST_SHARDS_MAX: Final = 1_024
 
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -80,11 +85,13 @@ class Lookup:
             case GetStreamCall():
                 return Answer(streams=(self.info(self._require(call.name), details=call.details),))
             case ListStreamsCall():
-                return self._list(call.after)
+                return self._list(call.after, call.oldest)
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
             case StatisticsCall():
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
+            case ConnectionsCall():
+                return Answer()  # nobody is connected to a folder
             case _:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
@@ -92,12 +99,30 @@ class Lookup:
         """The stream of this name, or UnknownStream."""
         return Answer(streams=(self.info(self._require(name)),))
 
-    def _list(self, after: int) -> Answer:
+    def _list(self, after: int, oldest: bool) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
         rows.sort(key=lambda row: row.id)
         sizes = accumulate(_STREAM_BYTES + len(row.name) + _SHARD_BYTES * row.shards for row in rows)
         count = max(1, sum(1 for _ in takewhile(lambda size: size <= LIST_BYTES_MAX, sizes)))
-        return Answer(streams=tuple(self.info(row) for row in rows[:count]), more=count < len(rows))
+        infos = [self.info(row) for row in rows[:count]]
+        return Answer(streams=tuple(self._with_times(infos) if oldest else infos), more=count < len(rows))
+
+    def _with_times(self, infos: list[StreamInfo]) -> Iterator[StreamInfo]:
+        """The same with the times of their first records. Every shard is a query: for more than so many the rest of the
+        list goes without."""
+        left = _OLDEST_SHARDS_MAX
+        for info in infos:
+            shards = [shard for shard in range(info.shards) if info.starts[shard] < info.ends[shard]]
+            if len(shards) > left:
+                yield info
+                continue
+            left -= len(shards)
+            times = [self._first_time(info, shard) for shard in shards]
+            yield msgspec.structs.replace(info, oldest_us=min(filter(None, times), default=0))
+
+    def _first_time(self, info: StreamInfo, shard: int) -> int:
+        entries = self._ledger.entries_from(info.id, shard, info.starts[shard], 1)
+        return entries[0].time_high if entries else 0
 
     def info(self, row: StreamRow, *, details: bool = False) -> StreamInfo:
         """The stream, from memory where the log is; with details also what waits to be freed, from the ledger."""
@@ -197,14 +222,14 @@ class Administration(Lookup):
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
-                logger.info("stream %s was deleted", row.name)
+                logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
             case TrimStreamCall():
                 return self._trim(call)
             case EraseKeyCall():
                 return self._erase(call)
             case StatisticsCall():
-                return Answer(counters=self._log.counters())
+                return Answer(counters=self._log.counters(), histograms=self._log.histograms())
             case _:
                 return super().handle(call)
 
@@ -222,14 +247,14 @@ class Administration(Lookup):
                 raise InvalidRequest(f"shard {shard} of {row.name!r} ends at offset {end}; nothing is before {before}")
             self._log.execute(TrimShard(row.id, shard, min(max(before, 0), end)))
             self._log.upkeep.look_at((row.id, shard))
-        logger.info("stream %s was trimmed", row.name)
+        logger.info(Event("stream trimmed", stream=row.name))
         return self.find(call.name)
 
     def _erase(self, call: EraseKeyCall) -> Answer:
         row = self._require(call.name)
         erased = self._log.upkeep.erase(row, call.key)
         gone_by = self.info(row, details=True).gone_by_us
-        logger.info("stream %s: %d records of one key were erased", row.name, erased)
+        logger.info(Event("records of one key erased", stream=row.name, records=erased))
         return Answer(erased=Erasure(erased, gone_by))
 
     def _create(self, call: CreateStreamCall) -> Answer:
@@ -258,7 +283,9 @@ class Administration(Lookup):
             # Another caller may be first; then the check below decides.
             with contextlib.suppress(StreamExists):
                 self._log.execute(command)
-                logger.info("stream %s was created with %d shards", name, call.shards)
+                logger.info(
+                    Event("stream created", stream=name, shards=call.shards, retention_seconds=retention_us / 1e6)
+                )
         row = self._require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")

@@ -19,7 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
+from mainstem.core.events import Event
+from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, PENDING_BYTES_MAX
 from mainstem.log.flush import Appended, Done, Flush, Item, Outcome, Replacement
 from mainstem.log.hot_tail import HotTail
@@ -75,11 +78,22 @@ class Batcher:
     a lock; those of the next flush may overtake them in another thread. Neither may raise.
     """
 
-    def __init__(self, file: FlushFile, applier: Applier, hot: HotTail, maintenance: Maintenance) -> None:
+    def __init__(
+        self,
+        file: FlushFile,
+        applier: Applier,
+        hot: HotTail,
+        maintenance: Maintenance,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._file = file
         self._applier = applier
         self._hot = hot
         self._maintenance = maintenance
+        self._clock = clock
+        # Of every flush, from the beginning of its write until it is applied.
+        self.commit_seconds = Histogram(COMMIT_SECONDS)
+        self.flush_bytes = Histogram(FLUSH_BYTES)
         self._write_lock = threading.Lock()
         self._apply_lock = threading.Lock()
         self._pending: deque[Submission] = deque()
@@ -205,13 +219,17 @@ class Batcher:
                 submissions = self._take()
                 if self._failure is not None or not (submissions or self._maintenance.wants_flush):
                     return None
+                begun = self._clock.monotonic()
                 items = _in_order(submissions)
                 flush = self._write(items)
             except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may be acknowledged after it
                 return self._fail(error, submissions)
             self._apply_lock.acquire()
         try:
-            return self._apply(flush, submissions, items)
+            committed = self._apply(flush, submissions, items)
+            self.commit_seconds.add(self._clock.monotonic() - begun)
+            self.flush_bytes.add(sum(submission.size for submission in submissions))
+            return committed
         except BaseException as error:  # noqa: BLE001  # as above
             return self._fail(error, submissions)
         finally:
@@ -316,7 +334,7 @@ class Batcher:
                     self._file.seal(self._written + 1, self._applier.applied)
             except OSError as error:
                 # Everything acknowledged is durable; what is missing is a footer that only salvage would read.
-                logger.error("the last block got no footer: %s", error)
+                logger.error(Event("last block got no footer; nothing is lost by it", reason=error))
                 self._fail(error, [])
             self._file.close()
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import FolderLocked, FolderUnusable
+from mainstem.core.events import Event
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import Disk
 from mainstem.log.frame import FrameDamaged
@@ -136,7 +137,7 @@ class Folder:
         identity = _parse_identity(content)
         if identity is None:
             # The file only repeats what every block says of itself.
-            logger.warning("%s is damaged; the blocks say which log this is", self._identity)
+            logger.warning(Event("identity file damaged; the blocks say which log this is", file=self._identity))
             return self._identity_of_blocks() or _unreadable(self._identity)
         self._format, log_uuid, self._has_noted_blocks = identity
         if self._format > FORMAT:

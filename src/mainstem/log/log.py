@@ -16,11 +16,14 @@ from mainstem.core.errors import (
     MainstemError,
     UnknownStream,
 )
+from mainstem.core.events import Event
+from mainstem.core.histogram import Distribution
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk
+from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Command, Done, Rejected, Replacement
 from mainstem.log.folder import Folder, FolderLock
 from mainstem.log.hot_tail import HotTail
@@ -89,7 +92,7 @@ class Log:
         opened.callback(ledger.close)
         self._replayed = recovered.replayed
         if recovered.replayed:
-            logger.info("%d flushes were applied again from the blocks", recovered.replayed)
+            logger.info(Event("flushes applied again from the blocks", flushes=recovered.replayed))
         identity = WriterIdentity(log_uuid, ledger.epoch(), recovered.writer_epoch + 1)
         file = FlushFile(
             folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max, folder.note_block
@@ -111,7 +114,7 @@ class Log:
             checkpoint_done=recovered.checkpoint_done,
             snapshot_now=recovered.snapshot_wanted,
         )
-        self.batcher = Batcher(file, self._applier, self.hot, self._maintenance)
+        self.batcher = Batcher(file, self._applier, self.hot, self._maintenance, self.clock)
         self._entries = SqliteLedgerReader(folder.ledger)
         opened.callback(self._entries.close)
         self.ledger = _LiveLedger(self._applier, self._entries, identity.ledger_epoch)
@@ -151,6 +154,7 @@ class Log:
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the log."""
         return {
+            **folder_figures(self._folder, self.ledger),
             "flushes_applied": self._applier.applied,
             "flushes_replayed": self._replayed,
             "pending_bytes": self.batcher.pending_bytes,
@@ -158,7 +162,17 @@ class Log:
             "block_reads": self.reader.disk_reads,
             "bytes_written": self._file.bytes_written,
             **self.upkeep.counters(),
+            "bytes_since_snapshot": self._maintenance.bytes_since_snapshot,
+            "snapshot_errors": self._maintenance.snapshot_errors,
         }
+
+    def histograms(self) -> dict[str, Distribution]:
+        """How long commits took and how large they were, since the log was opened."""
+        return {"commit_seconds": self.batcher.commit_seconds.now(), "flush_bytes": self.batcher.flush_bytes.now()}
+
+    def written_shards(self) -> dict[ShardKey, ShardRow]:
+        """Every shard that was ever written, as it is now."""
+        return dict(self._applier.written_shards())
 
     # Ending.
 
@@ -200,7 +214,7 @@ def _size_if_there(blocks: BlockStore, block: int) -> int:
     try:
         return blocks.size(block)
     except BlockMissing:
-        logger.error("%s is missing; its records cannot be read until it is back", blocks.where(block))
+        logger.error(Event("block missing; its records cannot be read until it is back", file=blocks.where(block)))
         return 0
 
 
@@ -228,6 +242,8 @@ class _LiveLedger:
         self.entry_at_time = entries.entry_at_time
         self.oldest_entries = entries.oldest_entries
         self.list_blocks = entries.list_blocks
+        self.block_totals = entries.block_totals
+        self.dead_totals = entries.dead_totals
         self.dead_bytes = entries.dead_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
+from mainstem.core.events import Event
 from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.log.snapshots import Snapshots
 from mainstem.log.writer import FlushFile
@@ -48,6 +49,12 @@ class Maintenance:
         self._retry_bytes = 0
         self._snapshot_at = -snapshot_bytes if snapshot_now else 0
         self._snapshotting: threading.Thread | None = None
+        self.snapshot_errors = 0
+
+    @property
+    def bytes_since_snapshot(self) -> int:
+        """What a rebuild of the ledger would have to read of what this process wrote."""
+        return self._file.bytes_written - max(0, self._snapshot_at)
 
     @property
     def wants_flush(self) -> bool:
@@ -82,7 +89,7 @@ class Maintenance:
         if not self._ledger.checkpoint():
             # Each try makes the commits wait and reads the whole WAL, so tries become rarer as it grows.
             self._retry_bytes = max(2 * self._ledger.wal_bytes(), self._checkpoint_bytes)
-            logger.warning("a reader holds up the checkpoint of the ledger; it is tried again later")
+            logger.warning(Event("a reader holds up the checkpoint of the ledger", wal_bytes=self._ledger.wal_bytes()))
             return
         self._retry_bytes = 0
         self._done = number - 1
@@ -101,10 +108,11 @@ class Maintenance:
     def _snapshot(self) -> None:
         try:
             number = self._snapshots.take(self._path)
-            logger.info("ledger snapshot of flush %d taken", number)
+            logger.info(Event("ledger snapshot taken", flush=number, file=self._snapshots.path(number).name))
         except (OSError, LedgerDamaged) as error:
+            self.snapshot_errors += 1
             # The blocks still hold everything; it is tried again when as much has been written as between snapshots.
-            logger.warning("ledger snapshot failed: %s", error)
+            logger.warning(Event("ledger snapshot failed; the blocks still hold everything", reason=error))
 
     def close(self) -> None:
         if self._snapshotting is not None:

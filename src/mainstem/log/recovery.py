@@ -34,6 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mainstem.core.errors import FolderUnusable, LedgerDamaged
+from mainstem.core.events import Event
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.flush import Flush
 from mainstem.log.frame import BLOCK_HEADER_BYTES, BlockHeader, FrameDamaged, FrameKind
@@ -97,7 +98,7 @@ class Recovery:
         is_rebuilt = isinstance(found, LedgerDamaged)
         replayed = 0
         if isinstance(found, LedgerDamaged):
-            logger.warning("ledger.db cannot be used and is rebuilt from the blocks: %s", found)
+            logger.warning(Event("ledger cannot be used and is rebuilt from the blocks", reason=found))
             replayed = self._rebuild()
             found = self._open_ledger()
             if isinstance(found, LedgerDamaged):
@@ -177,7 +178,7 @@ class Recovery:
             ledger = SqliteLedger.create(target, log_uuid=self._log_uuid, epoch=self._epoch)
         else:
             ledger = SqliteLedger(target)
-            logger.info("starting from the snapshot of flush %d", number)
+            logger.info(Event("rebuilding the ledger from a snapshot", flush=number))
         try:
             self._check_identity(ledger)
             ledger.upgrade()
@@ -225,7 +226,7 @@ class Recovery:
             path = self._path.with_name(name)
             if path.exists():
                 path.rename(folder / name)
-        logger.warning("the unusable ledger files were kept in %s", folder.name)
+        logger.warning(Event("unusable ledger files kept", folder=folder.name))
 
     # The journal.
 
@@ -259,7 +260,7 @@ class Recovery:
         if last is not None and last.damaged is not None and not self._was_durable(last.flush):
             # Its commit frame reached the disk, a payload did not: it was never acknowledged, and a checkpoint that it
             # announced was never begun.
-            logger.info("flush %d was not durable before the stop and is dropped", last.flush.number)
+            logger.info(Event("flush not durable before the stop; dropped", flush=last.flush.number))
         elif last is not None:
             journal.add(last)
         return journal
@@ -294,7 +295,7 @@ class Recovery:
         except FrameDamaged as error:
             # The ledger has this flush, so nothing is lost; but it cannot be replayed again from here.
             journal.place_unreadable = True
-            logger.warning("%s and damaged (%s)", where, error)
+            logger.warning(Event("last applied flush damaged; nothing is lost by it", where=where, reason=error))
             beyond = scanner.flush_beyond(place.commit_position + 1, place.number)
             return self._blocks.size(place.block) if beyond is None else beyond.position
         journal.checkpoint_begun, journal.checkpoint_done = commit.checkpoint_begun, commit.checkpoint_done
@@ -381,7 +382,7 @@ class Recovery:
             last = beyond.flush if beyond.kind == FrameKind.FOOTER else beyond.flush - 1
             first = min(expected, beyond.flush)
             raise self._missing(first, max(first, last), number, damage)
-        logger.info("flush %d was not finished before the stop and is dropped (%s)", expected, damage)
+        logger.info(Event("flush not finished before the stop; dropped", flush=expected, reason=damage))
 
     def _replay(self, ledger: SqliteLedger, journal: _Journal) -> int:
         """Apply every flush after the ledger's own up to the journal's end; how many."""
@@ -402,7 +403,7 @@ class Recovery:
             if read.flush.number > journal.end:
                 break
             if read.damaged is not None:
-                logger.warning("flush %d has damaged records; readers will be told which", read.flush.number)
+                logger.warning(Event("flush with damaged records; readers will be told which", flush=read.flush.number))
             applier.apply(read.flush)
         assert applier.applied == journal.end
         return journal.end - place.number

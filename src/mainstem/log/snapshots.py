@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
+from mainstem.core.events import Event
 from mainstem.log.disk import Disk, DiskFile
 from mainstem.log.ledger.sqlite import SqliteLedger, place_without_wal
 
@@ -47,7 +48,7 @@ class Snapshots:
         try:
             return min(place_without_wal(self.path(number)).block for number in numbers[:_KEPT])
         except LedgerDamaged as error:
-            logger.warning("a ledger snapshot cannot be read (%s); another is taken", error)
+            logger.warning(Event("a ledger snapshot cannot be read; another is taken", error=error))
             return 0
 
     def path(self, number: int) -> Path:
@@ -91,7 +92,7 @@ class Snapshots:
                 finally:
                     ledger.close()
             except LedgerDamaged as error:
-                logger.warning("snapshot %s cannot be used: %s", self.path(number).name, error)
+                logger.warning(Event("snapshot cannot be used", file=self.path(number).name, reason=error))
                 continue
             finally:
                 for suffix in ("-wal", "-shm"):

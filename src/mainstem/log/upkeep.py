@@ -27,6 +27,7 @@ import numpy as np
 
 from mainstem.core.clock import Clock
 from mainstem.core.errors import Busy, Closed, DataLoss, MainstemError, Refused, StreamDeleted, UnknownStream
+from mainstem.core.events import Event
 from mainstem.core.limits import MIB
 from mainstem.log.blocks.base import BlockStore
 from mainstem.log.compaction import KeyIndex, is_due, tombstones, without_key
@@ -186,7 +187,7 @@ class Upkeep:
             except Exception as error:
                 self._counts["upkeep_errors"] += 1
                 is_bug = not isinstance(error, MainstemError | OSError)
-                logger.error("upkeep failed and is tried again: %s", error, exc_info=is_bug)
+                logger.error(Event("upkeep failed and is tried again", error=error), exc_info=is_bug)
                 if self._closing.wait(_REST_SECONDS_MAX):
                     return
 
@@ -310,7 +311,7 @@ class Upkeep:
         try:
             records = records_of(list(self._reader.load(stream, entries)))
         except DataLoss as loss:
-            logger.warning("entries that cannot be read are not merged: %s", loss)
+            logger.warning(Event("entries that cannot be read are not merged", error=loss))
             self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
             return
         self._execute(remade(entries, records, self._upshot(merged=settled)))
@@ -384,7 +385,7 @@ class Upkeep:
             try:
                 yield entries, records_of(list(self._reader.load(stream, entries)))
             except DataLoss as loss:
-                logger.warning("entries that cannot be read are left as they are: %s", loss)
+                logger.warning(Event("entries that cannot be read are left as they are", error=loss))
                 yield entries, None
             offset = entries[-1].end
 
@@ -457,7 +458,7 @@ class Upkeep:
         freed: list[int] = []
         for row in dead:
             if row.id in alive:
-                logger.error("block %s is said to hold nothing, yet entries point into it; it is kept", row.id)
+                logger.error(Event("a block is said to hold nothing, yet entries point into it; it is kept", block=row.id))
                 self._counts["upkeep_errors"] += 1
             elif row.id < needed_from:
                 self._blocks.remove(row.id)
@@ -467,7 +468,7 @@ class Upkeep:
                 freed.append(row.bytes)
                 yield
         if freed:
-            logger.info("%d blocks were freed: %d bytes", len(freed), sum(freed))
+            logger.info(Event("blocks freed", blocks=len(freed), bytes=sum(freed)))
 
     def _rewrite(self, blocks: set[int]) -> Iterator[None]:
         """Move what is alive in these blocks elsewhere."""
@@ -487,7 +488,7 @@ class Upkeep:
         except DataLoss as loss:
             self._stuck.add(entries[0].block)
             self._counts["upkeep_errors"] += 1
-            logger.error("a block cannot be freed because what is alive in it cannot be read: %s", loss)
+            logger.error(Event("a block cannot be freed: what is alive in it cannot be read", error=loss))
             return
         self._execute(moved(entries, batches, self._upshot()))
         self._counts["bytes_rewritten"] += sum(entry.length for entry in entries)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from mainstem.core.errors import InternalError, MainstemError
+from mainstem.core.events import Event
 from mainstem.transport.port import Answer, Call
 
 logger = logging.getLogger("mainstem.server")
@@ -68,6 +69,6 @@ class CallQueue:
         elif isinstance(error, MainstemError):
             answered(error)
         else:
-            logger.error("a %s call failed", type(call).__name__, exc_info=error)
+            logger.error(Event("a call failed", call=type(call).__name__), exc_info=error)
             answered(InternalError(f"the server failed to carry this out: {type(error).__name__}: {error}"))
         self._begin_next()

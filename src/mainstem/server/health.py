@@ -1,24 +1,43 @@
-"""The HTTP listener: whether the process lives and whether it serves."""
+"""The HTTP listener: whether the process lives, whether it serves, and what it counts."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from mainstem.core.errors import MainstemError
 from mainstem.core.kinds import Address
+from mainstem.core.plain import one_line
+from mainstem.server.metrics import CONTENT_TYPE
+
+_BACKLOG: Final = 128
 
 
 class HttpListener:
-    """Serves `/healthz` (the process answers) and `/readyz` (it takes clients). The loop's thread only."""
+    """Serves `/healthz` (the process answers), `/readyz` (it takes clients) and `/metrics`. The loop's thread only.
 
-    def __init__(self, address: Address, is_ready: Callable[[], bool]) -> None:
+    Metrics are gathered in a thread of their own, so that neither the loop nor a call waits for them; who asks while
+    that is under way gets the same page.
+    """
+
+    def __init__(self, address: Address, is_ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
         self._is_ready = is_ready
-        routes = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
+        self._metrics = metrics
+        self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-metrics")
+        self._gathering: asyncio.Future[str] | None = None
+        routes = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._serve_metrics),
+        ]
         config = uvicorn.Config(Starlette(routes=routes), log_config=None, access_log=False, lifespan="off")
         self._server = _Embedded(config)
         self._socket = _bind(address)
@@ -29,7 +48,10 @@ class HttpListener:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def serve(self) -> None:
-        await self._server.serve(sockets=[self._socket])
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._metrics_pool.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -41,6 +63,18 @@ class HttpListener:
         if self._is_ready():
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "stopping"}, status_code=503)
+
+    async def _serve_metrics(self, request: Request) -> Response:
+        if self._gathering is None or self._gathering.done():
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.run_in_executor(self._metrics_pool, self._metrics)
+        # A client that goes away must not take the page from the others.
+        try:
+            page = await asyncio.shield(self._gathering)
+        except (MainstemError, OSError) as error:
+            # The log is closed already, or its disk does not answer questions.
+            return Response(f"{one_line(str(error))}\n", status_code=503, media_type="text/plain")
+        return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
 class _Embedded(uvicorn.Server):
@@ -56,5 +90,7 @@ def _bind(address: Address) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address.host, address.port))
+    # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
+    listener.listen(_BACKLOG)
     listener.set_inheritable(False)
     return listener

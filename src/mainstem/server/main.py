@@ -12,10 +12,13 @@ from typing import Final
 
 import uvloop
 
+from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import InvalidSetting, MainstemError
-from mainstem.core.log_lines import configure_logging
+from mainstem.core.events import Event
+from mainstem.core.log_lines import configure_logging, log_failed_threads
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
+from mainstem.server.service_manager import notify
 
 logger = logging.getLogger("mainstem.server")
 
@@ -28,6 +31,7 @@ _SWITCH_INTERVAL: Final = 0.0005
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises MainstemError if it cannot start."""
     configure_logging(settings)
+    log_failed_threads()
     sys.setswitchinterval(_SWITCH_INTERVAL)
     return uvloop.run(_serve(settings))
 
@@ -48,9 +52,11 @@ async def _serve(settings: Settings) -> int:
     http_task = None
     if settings.http is not None:
         from mainstem.server.health import HttpListener
+        from mainstem.server.metrics import Exposition
 
         try:
-            http = HttpListener(settings.http, lambda: server.is_ready)
+            exposition = Exposition(settings, server.name, server.log, server.counters)
+            http = HttpListener(settings.http, lambda: server.is_ready, exposition.render)
         except OSError as error:
             await server.stop()
             raise InvalidSetting(
@@ -60,16 +66,19 @@ async def _serve(settings: Settings) -> int:
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()
     _settle_memory()
-    logger.info("serving %s on %s", settings.data, ready)
+    logger.info(Event("serving", version=_version(), data=settings.data, listen=ready["data"], http=ready.get("http")))
     sys.stdout.write(f"ready {json.dumps(ready)}\n")
     sys.stdout.flush()
+    notify("READY", f"serving {settings.data} on {ready['data']}")
     name = await stopped
-    logger.info("%s: stopping, clients are answered first", name)
+    begun = SYSTEM_CLOCK.monotonic()
+    logger.info(Event("stopping; clients are answered first", signal=name))
+    notify("STOPPING", "answering clients")
     await server.stop()
     if http is not None and http_task is not None:
         http.stop()
         await http_task
-    logger.info("stopped")
+    logger.info(Event("stopped", seconds=SYSTEM_CLOCK.monotonic() - begun))
     return 0
 
 
@@ -96,7 +105,7 @@ def _on_signals() -> "asyncio.Future[str]":
 
 def _end_process(error: MainstemError) -> None:
     """Nothing may be acknowledged any more: end at once, whatever else is under way. The next start replays."""
-    logger.critical("%s", error)
+    logger.critical(Event("the log failed; the process ends", exit_code=EXIT_IO_ERROR, reason=error))
     logging.shutdown()
     os._exit(EXIT_IO_ERROR)
 

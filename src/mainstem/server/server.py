@@ -1,16 +1,18 @@
 """The server: one log, one event loop, a thread that commits and one that helps it, many sessions."""
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
+from mainstem.core.events import Event
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
@@ -19,10 +21,11 @@ from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
 from mainstem.server.calls import Answered, CallQueue
+from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.session import PendingAppend, Session
-from mainstem.server.subscription import PushEncoder, PushSubscription
+from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
-from mainstem.transport.port import Answer, Call, GetStreamCall, StatisticsCall
+from mainstem.transport.port import Answer, Call, ConnectionsCall, GetStreamCall, StatisticsCall
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
@@ -65,7 +68,7 @@ class Server:
         self.gateway = Gateway(self.log.ledger.load_stream, settings.record_bytes_max)
         self.push_encoder = PushEncoder()
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
-        self._calls = CallQueue(self._administration.handle)
+        self._calls = CallQueue(self._carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
@@ -85,7 +88,13 @@ class Server:
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
         # Batches that were sent again although they had arrived, and got the answer of the first time.
         self.batches_repeated = 0
-        self._counts = {"connections_total": 0, "appends": 0, "batches_pushed_hot": 0, "batches_pushed_disk": 0}
+        self.pushed = PushTotals()
+        self._started_us = clock.now_us()
+        self._connections_total = 0
+        self._connections_refused = 0
+        self._session_ids = itertools.count(1)
+        self._appends = 0
+        self._append_bytes = 0
 
     # Life.
 
@@ -146,7 +155,7 @@ class Server:
     # Connections.
 
     def _new_connection(self) -> FramedConnection:
-        session = Session(self)
+        session = Session(self, next(self._session_ids))
         return FramedConnection(
             self._scratch,
             on_open=session.on_open,
@@ -162,10 +171,11 @@ class Server:
         connection = session.connection
         assert connection is not None
         if len(self._sessions) >= self.settings.connections_max:
+            self._connections_refused += 1
             connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
             return
         self._sessions.add(session)
-        self._counts["connections_total"] += 1
+        self._connections_total += 1
 
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
@@ -173,9 +183,21 @@ class Server:
         self._calls.forget(session)
         connection = session.connection
         if connection is not None and connection.error is not None:
-            # The text may repeat what the client said.
-            peer, reason = connection.peer, ascii(str(connection.error))[1:-1]
-            logger.warning("client %s was disconnected: %s", peer, reason)
+            logger.warning(
+                Event(
+                    "client disconnected", client=session.client, address=connection.peer, reason=str(connection.error)
+                )
+            )
+        else:
+            logger.debug(
+                Event(
+                    "client gone",
+                    client=session.client,
+                    address=session.address,
+                    appends=session.appends,
+                    seconds=self.clock.monotonic() - session.opened_at,
+                )
+            )
         session.connection = None
 
     async def _tick(self) -> None:
@@ -192,7 +214,7 @@ class Server:
         try:
             action()
         except Exception:
-            logger.exception("a regular task of the server failed")
+            logger.exception(Event("a regular task of the server failed"))
 
     def _look_at(self, session: Session, now: float) -> None:
         connection = session.connection
@@ -212,7 +234,9 @@ class Server:
             if not connection.is_blocked:
                 connection.pong()
         elif silent > self.settings.idle_timeout:
-            logger.info("client %s was silent for %.0f s and is disconnected", session.client, silent)
+            logger.info(
+                Event("client silent; disconnected", client=session.client, address=connection.peer, seconds=silent)
+            )
             connection.abort()
 
     def _look_at_line(self) -> None:
@@ -238,25 +262,44 @@ class Server:
         """Carry out a call that waits for a flush or for the disk, away from the loop."""
         if self.is_stopping:
             answered(_stopping())
-        elif isinstance(call, StatisticsCall):
-            self._calls.add(session, call, lambda answer: answered(self._with_counts(answer)))
         else:
             self._calls.add(session, call, answered)
 
-    def _with_counts(self, answer: Answer | MainstemError) -> Answer | MainstemError:
-        if isinstance(answer, MainstemError):
-            return answer
-        live = [subscription for session in self._sessions for subscription in session.subscriptions.values()]
-        counts: dict[str, Any] = dict(self._counts)
-        counts["connections"] = len(self._sessions)
-        counts["subscriptions"] = len(live)
-        counts["batches_pushed_hot"] += sum(subscription.batches_hot for subscription in live)
-        counts["batches_pushed_disk"] += sum(subscription.batches_disk for subscription in live)
-        counts["unknown_streams"] = self.gateway.unknown_streams
-        counts["batches_refused"] = self.gateway.refused
-        counts["batches_repeated"] = self.batches_repeated
-        counts["receive_bytes"] = self._receive_budget.used
-        return Answer(counters={**answer.counters, **counts})
+    def _carry_out(self, call: Call) -> Answer:
+        """In the thread of the calls."""
+        match call:
+            case StatisticsCall():
+                return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
+            case ConnectionsCall():
+                return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
+            case _:
+                return self._administration.handle(call)
+
+    def counters(self) -> dict[str, int]:
+        """What an operator may want to see of the server and its log. Any thread but the loop's: it asks the disk."""
+        followers = count_followers(tuple(self._sessions), self.clock.monotonic())
+        return {
+            **self.log.counters(),
+            "started_us": self._started_us,
+            "connections": len(self._sessions),
+            "connections_total": self._connections_total,
+            "connections_refused": self._connections_refused,
+            "subscriptions": followers.count,
+            "followers_slow": followers.slow,
+            "followers_blocked": followers.blocked,
+            "follower_behind_records_max": followers.behind_max,
+            "appends": self._appends,
+            "append_bytes": self._append_bytes,
+            "appends_in_line": len(self._in_line),
+            "batches_pushed_hot": self.pushed.batches_hot,
+            "batches_pushed_disk": self.pushed.batches_disk,
+            "records_pushed": self.pushed.records,
+            "bytes_pushed": self.pushed.bytes,
+            "unknown_streams": self.gateway.unknown_streams,
+            "batches_refused": self.gateway.refused,
+            "batches_repeated": self.batches_repeated,
+            "receive_bytes": self._receive_budget.used,
+        }
 
     # Flushes.
 
@@ -306,7 +349,8 @@ class Server:
     def _deliver(self) -> None:
         while self._completed:
             session, pending, result = self._completed.popleft()
-            self._counts["appends"] += 1
+            self._appends += 1
+            self._append_bytes += pending.size
             session.finish_append(pending, result)
         self._serve_line()
         touched: set[PushSubscription] = set()
@@ -331,8 +375,6 @@ class Server:
             followers.discard(subscription)
             if not followers:
                 del self._followers[subscription.stream]
-        self._counts["batches_pushed_hot"] += subscription.batches_hot
-        self._counts["batches_pushed_disk"] += subscription.batches_disk
 
 
 def _stopping() -> ServerStopping:

@@ -16,8 +16,10 @@ from mainstem.core.errors import (
     ProtocolError,
     ServerStopping,
 )
+from mainstem.core.events import Event
 from mainstem.core.limits import (
     CALLS_IN_FLIGHT_MAX,
+    CLIENT_NAME_CHARS_MAX,
     CREDIT_BYTES_MAX,
     ERROR_TEXT_CHARS_MAX,
     ERROR_TEXTS_CHARS_MAX,
@@ -75,8 +77,9 @@ class PendingAppend:
 class Session:
     """State of one connection. The loop's thread only; completions arrive through the server's `deliver`."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", id_: int = 0) -> None:
         self._server = server
+        self.id = id_
         self.connection: FramedConnection | None = None
         self.subscriptions: dict[int, PushSubscription] = {}
         self.in_flight_bytes = 0
@@ -88,8 +91,13 @@ class Session:
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
         self.opened_at = server.clock.monotonic()
-        # As it is safe to log.
+        self.connected_us = server.clock.now_us()
+        # What it calls itself: anything.
         self.client = ""
+        self.address = ""
+        # Appends that were answered, and the bytes of their batches as they are stored.
+        self.appends = 0
+        self.append_bytes = 0
         self._handlers: dict[int, Callable[[Message], None]] = {
             Kind.CALL: self._on_call,
             Kind.APPEND: self._on_append,
@@ -116,6 +124,7 @@ class Session:
 
     def on_open(self, connection: FramedConnection) -> None:
         self.connection = connection
+        self.address = connection.peer
         self._server.on_session_open(self)
 
     def on_message(self, message: Message) -> None:
@@ -152,9 +161,10 @@ class Session:
                 f"the client speaks protocol versions {hello.version_min} to {hello.version_max}, this server "
                 f"{VERSION_MIN} to {VERSION}; upgrade the older side"
             )
-        self.client = ascii(hello.client[:200])
+        self.client = hello.client[:CLIENT_NAME_CHARS_MAX]
         self._welcomed = True
         self._version = version
+        logger.debug(Event("client connected", client=self.client, address=self.address))
         assert self.connection is not None
         self.connection.allow_large()
         settings, log = self._server.settings, self._server.log
@@ -270,6 +280,8 @@ class Session:
         """The flush with this request's batches is committed."""
         self.in_flight -= 1
         self.in_flight_bytes -= pending.size
+        self.appends += 1
+        self.append_bytes += pending.size
         if isinstance(result, MainstemError):
             self._refuse(pending, result)
         else:
@@ -316,6 +328,8 @@ class Session:
             server.push_encoder,
             server.read_pool,
             self._version,
+            server.pushed,
+            server.clock,
         )
         self.subscriptions[message.id] = subscription
         server.follow(subscription)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StreamDeleted
+from mainstem.core.events import Event
 from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import (
@@ -64,6 +66,16 @@ class PushEncoder:
         return found
 
 
+class PushTotals:
+    """What was pushed to all readers. The loop's thread counts, any thread looks."""
+
+    def __init__(self) -> None:
+        self.batches_hot = 0
+        self.batches_disk = 0
+        self.records = 0
+        self.bytes = 0
+
+
 class PushSubscription:
     """Pushes one feed to one connection. The loop's thread only.
 
@@ -82,10 +94,14 @@ class PushSubscription:
         encoder: PushEncoder,
         pool: Executor,
         version: int = VERSION,
+        totals: PushTotals | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = id_
         self._version = version
         self.stream = feed.stream.id
+        self.stream_name = feed.stream.name
+        self.shards = feed.stream.shards
         self._connection = connection
         self._feed = feed
         self._credit = credit
@@ -95,8 +111,19 @@ class PushSubscription:
         self._touched: set[int] = set()
         self._reading = False
         self._ended = False
-        self.batches_hot = 0
-        self.batches_disk = 0
+        self._totals = totals or PushTotals()
+        self._clock = clock
+        # Since when the reader has taken nothing though there was something for it; 0 if it takes what there is.
+        self._stalled_at = 0.0
+
+    def behind(self) -> int:
+        """How many records it has still to get. Any thread."""
+        return 0 if self._ended else self._feed.behind()
+
+    def stalled_seconds(self, now: float) -> float:
+        """For how long nothing could be sent because the reader takes nothing. Any thread."""
+        since = self._stalled_at
+        return max(0.0, now - since) if since else 0.0
 
     def touch(self, shard: int) -> None:
         """The shard grew."""
@@ -115,16 +142,23 @@ class PushSubscription:
         while self._credit > 0 and not self._connection.is_blocked and not self._ended:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
-                self.batches_hot += len(batches)
+                self._totals.batches_hot += len(batches)
                 self._send(batches)
             elif self._feed.is_ready:
                 self._read_from_disk()
                 return
             else:
                 break
+        self._note_stall()
         if self._feed.is_done and not self._ended:
             self._ended = True
             self._connection.send(pack(Kind.END, self.id))
+
+    def _note_stall(self) -> None:
+        if not self._feed.is_ready:
+            self._stalled_at = 0.0
+        elif not self._stalled_at:
+            self._stalled_at = self._clock.monotonic()
 
     def _read_from_disk(self) -> None:
         self._reading = True
@@ -145,11 +179,11 @@ class PushSubscription:
             self.end(error)
             return
         elif error is not None:
-            logger.error("reading stream %s failed", self._feed.stream.name, exc_info=error)
+            logger.error(Event("reading failed", stream=self._feed.stream.name), exc_info=error)
             self.end(InternalError(f"the server failed to read: {type(error).__name__}: {error}"))
             return
         elif future.result():
-            self.batches_disk += len(future.result())
+            self._totals.batches_disk += len(future.result())
             self._send(future.result())
         self.push()
 
@@ -165,7 +199,11 @@ class PushSubscription:
             self._send(batches[:APPEND_BATCHES_MAX])
             batches = batches[APPEND_BATCHES_MAX:]
         payloads = [batch.payload for batch in batches]
-        self._credit -= sum(len(payload) + BATCH_OVERHEAD_BYTES for payload in payloads)
+        size = sum(map(len, payloads))
+        self._credit -= size + len(payloads) * BATCH_OVERHEAD_BYTES
+        self._totals.bytes += size
+        self._totals.records += sum(batch.header.count for batch in batches)
+        self._stalled_at = 0.0
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))
 
     def _end_not_understood(self, batch: FetchedBatch) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
+from mainstem.core.histogram import Distribution
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 
 
@@ -22,7 +23,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     `bytes` are those of records that can be read. `waiting_bytes` are still on disk though nobody can read them:
     trimmed, compacted away, erased, or copied elsewhere; `gone_by_us` is when the last of them will be off the disk,
     0 if there are none. `restored` has, for every epoch that a restore from a backup ended, where the shards ended in
-    that backup.
+    that backup. `oldest_us` is about when the first record that can be read was written, as far as that was asked and
+    is known, else 0.
     """
 
     id: int
@@ -43,6 +45,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     waiting_bytes: int = 0
     gone_by_us: int = 0
     restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    oldest_us: int = 0
 
     @property
     def records(self) -> int:
@@ -78,9 +81,10 @@ class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
 
 class ListStreamsCall(msgspec.Struct, frozen=True, tag="list"):
     """Answered with the streams whose id is above `after`, in the order of their ids, as many as fit; `more` says
-    whether others follow."""
+    whether others follow. `oldest` asks for the times of their first records too."""
 
     after: int = 0
+    oldest: bool = False
 
 
 class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
@@ -123,7 +127,37 @@ class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
 
 
 class StatisticsCall(msgspec.Struct, frozen=True, tag="statistics"):
-    """Answered with the server's counters."""
+    """Answered with the server's counters and histograms."""
+
+
+class ConnectionsCall(msgspec.Struct, frozen=True, tag="connections"):
+    """Answered with the connections whose id is above `after`, in the order of their ids, as many as fit; `more` says
+    whether others follow. Only to be asked of a server whose counters have `started_us`: an older one does not know
+    this call and ends the connection."""
+
+    after: int = 0
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True):
+    """A client as the server sees it. `client` is what it calls itself, which may be anything; its appends are counted
+    since it connected.
+
+    `behind` says of the subscription that is furthest behind how many records it has still to get, of the stream
+    `behind_stream`. `stalled_us` says for how long a subscription has had records to get and could not be sent any,
+    because the client takes none. `waiting` says that its appends wait for the log.
+    """
+
+    id: int
+    client: str
+    address: str
+    connected_us: int
+    appends: int
+    append_bytes: int
+    subscriptions: int
+    behind: int
+    behind_stream: str
+    stalled_us: int
+    waiting: bool
 
 
 Call = (
@@ -136,6 +170,7 @@ Call = (
     | EraseKeyCall
     | OffsetsAtTimeCall
     | StatisticsCall
+    | ConnectionsCall
 )
 
 
@@ -185,6 +220,9 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     counters: dict[str, int] = {}
     more: bool = False
     erased: "Erasure | None" = None
+    histograms: dict[str, Distribution] = {}
+    connections: tuple[ConnectionInfo, ...] = ()
+    server: str = ""
 
 
 AppendResult = int | MainstemError

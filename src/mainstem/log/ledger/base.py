@@ -150,6 +150,14 @@ class OldestEntries(NamedTuple):
     blocks: dict[int, int]
 
 
+class BlockTotals(NamedTuple):
+    """All blocks together: how many, their bytes, and the bytes in them that entries point to."""
+
+    blocks: int
+    bytes: int
+    live_bytes: int
+
+
 class LedgerReader(Protocol):
     """Committed rows, for readers. Any thread; no read transaction outlives a call."""
 
@@ -178,6 +186,12 @@ class LedgerReader(Protocol):
         ...
 
     def list_blocks(self) -> Sequence[BlockRow]: ...
+
+    def block_totals(self) -> BlockTotals: ...
+
+    def dead_totals(self) -> Mapping[int, int]:
+        """For every stream that has any, how many bytes of it in blocks nothing points to any more."""
+        ...
 
     def dead_bytes(self, stream: int) -> dict[int, int]:
         """For every block that is still there, how many bytes of this stream in it nothing points to any more."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from mainstem.log.ledger.base import (
     AppliedPlace,
     BlockRow,
+    BlockTotals,
     Changes,
     Entry,
     OldestEntries,
@@ -95,6 +96,18 @@ class MemoryLedger:
     def list_blocks(self) -> list[BlockRow]:
         with self._lock:
             return [self._blocks[block] for block in sorted(self._blocks)]
+
+    def block_totals(self) -> BlockTotals:
+        rows = self.list_blocks()
+        sizes = (max(row.bytes, row.live_bytes) for row in rows)
+        return BlockTotals(len(rows), sum(sizes), sum(row.live_bytes for row in rows))
+
+    def dead_totals(self) -> dict[int, int]:
+        totals: dict[int, int] = defaultdict(int)
+        with self._lock:
+            for (stream, _), size in self._dead.items():
+                totals[stream] += size
+        return dict(totals)
 
     def dead_bytes(self, stream: int) -> dict[int, int]:
         with self._lock:

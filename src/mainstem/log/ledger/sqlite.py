@@ -28,6 +28,7 @@ from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import (
     AppliedPlace,
     BlockRow,
+    BlockTotals,
     Changes,
     Entry,
     OldestEntries,
@@ -260,6 +261,14 @@ class SqliteLedgerReader:
 
     def list_blocks(self) -> list[BlockRow]:
         return [BlockRow._make(row) for row in self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks ORDER BY id")]
+
+    def block_totals(self) -> BlockTotals:
+        # A block that grows has no size yet, only what points into it.
+        sql = "SELECT count(*), coalesce(sum(max(bytes, live_bytes)), 0), coalesce(sum(live_bytes), 0) FROM blocks"
+        return BlockTotals._make(self._rows(sql)[0])
+
+    def dead_totals(self) -> dict[int, int]:
+        return dict(self._rows("SELECT stream, sum(bytes) FROM dead GROUP BY stream"))
 
     def dead_bytes(self, stream: int) -> dict[int, int]:
         rows = self._rows("SELECT block, bytes FROM dead WHERE stream = ?", (stream,))

@@ -1,0 +1,20 @@
+"""Text from outside that is safe to show: one line, no control characters, nothing a terminal would act on."""
+
+from typing import Final
+
+_SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def one_line(text: str, chars_max: int = 1_000) -> str:
+    """The text with everything that cannot be printed written as an escape, cut after about `chars_max` characters.
+
+    That is line breaks, terminal escapes, marks that change the direction of writing, and halves of surrogate pairs.
+    """
+    cut = text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"
+    if cut.isprintable():
+        return cut
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in cut)
+
+
+def _escaped(letter: str) -> str:
+    return _SHORT.get(letter) or letter.encode("unicode_escape", "surrogatepass").decode("ascii")
