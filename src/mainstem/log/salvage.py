@@ -47,6 +47,7 @@ from mainstem.log.frame import (
     FrameKind,
     parse_header,
 )
+from mainstem.log.ledger.inspector import LedgerInspector
 from mainstem.log.walk import DamagedRange, FoundFrame, FrameWalk
 
 SALVAGED_SCHEMA: Final = pa.schema(
@@ -286,6 +287,27 @@ def write_parquet(salvage: Salvage, output: Path) -> SalvageReport:
     finally:
         part.unlink(missing_ok=True)
     return salvage.report
+
+
+def names_beside(block: Path) -> dict[int, str]:
+    """The names of streams, if the block lies in a data folder whose ledger, or a copy of it, can be read."""
+    folder = block.absolute().parent.parent
+    for path in (folder / "ledger.db", *sorted((folder / "snapshots").glob("ledger-*.db"), reverse=True)):
+        if not path.is_file():
+            continue
+        try:
+            ledger = LedgerInspector(path)
+        except MainstemError:
+            continue
+        try:
+            ledger.check_pages()
+            ledger.format()
+            return {row.id: row.name for row in ledger.list_streams()}
+        except (MainstemError, KeyError):
+            continue
+        finally:
+            ledger.close()
+    return {}
 
 
 def _groups(salvage: Salvage) -> Iterator[pa.Table]:
