@@ -156,9 +156,12 @@ class BlockCheck:
         header = self.header(block)
         if isinstance(header, BlockHeader) and self._log_uuid and header.log_uuid.hex() != self._log_uuid:
             yield from self._header_findings(block)
-        elif isinstance(header, BlockHeader) and header.first_flush > applied and self._has_flush(block):
-            pass  # a start applies it: told with the flushes that are to be applied
-        elif self._has_flush(block):
+        elif isinstance(header, FrameDamaged) and self._blocks.size(block) > BLOCK_HEADER_BYTES:
+            what = f"the ledger does not know this block, and its header cannot be trusted: {header.reason}"
+            yield Finding(Severity.WARNING, "block-unknown", what, self._commands.salvage(file), file)
+        elif isinstance(header, BlockHeader) and self._has_flush(block):
+            if header.first_flush > applied:
+                return  # a start applies it: told with the flushes that are to be applied
             what = "the ledger does not know this block: nothing points into it, and the log does without it"
             yield Finding(Severity.WARNING, "block-unknown", what, self._commands.salvage(file), file)
         else:
@@ -217,14 +220,13 @@ class BlockCheck:
     # Bytes.
 
     def sampled(self) -> Iterator[Finding]:
-        """The first and the last entry of every block can be read."""
+        """The first and the last entry of every block can be read, but for the newest, which is read wholly."""
         if self._view is None:
             return
         for entry in self._view.samples:
-            if entry.block in self._given_up:
+            if entry.block in self._given_up or entry.block == self._view.applied.block:
                 continue
             for stream, shard, first, last, position in self._losses(entry):
-                self._given_up.add(entry.block)
                 what = f"records {first} to {last} of stream {stream!r} shard {shard} cannot be read"
                 yield self._damage("records-damaged", entry.block, what, position)
 

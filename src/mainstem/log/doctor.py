@@ -261,7 +261,8 @@ class Doctor:
         self._add(check.files())
         self._add(check.unknown(is_written=self._surroundings.writer is not None))
         self._add(check.place())
-        self._add(check.sampled())
+        if not deep:
+            self._add(check.sampled())
         chosen = check.to_walk(deep=deep)
         total = sum(map(check.size, chosen))
         for block in chosen:
