@@ -235,10 +235,10 @@ class BlockCheck:
         if self._view is None:
             chosen = self._numbers if deep else self._numbers[-1:]
         else:
+            # Dead ones too, while they are there: a ledger that is made anew may need what is in them.
             newest = self._view.applied.block
-            rows = self._view.blocks.values()
-            chosen = [row.id for row in rows if row.id <= newest and not row.dead_us and (deep or row.id == newest)]
-        return [block for block in chosen if block not in self._given_up]
+            chosen = [block for block in self._view.blocks if block <= newest and (deep or block == newest)]
+        return [block for block in chosen if block not in self._given_up and self.size(block)]
 
     def size(self, block: int) -> int:
         try:

@@ -238,9 +238,9 @@ class Doctor:
         for look in range(_WAL_LOOKS):
             if look:
                 self._clock.sleep(_PAUSE_SECONDS / _WAL_LOOKS)
-            begin = _beginning(path)
+            begin = wal.read_header(path)
             damaged_at = wal.verify(path).damaged_at
-            if damaged_at is None or begin != _beginning(path):
+            if damaged_at is None or begin != wal.read_header(path):
                 return
             seen.add((begin, damaged_at))
         if len(seen) == 1:
@@ -396,15 +396,6 @@ def _contradictions(view: LedgerView) -> Iterator[str]:
         found = view.block_sums[block].bytes if block in view.block_sums else 0
         if found != known.live_bytes:
             yield f"block {block}: entries have {found} bytes in it, its row says {known.live_bytes}"
-
-
-def _beginning(path: Path) -> bytes:
-    """The header of a WAL, which changes when it begins anew."""
-    try:
-        with path.open("rb") as file:
-            return file.read(wal.HEADER_BYTES)
-    except FileNotFoundError:
-        return b""
 
 
 def _is_known(folder: str, name: str) -> bool:

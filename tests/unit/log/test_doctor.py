@@ -367,6 +367,9 @@ def test_a_dead_block_may_be_gone(data):
         data,
         "DELETE FROM entries; UPDATE blocks SET live_bytes = 0, dead_us = 5; UPDATE shards SET bytes = 0, start = next",
     )
+    frame = frame_of(data, 1, FrameKind.COMMAND)
+    flip(block(data, 1), frame.position)
+    assert only(data, "bytes-damaged").severity == Severity.WARNING
     block(data, 1).unlink()
     assert codes(data) <= {"snapshot-lacking"}
 

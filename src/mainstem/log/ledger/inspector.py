@@ -19,6 +19,7 @@ from urllib.parse import quote
 import apsw
 
 from mainstem.core.errors import LedgerDamaged
+from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import AppliedPlace, BlockRow, Entry, ShardKey, ShardRow, StreamRow
 from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader
 
@@ -105,14 +106,15 @@ class LedgerInspector(SqliteLedgerReader):
         return db
 
     def _uri(self) -> str:
-        wal = self.path.with_name(self.path.name + "-wal")
-        if not wal.exists() or not wal.stat().st_size:
+        log = self.path.with_name(self.path.name + "-wal")
+        if not wal.read_header(log):
+            # SQLite would make a missing one, and try for ten seconds to make sense of one whose header is damaged.
             return f"file:{quote(str(self.path))}?immutable=1"
         if self.path.with_name(self.path.name + "-shm").exists():
             return f"file:{quote(str(self.path))}?readonly_shm=1"
         if self._copy is None:
             self._copy = tempfile.TemporaryDirectory(prefix="mainstem-doctor-")
-            for source in (self.path, wal):
+            for source in (self.path, log):
                 shutil.copyfile(source, Path(self._copy.name) / source.name)
         return f"file:{quote(str(Path(self._copy.name) / self.path.name))}"
 
@@ -130,6 +132,8 @@ class LedgerInspector(SqliteLedgerReader):
                 return super()._rows(sql, bindings)
             except (apsw.ReadOnlyError, apsw.BusyError):
                 time.sleep(_TRY_SECONDS)
+            except apsw.ProtocolError as error:  # SQLite has tried for ten seconds
+                raise LedgerDamaged(f"{self.path.name}: {error}") from error
         raise LedgerDamaged(f"{self.path.name} could not be read for a while: another process holds it")
 
     def check_pages(self) -> None:
