@@ -30,7 +30,8 @@ app = typer.Typer(
     name="mainstem",
     cls=_InOrder,
     help="A durable, ordered log: serve it, write to it, read it.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such stream, 4 cannot connect, 5 refused, 130 Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such stream, 4 cannot connect, 5 refused, "
+    "6 and 7 of doctor: warnings, damage, 130 Ctrl-C.",
     add_completion=False,
     pretty_exceptions_enable=False,
     # Plain help: it fits narrow terminals, and what is copied from it is complete.

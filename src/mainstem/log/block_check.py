@@ -68,6 +68,8 @@ class BlockCheck:
         self._headers: dict[int, BlockHeader | FrameDamaged] = {}
         # Blocks with a finding that makes others about the same bytes superfluous.
         self._given_up: set[int] = set()
+        # Block and byte of the commit frame that was found damaged.
+        self._commit_told = (0, 0)
 
     # Files and rows.
 
@@ -137,13 +139,12 @@ class BlockCheck:
             self._headers[block] = found
         return found
 
-    def unknown(self, *, is_written: bool) -> Iterator[Finding]:
-        """Files of blocks that the ledger does not know. `is_written`: a process may just have begun one."""
+    def unknown(self) -> Iterator[Finding]:
+        """Files of blocks that the ledger does not know."""
         if self._view is None or self._ledger is None:
             return
-        newest = max(self._view.blocks, default=0)
         for block in self._numbers:
-            if block in self._view.blocks or self._ledger.load_block(block) or (is_written and block > newest):
+            if block in self._view.blocks or self._ledger.load_block(block):
                 continue
             try:
                 yield from self._unknown_findings(block)
@@ -164,7 +165,8 @@ class BlockCheck:
                 return  # a start applies it: told with the flushes that are to be applied
             what = "the ledger does not know this block: nothing points into it, and the log does without it"
             yield Finding(Severity.WARNING, "block-unknown", what, self._commands.salvage(file), file)
-        else:
+        elif block < max(self._view.blocks, default=0):
+            # The newest may be one that a process is just beginning.
             what = "a block that was begun and not used; nothing in it was acknowledged"
             yield Finding(Severity.NOTE, "block-unfinished", what, self._commands.remove(file), file)
 
@@ -188,6 +190,7 @@ class BlockCheck:
             reason = "the block is missing"
         if reason and place.block not in self._given_up:
             what = f"flush {place.number}, the last one in the ledger, cannot be read back: {reason}"
+            self._commit_told = (place.block, place.commit_position)
             yield self._damage("commit-damaged", place.block, what, place.commit_position)
 
     def gap_after(self, snapshot: int) -> tuple[int, int] | None:
@@ -249,7 +252,9 @@ class BlockCheck:
     def walked(self, block: int, progress: Progress) -> Iterator[Finding]:
         """Every frame of a block is what was written."""
         try:
-            damages = self._damages(block, progress)
+            damages = (
+                damage for damage in self._damages(block, progress) if (block, damage.begin) != self._commit_told
+            )
             for damage in islice(damages, _SHOWN_MAX):
                 yield self._told(block, damage)
             for damage in islice(damages, 1):

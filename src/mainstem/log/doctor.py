@@ -259,7 +259,7 @@ class Doctor:
         self._check = check
         self._say("blocks")
         self._add(check.files())
-        self._add(check.unknown(is_written=self._surroundings.writer is not None))
+        self._add(check.unknown())
         self._add(check.place())
         if not deep:
             self._add(check.sampled())
@@ -302,8 +302,9 @@ class Doctor:
             if not self._has_moved():
                 yield Finding(Severity.DAMAGE, "start-refused", str(error), self._commands.restore())
             return
-        if count:
-            what = f"{count} flushes are in the blocks and not in the ledger; the next start applies them"
+        if count and not self._has_moved():
+            what = f"flushes {place.number + 1} to {place.number + count} are in the blocks and not in the ledger; "
+            what += "the next start applies them"
             yield Finding(Severity.NOTE, "flushes-to-apply", what, self._commands.serve(), "ledger.db")
 
     def _has_moved(self) -> bool:
@@ -323,8 +324,8 @@ class Doctor:
     def _snapshot_files(self) -> Iterator[Finding]:
         if not (self._path / "snapshots").exists():
             return
-        newest = 0
-        for number in self._snapshots.numbers():
+        newest, numbers = 0, self._snapshots.numbers()
+        for number in numbers:
             path = self._snapshots.path(number)
             file = f"snapshots/{path.name}"
             try:
@@ -337,7 +338,9 @@ class Doctor:
             elif path.exists():
                 what = f"this copy of the ledger cannot be used: {problem}"
                 yield Finding(Severity.WARNING, "snapshot-damaged", what, self._commands.remove(file), file)
-        yield from self._rebuildable(newest)
+        # One that went meanwhile has made room for a newer one.
+        if all(self._snapshots.path(number).exists() for number in numbers):
+            yield from self._rebuildable(newest)
 
     def _rebuildable(self, snapshot: int) -> Iterator[Finding]:
         """Blocks that are gone held flushes; a ledger can be made anew only from a copy that has them."""

@@ -458,7 +458,7 @@ def test_the_last_flush_in_the_ledger_cannot_be_read_back(data):
     newest = len(list((data / "blocks").iterdir()))
     frame = [found for found in frames(data, newest) if found.kind == FrameKind.COMMIT][-1]
     flip(block(data, newest), frame.position + 20)
-    assert "commit-damaged" in codes(data, deep=False)
+    assert only(data, "commit-damaged", deep=False).position == frame.position
 
 
 def test_blocks_that_end_before_the_ledger_does(data):
@@ -483,10 +483,14 @@ def test_a_block_that_was_begun_and_not_used(data):
     newest = len(list((data / "blocks").iterdir()))
     flush = max(found.flush for found in frames(data, newest)) + 1
     block(data, 9).write_bytes(dataclasses.replace(header, block=9, first_flush=flush).pack())
+    # It might be one that a process is just beginning, until there is a newer one.
+    assert told(data) == []
+    Log(data, TINY).close()
+    log = Log(data, TINY)
+    make_stream(log, "later")
+    log.close()
     found = only(data, "block-unfinished")
     assert (found.severity, found.command) == (Severity.NOTE, f"rm -r {block(data, 9)}")
-    # One that a running writer has just begun is not even that.
-    assert "block-unfinished" not in codes(data, surroundings=dataclasses.replace(ROOMY, writer=1))
 
 
 def test_a_block_that_cannot_be_read(data, monkeypatch):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mainstem
+from mainstem.consume.record import Record
 from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
@@ -25,8 +26,6 @@ from mainstem.log.frame import (
 )
 from mainstem.log.salvage import SALVAGED_SCHEMA, Salvage, SalvageReport, names_beside, write_parquet
 from tests.unit.log.parts import LOG_UUID, NOW_US, make_batch, make_place
-
-Row = tuple[str, int, int, bytes | None, bytes | None]
 
 
 def salvage(path: Path, output: Path, **options) -> tuple[SalvageReport, list[dict]]:
@@ -44,7 +43,7 @@ def salvage(path: Path, output: Path, **options) -> tuple[SalvageReport, list[di
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> tuple[Path, dict[tuple[str, int, int], dict]]:
+def written(tmp_path_factory) -> tuple[Path, dict[tuple[str, int, int], Record]]:
     """A block that was closed, and its records as a reader sees them."""
     folder = tmp_path_factory.mktemp("salvage") / "data"
     expected = {}

@@ -24,6 +24,7 @@ from mainstem.log.ledger.base import AppliedPlace, BlockRow, Entry, ShardKey, Sh
 from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader
 
 # A writer that is just restarting its WAL turns a reader away for a moment.
+_BUSY_MS = 1_000
 _TRIES = 100
 _TRY_SECONDS = 0.02
 # Wrong rows that are named one by one.
@@ -100,9 +101,12 @@ class LedgerInspector(SqliteLedgerReader):
 
     def _connect(self) -> apsw.Connection:
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        db = apsw.Connection(self._uri(), flags=flags)
-        db.set_busy_timeout(1_000)
-        db.execute("PRAGMA query_only = ON; PRAGMA temp_store = MEMORY")
+        try:
+            db = apsw.Connection(self._uri(), flags=flags)
+            db.set_busy_timeout(_BUSY_MS)
+            db.execute("PRAGMA query_only = ON; PRAGMA temp_store = MEMORY")
+        except (apsw.Error, OSError) as error:
+            raise LedgerDamaged(f"{self.path.name}: {error}") from error
         return db
 
     def _uri(self) -> str:
