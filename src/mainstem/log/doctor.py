@@ -296,7 +296,9 @@ class Doctor:
             count = recovery.judge(place, in_file, self._ledger.wal_base(), wal_frames)
         except LedgerDamaged as error:
             if not self._has_moved():
-                yield self._ledger_damage("ledger-outdated", f"it is not the one that the blocks know: {error}")
+                # An older copy, or what a kill in the middle of a checkpoint leaves.
+                what = f"the next start makes it anew, without a loss: {error}"
+                yield Finding(Severity.WARNING, "ledger-outdated", what, self._commands.rebuild(), "ledger.db")
             return
         except FolderUnusable as error:
             if not self._has_moved():

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mainstem
+from mainstem.log.doctor import examine
 from tests.faults.folders import FolderImage
 from tests.integration.cli.conftest import COMMAND, Cli, environment
 
@@ -192,8 +193,9 @@ print("done")
     finally:
         writer.kill()
         writer.communicate()
-    # And what the kill leaves is healthy too.
-    Cli(tmp_path, ["--data", "data"]).run("doctor", "--deep")
+    # What the kill leaves is not damaged either; it may hit the moment in which a start does not trust the ledger.
+    left = {finding.code for finding in examine(tmp_path / "data", deep=True).findings}
+    assert left <= {"space", "flushes-to-apply", "ledger-outdated"}
 
 
 def test_as_a_user_who_may_only_read(filled):

@@ -300,7 +300,7 @@ def test_an_older_ledger(tmp_path):
     for name in ("ledger.db-wal", "ledger.db-shm"):
         (tmp_path / "data" / name).unlink()
     found = {finding.code: finding for finding in told(tmp_path / "data")}
-    assert found["ledger-outdated"].severity == Severity.DAMAGE
+    assert found["ledger-outdated"].severity == Severity.WARNING
 
 
 def test_the_ledger_of_another_log(data, tmp_path):
