@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -632,3 +633,15 @@ def test_a_rebuild_without_a_block_changes_nothing(data):
     assert (data / "ledger.db").read_bytes() == ledger
     with pytest.raises(FolderUnusable, match="no blocks"):
         rebuild(data / "snapshots")
+
+
+def test_every_code_is_on_the_page_of_the_commands():
+    root = Path(__file__).parents[3]
+    sources = [root / "src/mainstem/log" / f"{name}.py" for name in ("doctor", "block_check", "space_check")]
+    code = re.compile(r'"((?:[a-z]+-)+[a-z]+|space|writer)"')
+    used = {found for path in sources for found in code.findall(path.read_text())}
+    table = (root / "docs/cli.md").read_text().split("## What the doctor finds")[1].split("`doctor --salvage")[0]
+    listed = {
+        found for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for found in re.findall(r"`(.*?)`", row)
+    }
+    assert used == listed

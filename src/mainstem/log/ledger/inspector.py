@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -76,7 +76,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
-    """All that can be compared, as of one moment."""
+    """All that can be compared."""
 
     applied: AppliedPlace
     streams: dict[int, StreamRow]
@@ -88,7 +88,7 @@ class LedgerView:
     samples: tuple[Entry, ...]
     dead_bytes: int
     # Rows of entries that contradict themselves or their neighbours, as sentences.
-    flaws: tuple[str, ...] = field(default=())
+    flaws: tuple[str, ...]
 
 
 class LedgerInspector(SqliteLedgerReader):
@@ -177,27 +177,32 @@ class LedgerInspector(SqliteLedgerReader):
         return ShardRow(*rows[0]) if rows else ShardRow()
 
     def look(self) -> LedgerView:
-        """Everything in one read transaction, so that nothing moves meanwhile. Commits go on; checkpoints wait."""
+        """What must agree is read in one transaction, so that nothing moves meanwhile. Commits go on; checkpoints wait.
+
+        Rows of one shard are compared with each other before that, in a single statement.
+        """
+        flaws = tuple(map(_flaw, self._rows(_FLAWS_SQL)))
+        samples = tuple(self._samples())
         with self._one_moment():
-            shards = f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards"
-            by_shard = (
+            shards = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
+            by_shard = self._rows(
                 "SELECT stream, shard, min(base), max(base + span), sum(length), sum(count) FROM entries "
                 "GROUP BY stream, shard"
             )
-            by_block = (
+            by_block = self._rows(
                 "SELECT block, sum(length), min(position), max(position + length) FROM entries WHERE length > 0 "
                 "GROUP BY block"
             )
             return LedgerView(
                 self.applied(),
                 {row.id: row for row in self.list_streams()},
-                {(row[0], row[1]): ShardRow(*row[2:]) for row in self._rows(shards)},
+                {(row[0], row[1]): ShardRow(*row[2:]) for row in shards},
                 {row.id: row for row in self.list_blocks()},
-                {(row[0], row[1]): ShardSum._make(row[2:]) for row in self._rows(by_shard)},
-                {row[0]: BlockSum._make(row[1:]) for row in self._rows(by_block)},
-                tuple(self._samples()),
+                {(row[0], row[1]): ShardSum._make(row[2:]) for row in by_shard},
+                {row[0]: BlockSum._make(row[1:]) for row in by_block},
+                samples,
                 self._dead_bytes(),
-                tuple(map(_flaw, self._rows(_FLAWS_SQL))),
+                flaws,
             )
 
     def shares(self, block: int) -> list[Share]:
