@@ -136,6 +136,8 @@ class BlockCheck:
                 found = BlockScanner(self._blocks, block).header()
             except FrameDamaged as error:
                 found = error
+            except OSError as error:
+                found = FrameDamaged(0, error.strerror or str(error))
             self._headers[block] = found
         return found
 
@@ -188,6 +190,8 @@ class BlockCheck:
             reason = error.reason
         except BlockMissing:
             reason = "the block is missing"
+        except OSError as error:
+            reason = error.strerror or str(error)
         if reason and place.block not in self._given_up:
             what = f"flush {place.number}, the last one in the ledger, cannot be read back: {reason}"
             self._commit_told = (place.block, place.commit_position)

@@ -239,7 +239,10 @@ class Doctor:
             if look:
                 self._clock.sleep(_PAUSE_SECONDS / _WAL_LOOKS)
             begin = wal.read_header(path)
-            damaged_at = wal.verify(path).damaged_at
+            try:
+                damaged_at = wal.verify(path).damaged_at
+            except OSError:  # the disk does not give it
+                damaged_at = 0
             if damaged_at is None or begin != wal.read_header(path):
                 return
             seen.add((begin, damaged_at))
@@ -304,6 +307,8 @@ class Doctor:
             if not self._has_moved():
                 yield Finding(Severity.DAMAGE, "start-refused", str(error), self._commands.restore())
             return
+        except OSError:
+            return  # the file that the disk does not give is told already
         if count and not self._has_moved():
             what = f"flushes {place.number + 1} to {place.number + count} are in the blocks and not in the ledger; "
             what += "the next start applies them"

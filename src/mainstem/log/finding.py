@@ -56,7 +56,8 @@ class Commands:
         return f"mainstem doctor --salvage {block} --output {shlex.quote(Path(file).stem + '.parquet')}"
 
     def remove(self, file: str) -> str:
-        return f"rm -r {shlex.quote(str(self.folder / file))}"
+        path = self.folder / file
+        return f"{'rm -r' if path.is_dir() else 'rm'} {shlex.quote(str(path))}"
 
     def show(self, file: str) -> str:
         return f"ls -l {shlex.quote(str(self.folder / file))}"

@@ -12,6 +12,7 @@ import pytest
 
 from mainstem.core.clock import SystemClock
 from mainstem.core.errors import FolderUnusable
+from mainstem.log.disk import LocalFile
 from mainstem.log.doctor import Report, examine
 from mainstem.log.finding import Finding, Severity
 from mainstem.log.flush import DeleteStream, TrimShard
@@ -491,21 +492,26 @@ def test_a_block_that_was_begun_and_not_used(data):
     make_stream(log, "later")
     log.close()
     found = only(data, "block-unfinished")
-    assert (found.severity, found.command) == (Severity.NOTE, f"rm -r {block(data, 9)}")
+    assert (found.severity, found.command) == (Severity.NOTE, f"rm {block(data, 9)}")
 
 
-def test_a_block_that_cannot_be_read(data, monkeypatch):
-    from mainstem.log.disk import LocalFile
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("first", [0, 64])
+@pytest.mark.parametrize("number", [2, -1])
+def test_a_block_that_cannot_be_read(data, monkeypatch, number, first, deep):
+    """The disk gives nothing of it from some byte on; -1 is the newest."""
+    failing = sorted((data / "blocks").iterdir())[number - 1 if number > 0 else number]
 
     def read(self, position, length):
-        if self.path == block(data, 2) and position:
+        if self.path == failing and position >= first:
             raise OSError(5, "Input/output error")
         return reading(self, position, length)
 
     reading = LocalFile.read
     monkeypatch.setattr(LocalFile, "read", read)
-    assert "block-unreadable" in codes(data) or "records-damaged" in codes(data)
-    assert look(data).worst == Severity.DAMAGE
+    found = told(data, deep=deep)
+    assert {finding.file for finding in found if finding.severity == Severity.DAMAGE} == {f"blocks/{failing.name}"}
+    assert any("Input/output error" in finding.what or finding.code == "records-damaged" for finding in found)
 
 
 # Snapshots.
