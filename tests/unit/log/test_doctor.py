@@ -176,18 +176,6 @@ def test_files_that_sqlite_would_make_anew_stay_missing(data, names):
     assert found <= {"flushes-to-apply", "ledger-outdated"}
 
 
-def test_without_the_right_to_write(data):
-    if os.geteuid() != 0:
-        for path in (data, data / "blocks", data / "snapshots"):
-            path.chmod(0o555)
-    else:
-        # Root may write anywhere: at least nothing is opened for it.
-        before = traces(data)
-    assert told(data) == []
-    if os.geteuid() == 0:
-        assert traces(data) == before
-
-
 def test_no_folder_is_refused(tmp_path):
     with pytest.raises(FolderUnusable, match="no log in"):
         look(tmp_path)
