@@ -43,19 +43,19 @@ class Region:
 def run(seed: int, trials: int, folder: Path) -> Trials:
     result = Trials()
     made = session(SEED, STEPS)
-    regions = _regions()
-    kinds = sorted(regions)
+    places = regions()
+    kinds = sorted(places)
     rng = random.Random(f"flips {seed}")
     for trial in range(trials):
         if trial % LIVE_EVERY == LIVE_EVERY - 1:
             _flip_live(result, f"seed {seed}, trial {trial}", folder / "live", rng)
             continue
         kind = kinds[trial % len(kinds)]
-        region = rng.choice(regions[kind])
+        region = rng.choice(places[kind])
         position, bit = rng.randrange(region.begin, region.end), rng.randrange(8)
         is_source = region.file.startswith(("blocks/", "snapshots/"))
         without_ledger = is_source and rng.random() < 0.5
-        image = _flipped(made.image, region.file, position, bit)
+        image = flipped(made.image, region.file, position, bit)
         place = folder / "flip"
         (image.without("ledger.db") if without_ledger else image).put(place)
         verdict = judge(place, [made.state], refusal_allowed=True, losses_allowed=True, go_on=trial % GO_ON_EVERY == 0)
@@ -108,7 +108,7 @@ def _flip_live(result: Trials, name: str, folder: Path, rng: random.Random) -> N
         result.add_finding(f"{name}, bit {bit} of byte {position} of the WAL in use: {text}")
 
 
-def _flipped(image: FolderImage, name: str, position: int, bit: int) -> FolderImage:
+def flipped(image: FolderImage, name: str, position: int, bit: int) -> FolderImage:
     content = bytearray(image.files[name])
     content[position] ^= 1 << bit
     return image.with_file(name, bytes(content))
@@ -121,7 +121,7 @@ def _unnamed(region: Region, verdict: Verdict) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _regions() -> dict[str, list[Region]]:
+def regions() -> dict[str, list[Region]]:
     """Where bits are flipped, by kind; each kind gets as many trials as any other."""
     image = session(SEED, STEPS).image
     found: dict[str, list[Region]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.faults import (
     crash_points,
     cut,
+    examined,
     flips,
     fsync_fails,
     fuzz_server,
@@ -62,6 +63,7 @@ SUITES: dict[str, Suite] = {
     "power_loss": Suite(power_loss.run, slice=2, full=200, chunk=40, bugs={"ack_before_write": 3}, on_disk=True),
     "cut": Suite(cut.run, slice=300, full=144_000, chunk=12_000, bugs={"believe_blocks": 20}),
     "flips": Suite(flips.run, slice=152, full=10_000, chunk=2_500, bugs={"ignore_checksum": 38}),
+    "examined": Suite(examined.run, slice=100, full=10_000, chunk=2_500, bugs={"ignore_checksum": 38}),
     "ledger_lost": Suite(ledger_lost.run, slice=60, full=2_000, chunk=1_000, bugs={"trust_ledger": 60}),
     "fsync_fails": Suite(fsync_fails.run, slice=80, full=2_000, chunk=1_000, bugs={"swallow_write_error": 15}),
     "two_writers": Suite(two_writers.run, slice=10, full=200, chunk=200, bugs={"skip_lock": 5}),

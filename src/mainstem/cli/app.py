@@ -10,7 +10,7 @@ import typer
 import typer.core
 import typer.main
 
-from mainstem.cli import bench, config, demo, serve, stream, tail, top, version, write
+from mainstem.cli import bench, config, demo, doctor, serve, stream, tail, top, version, write
 from mainstem.cli.exits import ExitCode, code_of, explain
 from mainstem.cli.flags import spell_out
 
@@ -21,7 +21,7 @@ class _InOrder(typer.core.TyperGroup):
     """Lists the commands in the order of use: first what starts a log, then what works with it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        order = ("serve", "demo", "stream", "write", "tail", "top", "config", "bench", "version")
+        order = ("serve", "demo", "stream", "write", "tail", "top", "doctor", "config", "bench", "version")
         assert set(order) == set(self.commands)
         return list(order)
 
@@ -30,7 +30,8 @@ app = typer.Typer(
     name="mainstem",
     cls=_InOrder,
     help="A durable, ordered log: serve it, write to it, read it.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such stream, 4 cannot connect, 5 refused, 130 Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such stream, 4 cannot connect, 5 refused, "
+    "6 and 7 of doctor: warnings, damage, 130 Ctrl-C.",
     add_completion=False,
     pretty_exceptions_enable=False,
     # Plain help: it fits narrow terminals, and what is copied from it is complete.
@@ -44,6 +45,7 @@ app.add_typer(stream.app, name="stream")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
 app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
 app.command("bench")(bench.bench)
 app.command("version")(version.version)

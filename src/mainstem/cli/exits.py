@@ -33,6 +33,9 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     CANNOT_CONNECT = 4
     REFUSED = 5
+    # Of `mainstem doctor` only.
+    WARNINGS = 6
+    DAMAGE = 7
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -101,10 +101,15 @@ def check(
     raw_len: int,
     payload: Buffer | pa.Buffer,
     record_bytes_max: int = RECORD_BYTES_MAX,
+    *,
+    layouts: int = SENT_LAYOUTS,
 ) -> pa.RecordBatch:
-    """The batch in a payload that nobody has looked at yet, safe to use afterwards, or `InvalidPayload`."""
-    if layout >= SENT_LAYOUTS:
-        raise InvalidPayload(f"layout {layout} is not for sending; use one of 0 to {SENT_LAYOUTS - 1}")
+    """The batch in a payload that nobody has looked at yet, safe to use afterwards, or `InvalidPayload`.
+
+    Layouts from `layouts` on are refused: those that only the log itself writes, unless its files are looked at.
+    """
+    if layout >= layouts:
+        raise InvalidPayload(f"layout {layout} is not for sending; use one of 0 to {layouts - 1}")
     shape = shape_of(layout)
     codec = _codec_of(encoding)
     _check_count(count)

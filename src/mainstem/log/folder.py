@@ -134,7 +134,7 @@ class Folder:
             content = self._identity.read_bytes()
         except FileNotFoundError:
             return None
-        identity = _parse_identity(content)
+        identity = parse_identity(content)
         if identity is None:
             # The file only repeats what every block says of itself.
             logger.warning(Event("identity file damaged; the blocks say which log this is", file=self._identity))
@@ -162,7 +162,7 @@ class Folder:
         self.disk.replace(part, self._identity)
 
 
-def _parse_identity(content: bytes) -> tuple[int, str, bool] | None:
+def parse_identity(content: bytes) -> tuple[int, str, bool] | None:
     """Format, UUID and whether there are blocks, or None if this is not what was written."""
     try:
         fields = json.loads(content)

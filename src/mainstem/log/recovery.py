@@ -118,6 +118,21 @@ class Recovery:
             snapshot_wanted=is_rebuilt or journal.place_unreadable,
         )
 
+    def judge(self, place: AppliedPlace, in_file: int, wal_base: int, wal_frames: int) -> int:
+        """For whoever only looks: how many flushes a start would apply to a ledger that ends at `place`.
+
+        LedgerDamaged if a start would rebuild the ledger, FolderUnusable if it would be refused. Changes nothing.
+        """
+        journal = self._survey(place)
+        _require_trusted(place.number, in_file, wal_frames, journal)
+        _require_base(in_file, wal_base)
+        _require_complete(journal)
+        return journal.end - place.number
+
+    def rebuild(self) -> int:
+        """Put the ledger aside even if it could be used, and make it anew; how many flushes were applied for it."""
+        return self._rebuild()
+
     # The ledger.
 
     def _open_ledger(self) -> tuple[SqliteLedger, _Journal] | LedgerDamaged:
@@ -136,8 +151,7 @@ class Recovery:
             place = ledger.applied()
             journal = self._survey(place)
             _require_trusted(place.number, in_file, wal_frames, journal)
-            if in_file < ledger.wal_base():
-                raise LedgerDamaged(f"the file is of flush {in_file}, its WAL builds on {ledger.wal_base()}")
+            _require_base(in_file, ledger.wal_base())
             ledger.builds_on(in_file)
             ledger.upgrade()
         except BaseException as error:
@@ -387,11 +401,7 @@ class Recovery:
     def _replay(self, ledger: SqliteLedger, journal: _Journal) -> int:
         """Apply every flush after the ledger's own up to the journal's end; how many."""
         place = ledger.applied()
-        if journal.end < journal.applied:
-            raise FolderUnusable(
-                f"flushes {journal.end + 1} to {journal.applied} were applied to the ledger and are no longer in the "
-                "blocks; bring the missing block files back, nothing was changed"
-            )
+        _require_complete(journal)
         if journal.end == place.number:
             return 0
         # What only the page cache may hold is made durable before anything is built on it.
@@ -421,3 +431,16 @@ def _require_trusted(number: int, in_file: int, wal_frames: int, journal: _Journ
         raise LedgerDamaged(f"the file is of flush {in_file}, older than the checkpoint of {journal.checkpoint_done}")
     if journal.checkpoint_begun > journal.checkpoint_done and in_file <= journal.checkpoint_begun and not wal_frames:
         raise LedgerDamaged(f"a checkpoint up to {journal.checkpoint_begun} was begun and its WAL is gone")
+
+
+def _require_base(in_file: int, wal_base: int) -> None:
+    if in_file < wal_base:
+        raise LedgerDamaged(f"the file is of flush {in_file}, its WAL builds on {wal_base}")
+
+
+def _require_complete(journal: _Journal) -> None:
+    if journal.end < journal.applied:
+        raise FolderUnusable(
+            f"flushes {journal.end + 1} to {journal.applied} were applied to the ledger and are no longer in the "
+            "blocks; bring the missing block files back, nothing was changed"
+        )

@@ -458,7 +458,9 @@ class Upkeep:
         freed: list[int] = []
         for row in dead:
             if row.id in alive:
-                logger.error(Event("a block is said to hold nothing, yet entries point into it; it is kept", block=row.id))
+                logger.error(
+                    Event("a block is said to hold nothing, yet entries point into it; it is kept", block=row.id)
+                )
                 self._counts["upkeep_errors"] += 1
             elif row.id < needed_from:
                 self._blocks.remove(row.id)

@@ -23,7 +23,7 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import compaction, disk, folder, reader, recovery, scan, snapshots
+from mainstem.log import compaction, disk, folder, reader, recovery, scan, snapshots, walk
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
@@ -236,7 +236,9 @@ def ignore_checksum() -> Iterator[None]:
         begin = at + header.header_len
         return memoryview(data)[begin : begin + header.stored_len]
 
-    with _patched(scan, "payload_of", unchecked), _patched(reader, "payload_of", unchecked):
+    with ExitStack() as patches:
+        for module in (scan, reader, walk):
+            patches.enter_context(_patched(module, "payload_of", unchecked))
         yield
 
 

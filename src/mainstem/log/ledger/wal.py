@@ -72,6 +72,16 @@ def verify(source: str | os.PathLike[str] | Buffer, frames_expected: int | None 
         os.close(descriptor)
 
 
+def read_header(path: Path) -> bytes:
+    """The first bytes of a WAL, which change when it begins anew; none if they are not a header."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(HEADER_BYTES)
+    except FileNotFoundError:
+        return b""
+    return raw if _parse_header(raw) is not None else b""
+
+
 class _Memory:
     def __init__(self, data: Buffer) -> None:
         self._view = memoryview(data).cast("B")

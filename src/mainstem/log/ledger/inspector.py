@@ -1,0 +1,261 @@
+"""Looks at a ledger without changing a byte of its files, beside a running writer or when nobody runs.
+
+SQLite would write even for a reader: it makes a missing `-wal` or `-shm`, and the first to open a stopped ledger begins
+its `-shm` anew. So the shared memory is opened for reading only; where no writer has it in use, SQLite then keeps the
+index of the WAL in memory. A ledger without a WAL is read as a file that does not change, and one whose `-shm` was lost
+is copied first: no process can be writing it.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import apsw
+
+from mainstem.core.errors import LedgerDamaged
+from mainstem.log.ledger import wal
+from mainstem.log.ledger.base import AppliedPlace, BlockRow, Entry, ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader
+
+# A writer that is just restarting its WAL turns a reader away for a moment.
+_BUSY_MS = 1_000
+_TRIES = 100
+_TRY_SECONDS = 0.02
+# Wrong rows that are named one by one.
+_FLAWS_MAX = 20
+
+# The columns by format; what format 1 had not has its default value.
+_BLOCKS_1: Final = "id, writer_epoch, state, bytes, live_bytes, created_us"
+_STREAMS_1: Final = "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us"
+_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: f"{_BLOCKS_1}, dead_us, rewrite_us"}
+_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"}
+_SHARD_COLUMNS: Final = "start, next, stable, time_high, bytes"
+_ENTRY_COLUMNS: Final = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
+# Rows that no flush can have made, and rows that do not begin where the one before them ends. -1: the first of a shard.
+_FLAWS_SQL: Final = f"""
+SELECT stream, shard, base, span, count, length, before FROM (
+    SELECT stream, shard, base, span, count, block, position, length,
+        lag(base + span, 1, -1) OVER (PARTITION BY stream, shard ORDER BY base) AS before FROM entries)
+WHERE span < 1 OR count < 0 OR count > span OR length < 0 OR base < 0 OR (count = 0) != (length = 0)
+    OR (length = 0) != (block = 0) OR position < 0 OR (before != -1 AND before != base) LIMIT {_FLAWS_MAX}
+"""
+
+
+class ShardSum(NamedTuple):
+    """The rows of a shard together."""
+
+    first: int
+    end: int
+    bytes: int
+    records: int
+
+
+class BlockSum(NamedTuple):
+    """The rows that point into a block together."""
+
+    bytes: int
+    first_position: int
+    end_position: int
+
+
+class Share(NamedTuple):
+    """What one shard has in a block: offsets `first` to `last` at most, `records` of them."""
+
+    stream: int
+    shard: int
+    first: int
+    last: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """All that can be compared."""
+
+    applied: AppliedPlace
+    streams: dict[int, StreamRow]
+    shards: dict[ShardKey, ShardRow]
+    blocks: dict[int, BlockRow]
+    shard_sums: dict[ShardKey, ShardSum]
+    block_sums: dict[int, BlockSum]
+    # The first and the last entry of every block.
+    samples: tuple[Entry, ...]
+    dead_bytes: int
+    # Rows of entries that contradict themselves or their neighbours, as sentences.
+    flaws: tuple[str, ...]
+
+
+class LedgerInspector(SqliteLedgerReader):
+    """A reader that leaves the files as they are. One thread. `close` it: it may hold a temporary copy."""
+
+    def __init__(self, path: Path) -> None:
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._format = LEDGER_FORMAT
+        super().__init__(path)
+
+    def _connect(self) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        try:
+            db = apsw.Connection(self._uri(), flags=flags)
+            db.set_busy_timeout(_BUSY_MS)
+            db.execute("PRAGMA query_only = ON; PRAGMA temp_store = MEMORY")
+        except (apsw.Error, OSError) as error:
+            raise LedgerDamaged(f"{self.path.name}: {error}") from error
+        return db
+
+    def _uri(self) -> str:
+        log = self.path.with_name(self.path.name + "-wal")
+        if not wal.read_header(log):
+            # SQLite would make a missing one, and try for ten seconds to make sense of one whose header is damaged.
+            return f"file:{quote(str(self.path))}?immutable=1"
+        if self.path.with_name(self.path.name + "-shm").exists():
+            return f"file:{quote(str(self.path))}?readonly_shm=1"
+        if self._copy is None:
+            self._copy = tempfile.TemporaryDirectory(prefix="mainstem-doctor-")
+            for source in (self.path, log):
+                shutil.copyfile(source, Path(self._copy.name) / source.name)
+        return f"file:{quote(str(Path(self._copy.name) / self.path.name))}"
+
+    def _follow(self) -> None:
+        """Stay with the file that was opened: whoever looks again opens anew."""
+
+    def close(self) -> None:
+        super().close()
+        if self._copy is not None:
+            self._copy.cleanup()
+
+    def _rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        for _ in range(_TRIES):
+            try:
+                return super()._rows(sql, bindings)
+            except (apsw.ReadOnlyError, apsw.BusyError):
+                time.sleep(_TRY_SECONDS)
+            except apsw.ProtocolError as error:  # SQLite has tried for ten seconds
+                raise LedgerDamaged(f"{self.path.name}: {error}") from error
+        raise LedgerDamaged(f"{self.path.name} could not be read for a while: another process holds it")
+
+    def check_pages(self) -> None:
+        """Read every page; LedgerDamaged if one does not match its checksum or the tree is not sound."""
+        if str(self._rows("PRAGMA checksum_verification")[0][0]) != "1":
+            raise LedgerDamaged(f"{self.path.name} was written without page checksums")
+        rows = self._rows("PRAGMA quick_check(1)")
+        if rows != [("ok",)]:
+            raise LedgerDamaged(f"{self.path.name}: {rows[0][0] if rows else 'unreadable'}")
+
+    def format(self) -> int:
+        """The format of the rows; those of another one cannot be looked at."""
+        self._format = int(self._value("SELECT v FROM meta WHERE k = 'format'"))
+        return self._format
+
+    def wal_base(self) -> int:
+        """See SqliteLedger."""
+        rows = self._rows("SELECT v FROM meta WHERE k = 'wal_base'")
+        return int(rows[0][0]) if rows else 0
+
+    def list_blocks(self) -> list[BlockRow]:
+        sql = f"SELECT {_BLOCK_COLUMNS[self._format]} FROM blocks ORDER BY id"
+        return [BlockRow(*row) for row in self._rows(sql)]
+
+    def load_block(self, block: int) -> BlockRow | None:
+        rows = self._rows(f"SELECT {_BLOCK_COLUMNS[self._format]} FROM blocks WHERE id = ?", (block,))
+        return BlockRow(*rows[0]) if rows else None
+
+    def list_streams(self) -> list[StreamRow]:
+        return [
+            StreamRow(*row) for row in self._rows(f"SELECT {_STREAM_COLUMNS[self._format]} FROM streams ORDER BY id")
+        ]
+
+    def load_shard(self, stream: int, shard: int) -> ShardRow:
+        sql = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE stream = ? AND shard = ?"
+        rows = self._rows(sql, (stream, shard))
+        return ShardRow(*rows[0]) if rows else ShardRow()
+
+    def look(self) -> LedgerView:
+        """What must agree is read in one transaction, so that nothing moves meanwhile. Commits go on; checkpoints wait.
+
+        Rows of one shard are compared with each other before that, in a single statement.
+        """
+        flaws = tuple(map(_flaw, self._rows(_FLAWS_SQL)))
+        samples = tuple(self._samples())
+        with self._one_moment():
+            shards = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
+            by_shard = self._rows(
+                "SELECT stream, shard, min(base), max(base + span), sum(length), sum(count) FROM entries "
+                "GROUP BY stream, shard"
+            )
+            by_block = self._rows(
+                "SELECT block, sum(length), min(position), max(position + length) FROM entries WHERE length > 0 "
+                "GROUP BY block"
+            )
+            return LedgerView(
+                self.applied(),
+                {row.id: row for row in self.list_streams()},
+                {(row[0], row[1]): ShardRow(*row[2:]) for row in shards},
+                {row.id: row for row in self.list_blocks()},
+                {(row[0], row[1]): ShardSum._make(row[2:]) for row in by_shard},
+                {row[0]: BlockSum._make(row[1:]) for row in by_block},
+                samples,
+                self._dead_bytes(),
+                flaws,
+            )
+
+    def shares(self, block: int) -> list[Share]:
+        """Which records point into a block."""
+        sql = (
+            "SELECT stream, shard, min(base), max(base + span) - 1, sum(count) FROM entries WHERE block = ? "
+            "GROUP BY stream, shard"
+        )
+        return [Share._make(row) for row in self._rows(sql, (block,))]
+
+    def entries_at(self, block: int, begin: int, end: int, limit: int) -> list[Entry]:
+        """Entries with a byte in `begin` to `end - 1` of a block."""
+        sql = (
+            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE block = ? AND position < ? AND position + length > ? "
+            "ORDER BY stream, shard, base LIMIT ?"
+        )
+        return list(map(_entry, self._rows(sql, (block, end, begin, limit))))
+
+    def _samples(self) -> Iterator[Entry]:
+        # SQLite takes the other columns from the row with the lowest, or highest, position.
+        for chosen in ("min", "max"):
+            sql = f"SELECT {_ENTRY_COLUMNS}, {chosen}(position) FROM entries WHERE length > 0 GROUP BY block"
+            yield from (_entry(row[:-1]) for row in self._rows(sql))
+
+    def _dead_bytes(self) -> int:
+        return int(self._value("SELECT coalesce(sum(bytes), 0) FROM dead")) if self._format > 1 else 0
+
+    @contextmanager
+    def _one_moment(self) -> Iterator[None]:
+        self._rows("BEGIN")
+        try:
+            yield
+        finally:
+            self._rows("ROLLBACK")
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    return Entry._make((*row[:-1], row[-1] or b""))
+
+
+def _flaw(row: tuple[Any, ...]) -> str:
+    stream, shard, base, span, count, length, before = row
+    where = f"the entry at offset {base} of stream {stream} shard {shard}"
+    if before not in (-1, base):
+        return f"{where} does not begin where the one before it ends, at {before}"
+    return f"{where} cannot be: span {span}, {count} records, {length} bytes"
+
+
+def snapshot_number(path: Path) -> int:
+    """The last flush in a copy of the ledger that stands alone, after reading every page of it; else LedgerDamaged."""
+    copy = LedgerInspector(path)
+    try:
+        copy.check_pages()
+        return copy.applied().number
+    finally:
+        copy.close()
