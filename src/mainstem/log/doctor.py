@@ -22,7 +22,7 @@ from mainstem.log.folder import FORMAT, parse_identity
 from mainstem.log.frame import FrameDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.inspector import LedgerInspector, LedgerView, snapshot_number
-from mainstem.log.ledger.sqlite import LEDGER_FORMAT, number_without_wal
+from mainstem.log.ledger.sqlite import LEDGER_FORMAT, place_without_wal
 from mainstem.log.recovery import Recovery
 from mainstem.log.scan import BlockScanner
 from mainstem.log.snapshots import Snapshots
@@ -294,8 +294,9 @@ class Doctor:
         place = self._view.applied
         recovery = Recovery(self._ledger_path, self._snapshots, self._blocks, self._log_uuid, self._ledger.epoch())
         try:
-            in_file = number_without_wal(self._ledger_path)
-            wal_frames = wal.verify(self._ledger_path.with_name("ledger.db-wal")).last_commit_frame
+            in_file = place_without_wal(self._ledger_path).number
+            report = wal.verify(self._ledger_path.with_name("ledger.db-wal"))
+            wal_frames = report.last_commit_frame or int(report.has_restarted)
             count = recovery.judge(place, in_file, self._ledger.wal_base(), wal_frames)
         except LedgerDamaged as error:
             if not self._has_moved():

@@ -169,7 +169,8 @@ class Recovery:
         report = wal.verify(path)
         if report.damaged_at is not None:
             raise LedgerDamaged(f"{path.name} is damaged at byte {report.damaged_at}")
-        return report.last_commit_frame
+        # One that begins anew has nothing yet to add to the database file, which a checkpoint completed before that.
+        return report.last_commit_frame or int(report.has_restarted)
 
     def _check_identity(self, ledger: SqliteLedger) -> None:
         if ledger.log_uuid() != self._log_uuid:

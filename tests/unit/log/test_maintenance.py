@@ -1,10 +1,13 @@
 """Checkpoints: announced before they begin, and no reason for doubt when the process ends in between."""
 
 import shutil
+import struct
 
+import numpy as np
 import pytest
 
 from mainstem.core.errors import FolderUnusable
+from mainstem.log.ledger import wal
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from tests.faults.reading import judge
@@ -119,3 +122,42 @@ def test_an_older_file_under_a_wal_from_after_a_checkpoint_is_not_trusted(tmp_pa
     assert again.reader.shard(stream, 0).next == count
     assert len(again.ledger.entries_from(stream, 0, 0, 9_999)) == count
     again.close()
+
+
+def test_a_kill_after_the_header_of_a_new_wal_is_no_reason_for_doubt(tmp_path, monkeypatch):
+    """The first commit after a checkpoint begins the WAL anew: the header first, then its frames."""
+    path = tmp_path / "data"
+    log = Log(path, LogOptions(checkpoint_bytes=64 << 10))
+    stream = make_stream(log)
+    checkpoint, store = log._ledger.checkpoint, log._ledger.store
+    done: list[bool] = []
+    monkeypatch.setattr(log._ledger, "checkpoint", lambda: done.append(checkpoint()) or done[-1])
+
+    def killed(changes):
+        if done:
+            raise OSError("killed (injected)")
+        store(changes)
+
+    monkeypatch.setattr(log._ledger, "store", killed)
+    count = 0
+    with pytest.raises(FolderUnusable):
+        while True:
+            append_values(log, stream, b"%d" % count)
+            count += 1
+    assert done == [True]
+    log.close()
+    with open(path / "ledger.db-wal", "r+b") as file:
+        words = struct.unpack(">6I", file.read(24))
+        head = struct.pack(">6I", *words[:4], (words[4] + 1) % (1 << 32), words[5] ^ 0x5A5A)
+        weights = wal._weights(6)
+        order = ">u4" if words[0] & 1 else "<u4"
+        sums = wal._contributions(np.frombuffer(head, order).astype(np.uint32)[None, :], weights)[0]
+        file.seek(0)
+        file.write(head + struct.pack(">2I", *sums.tolist()))
+    report = wal.verify(path / "ledger.db-wal")
+    assert (report.last_commit_frame, report.damaged_at, report.has_restarted) == (0, None, True)
+    again = Log(path)
+    # The flush that met the kill is durable in its block.
+    assert again.reader.shard(stream, 0).next == count + 1
+    again.close()
+    assert not (path / "damaged-1").exists()

@@ -96,7 +96,7 @@ class LedgerInspector(SqliteLedgerReader):
 
     def __init__(self, path: Path) -> None:
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._format = LEDGER_FORMAT
+        self._found_format = LEDGER_FORMAT
         super().__init__(path)
 
     def _connect(self) -> apsw.Connection:
@@ -150,8 +150,8 @@ class LedgerInspector(SqliteLedgerReader):
 
     def format(self) -> int:
         """The format of the rows; those of another one cannot be looked at."""
-        self._format = int(self._value("SELECT v FROM meta WHERE k = 'format'"))
-        return self._format
+        self._found_format = int(self._value("SELECT v FROM meta WHERE k = 'format'"))
+        return self._found_format
 
     def wal_base(self) -> int:
         """See SqliteLedger."""
@@ -159,16 +159,17 @@ class LedgerInspector(SqliteLedgerReader):
         return int(rows[0][0]) if rows else 0
 
     def list_blocks(self) -> list[BlockRow]:
-        sql = f"SELECT {_BLOCK_COLUMNS[self._format]} FROM blocks ORDER BY id"
+        sql = f"SELECT {_BLOCK_COLUMNS[self._found_format]} FROM blocks ORDER BY id"
         return [BlockRow(*row) for row in self._rows(sql)]
 
     def load_block(self, block: int) -> BlockRow | None:
-        rows = self._rows(f"SELECT {_BLOCK_COLUMNS[self._format]} FROM blocks WHERE id = ?", (block,))
+        rows = self._rows(f"SELECT {_BLOCK_COLUMNS[self._found_format]} FROM blocks WHERE id = ?", (block,))
         return BlockRow(*rows[0]) if rows else None
 
     def list_streams(self) -> list[StreamRow]:
         return [
-            StreamRow(*row) for row in self._rows(f"SELECT {_STREAM_COLUMNS[self._format]} FROM streams ORDER BY id")
+            StreamRow(*row)
+            for row in self._rows(f"SELECT {_STREAM_COLUMNS[self._found_format]} FROM streams ORDER BY id")
         ]
 
     def load_shard(self, stream: int, shard: int) -> ShardRow:
@@ -228,7 +229,7 @@ class LedgerInspector(SqliteLedgerReader):
             yield from (_entry(row[:-1]) for row in self._rows(sql))
 
     def _dead_bytes(self) -> int:
-        return int(self._value("SELECT coalesce(sum(bytes), 0) FROM dead")) if self._format > 1 else 0
+        return int(self._value("SELECT coalesce(sum(bytes), 0) FROM dead")) if self._found_format > 1 else 0
 
     @contextmanager
     def _one_moment(self) -> Iterator[None]:

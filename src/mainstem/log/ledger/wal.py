@@ -52,6 +52,7 @@ class WalReport:
 
     last_commit_frame: int  # how many frames there are up to the last commit in the chain; 0 without one
     damaged_at: int | None  # the position of the frame (0: the header) that is wrong and should not be
+    has_restarted: bool = False  # over the frames of the one before, all of which were then in the database file
 
 
 def verify(source: str | os.PathLike[str] | Buffer, frames_expected: int | None = None) -> WalReport:
@@ -164,11 +165,14 @@ class _Chain:
         self._committed = 0  # up to the last commit in the chain
         self._is_ended = False
         self._has_lost_commit = False  # a commit with this WAL's salts lies behind the break
+        self._has_restarted = False  # frames of the WAL before this one lie behind its own
 
     def add(self, frames: npt.NDArray[Any]) -> None:
         """The next frames of the file, whether they belong to the chain or not."""
         is_ours = (frames[:, 2] == self._header.salts[0]) & (frames[:, 3] == self._header.salts[1])
         commits = frames[:, 1].astype(np.int64)
+        # A WAL begins anew with the first salt plus 1, and only when a checkpoint was complete and synced.
+        self._has_restarted |= bool((frames[:, 2] == (self._header.salts[0] - 1) % (1 << 32)).any())
         if not self._is_ended:
             valid = self._follow(frames, is_ours, commits)
             if valid == len(frames):
@@ -194,7 +198,8 @@ class _Chain:
     def report(self, frames_expected: int | None) -> WalReport:
         position = HEADER_BYTES + self._frames * self._header.frame_bytes
         is_short = frames_expected is not None and self._committed < frames_expected
-        return WalReport(self._committed, position if self._has_lost_commit or is_short else None)
+        damaged_at = position if self._has_lost_commit or is_short else None
+        return WalReport(self._committed, damaged_at, self._has_restarted)
 
 
 def _pair(words: Words) -> State:
