@@ -98,11 +98,8 @@ class Log:
             folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max, folder.note_block
         )
         self._file = file
-        known = {row.id: row for row in ledger.list_blocks()}
-        for block in sorted({*known, *folder.blocks.list()}):
-            # Of an earlier life: those that were open, and those that it made and did not come to use.
-            if block not in known or known[block].state == "open":
-                file.seal_later(block, _size_if_there(folder.blocks, block))
+        for block in recovered.ended:
+            file.seal_later(block, _size_if_there(folder.blocks, block))
         self._applier = Applier(ledger)
         self.hot = HotTail(options.hot_tail_bytes)
         self._maintenance = Maintenance(

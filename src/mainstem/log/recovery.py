@@ -59,6 +59,8 @@ class Recovered:
     replayed: int
     # The ledger was rebuilt, or its last flush cannot be read back: a new snapshot should be taken soon.
     snapshot_wanted: bool
+    # Blocks of earlier lives that will not grow any more: those that were open, and those that were begun and not used.
+    ended: list[int]
 
 
 @dataclass(slots=True)
@@ -116,7 +118,26 @@ class Recovery:
             checkpoint_done=journal.checkpoint_done,
             replayed=replayed,
             snapshot_wanted=is_rebuilt or journal.place_unreadable,
+            ended=self._ended(ledger),
         )
+
+    def _ended(self, ledger: SqliteLedger) -> list[int]:
+        known = {row.id: row for row in ledger.list_blocks()}
+        return [
+            number
+            for number in sorted({*known, *self._numbers})
+            if (known[number].state == "open" if number in known else not self._has_flush(number))
+        ]
+
+    def _has_flush(self, number: int) -> bool:
+        """Whether a block that no row knows begins with a flush that counts. How it came here is not for us to say, so
+        it is left alone."""
+        following = self._first_flush_after([later for later in self._numbers if later > number])
+        try:
+            first = next(BlockScanner(self._blocks, number).flushes(), None)
+        except FrameDamaged:
+            return False
+        return first is not None and (following is None or first.flush.number < following)
 
     def judge(self, place: AppliedPlace, in_file: int, wal_base: int, wal_frames: int) -> int:
         """For whoever only looks: how many flushes a start would apply to a ledger that ends at `place`.
