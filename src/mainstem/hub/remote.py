@@ -46,6 +46,7 @@ from mainstem.transport.port import (
     Call,
     DeleteStreamCall,
     EndReached,
+    EpochChanged,
     StreamInfo,
     checked,
 )
@@ -113,6 +114,7 @@ class RemotePort:
         self._is_crowd = False
         self._subscriptions: dict[int, RemoteSubscription] = {}
         self._log_uuid = ""
+        self._epoch = 0
         self._heartbeat = 5.0
         self._idle_timeout = 15.0
         self._was_welcomed = False
@@ -388,17 +390,19 @@ class RemotePort:
             raise error
         if self._log_uuid:
             logger.warning("connected to %s again", self._where)
+        if self._epoch not in (0, welcome.epoch):
+            logger.warning("the log at %s was restored from a backup; it is in epoch %d", self._where, welcome.epoch)
         assert self._connection is not None
         self._connection.allow_large()
-        self._log_uuid = welcome.log
+        self._log_uuid, self._epoch = welcome.log, welcome.epoch
         self.record_bytes_max = welcome.record_bytes_max
         self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
         self._first_error = None
         self._was_welcomed = self._is_ready = True
         for id_, request in self._requests.items():
             self._connection.send(request.pack(id_, self._clock.monotonic()))
-        for subscription in self._subscriptions.values():
-            self._connection.send(subscription.subscribe_message())
+        for subscription in list(self._subscriptions.values()):
+            self._add_subscription(subscription)
         self._welcomed.set()
 
     def _on_error(self, id_: int, error: MainstemError) -> None:
@@ -443,6 +447,11 @@ class RemotePort:
             self._connection.send(buffers)
 
     def _add_subscription(self, subscription: "RemoteSubscription") -> None:
+        if self._epoch not in (0, subscription.epoch):
+            # Its offsets may be of other records; whoever reads has to look.
+            self._subscriptions.pop(subscription.id, None)
+            subscription.finish(EpochChanged())
+            return
         self._subscriptions[subscription.id] = subscription
         self._send(subscription.subscribe_message())
 

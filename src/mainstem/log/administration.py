@@ -19,7 +19,7 @@ from mainstem.core.errors import (
     StreamExists,
 )
 from mainstem.core.identity import new_stream_uuid
-from mainstem.core.limits import LIST_BYTES_MAX, SHARDS_PER_STREAM_MAX
+from mainstem.core.limits import LIST_BYTES_MAX, RESTORED_EPOCHS_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream
@@ -74,7 +74,7 @@ class Lookup:
 
     def find(self, name: str) -> Answer:
         """The stream of this name, or UnknownStream."""
-        return Answer(streams=(self.info(self._require(name)),))
+        return Answer(streams=(self.info(self._require(name), with_restored=True),))
 
     def _list(self, after: int) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
@@ -83,7 +83,7 @@ class Lookup:
         count = max(1, sum(1 for _ in takewhile(lambda size: size <= LIST_BYTES_MAX, sizes)))
         return Answer(streams=tuple(self.info(row) for row in rows[:count]), more=count < len(rows))
 
-    def info(self, row: StreamRow) -> StreamInfo:
+    def info(self, row: StreamRow, *, with_restored: bool = False) -> StreamInfo:
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
         return StreamInfo(
             id=row.id,
@@ -98,6 +98,15 @@ class Lookup:
             ends=tuple(shard.stable for shard in shards),
             bytes=sum(shard.bytes for shard in shards),
             epoch=self._ledger.epoch(),
+            restored=self._restored(row) if with_restored else (),
+        )
+
+    def _restored(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Where the shards ended in the backups that the log was restored from, the newest ones. A shard that was
+        empty then is not noted."""
+        newest = sorted(self._ledger.restored().items())[-RESTORED_EPOCHS_MAX:]
+        return tuple(
+            (epoch, tuple(ends.get((row.id, shard), 0) for shard in range(row.shards))) for epoch, ends in newest
         )
 
     def _require(self, name: str) -> StreamRow:
@@ -186,7 +195,7 @@ class Administration(Lookup):
         row = self._require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
-        return Answer(streams=(self.info(row),))
+        return Answer(streams=(self.info(row, with_restored=True),))
 
 
 def _check_retention(retention_us: int) -> None:

@@ -68,6 +68,8 @@ from mainstem.log.ledger.base import (
 # Rows of producers kept in memory; the rest is in the ledger.
 _PRODUCERS_CACHED_MAX = 65_536
 _NEVER_WRITTEN = ShardRow()
+# Streams that are created after a restore get ids from (epoch << bits) on.
+EPOCH_STREAM_BITS = 31
 
 
 class Applier:
@@ -145,6 +147,7 @@ class Applier:
 
     def _remember(self, changes: Changes) -> None:
         self.applied = changes.applied.number
+        self._stream_id_max = max(self._stream_id_max, changes.stream_id_max)
         self._shards.update(changes.shards)
         for row in changes.streams.values():
             self._streams[row.id] = row
@@ -486,6 +489,8 @@ class _Step:
         if epoch != before + 1:
             raise Refused(f"the ledger is of epoch {before}; the next is not {epoch}")
         self._changes.epoch = epoch
+        # What was created after the backup is not in it; producers may still hold the ids, which must stay nobody's.
+        self._changes.stream_id_max = max(self._base.stream_id_max, epoch << EPOCH_STREAM_BITS)
         self._changes.epoch_ends = {key: row.next for key, row in self._base.written_shards().items()}
         return Done()
 

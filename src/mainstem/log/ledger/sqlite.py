@@ -218,7 +218,6 @@ class SqliteLedgerReader:
         self._vfs = vfs
         self._lock = threading.Lock()
         self._inode = _inode_of(path)
-        # How often another file has come into this one's place.
         self._replaced = 0
         self._db = self._connect()
 
@@ -255,6 +254,11 @@ class SqliteLedgerReader:
 
     def log_uuid(self) -> str:
         return str(self._value("SELECT v FROM meta WHERE k = 'uuid'"))
+
+    @property
+    def replaced(self) -> int:
+        """How often another file has come into this one's place."""
+        return self._replaced
 
     def data_version(self) -> int:
         """Changes whenever another connection committed, or another file came into this one's place."""
@@ -482,9 +486,10 @@ class SqliteLedger(SqliteLedgerReader):
             execute("DELETE FROM blocks WHERE id = ?", (block,))
             execute("DELETE FROM dead WHERE block = ?", (block,))
         for stream in changes.forgotten_streams:
-            execute("INSERT OR REPLACE INTO meta VALUES ('stream_id_max', ?)", (changes.stream_id_max,))
             for table, column in (("streams", "id"), ("shards", "stream"), ("dead", "stream"), ("restored", "stream")):
                 execute(f"DELETE FROM {table} WHERE {column} = ?", (stream,))
+        if changes.stream_id_max:
+            execute("INSERT OR REPLACE INTO meta VALUES ('stream_id_max', ?)", (changes.stream_id_max,))
         if changes.epoch:
             rows = [(changes.epoch - 1, *key, stop) for key, stop in changes.epoch_ends.items()]
             _insert(execute, "INSERT OR REPLACE INTO restored", rows)
