@@ -24,7 +24,7 @@ from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream
 from mainstem.log.ledger.base import LedgerReader, StreamRow
-from mainstem.log.log import Log, unknown_stream
+from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -102,12 +102,15 @@ class Lookup:
         )
 
     def _restored(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Where the shards ended in the backups that the log was restored from, the newest ones. A shard that was
-        empty then is not noted."""
-        newest = sorted(self._ledger.restored().items())[-RESTORED_EPOCHS_MAX:]
-        return tuple(
-            (epoch, tuple(ends.get((row.id, shard), 0) for shard in range(row.shards))) for epoch, ends in newest
-        )
+        """Where the shards ended in the backups that the log was restored from, the newest ones."""
+        epoch = self._ledger.epoch()
+        if epoch == LEDGER_EPOCH_FIRST:
+            return ()
+        # A shard that was empty then is not noted.
+        noted = self._ledger.restored()
+        ended = range(max(LEDGER_EPOCH_FIRST, epoch - RESTORED_EPOCHS_MAX), epoch)
+        shards = range(row.shards)
+        return tuple((past, tuple(noted.get(past, {}).get((row.id, shard), 0) for shard in shards)) for past in ended)
 
     def _require(self, name: str) -> StreamRow:
         row = self._ledger.stream_named(check_stream_name(name, reserved=True))

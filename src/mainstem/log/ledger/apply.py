@@ -572,7 +572,8 @@ def _original(header: BatchHeader, row: ProducerRow | None) -> int | None:
             return None
         raise UnknownProducer(
             f"producer {header.producer:x} is not known in this shard, yet its batch has sequence "
-            f"{header.sequence}; it was idle for over 7 days or the stream is new: open a new producer"
+            f"{header.sequence}; it was idle for over 7 days, the log was restored from an older backup, or the stream "
+            "is new: open a new producer"
         )
     last = row.recent[-1][0]
     if header.sequence == last + 1:
