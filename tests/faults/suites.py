@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import (
+    backup_damage,
+    backup_kill,
     crash_points,
     cut,
     flips,
@@ -76,6 +78,10 @@ SUITES: dict[str, Suite] = {
         measures=True,
         on_disk=True,
         run_slice=restart_large.run_small,
+    ),
+    "backup_damage": Suite(backup_damage.run, slice=150, full=10_000, chunk=2_500, bugs={"restore_unchecked": 20}),
+    "backup_kill": Suite(
+        backup_kill.run, slice=4, full=200, chunk=50, bugs={"copy_in_place": 12}, measures=True, on_disk=True
     ),
     "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
     "fuzz_server": Suite(
