@@ -18,7 +18,7 @@ import mainstem
 from mainstem.core.errors import BackupUnusable, MainstemError
 from mainstem.hub.hub import Hub
 from mainstem.log.backup import back_up
-from mainstem.log.backup_folder import BackupFolder
+from mainstem.log.backup_folder import BackupFolder, Manifest
 from mainstem.log.disk import LocalDisk
 from mainstem.log.restore import restore
 from mainstem.testing import planted
@@ -29,7 +29,9 @@ from tests.faults.trials import Trials
 PRODUCERS = 2
 SHARDS = 2
 _STREAM = "saved"
-_OPERATIONS_MAX = 24
+# A folder is left after so many trials: what a restore copies grows with it.
+_TRIALS_PER_FOLDER = 10
+_BURST_PAUSE_SECONDS = 0.02
 _LIFE_SECONDS_MAX = 0.8
 _LEAVES = ("nothing", "part", "all")
 
@@ -39,24 +41,32 @@ Content = list[list[bytes | None]]
 def run(seed: int, trials: int, folder: Path) -> Trials:
     result = Trials()
     rng = random.Random(f"backup kill {seed}")
-    try:
-        with ServerProcess(folder / "data", "--block-bytes", "64KiB") as server, mainstem.connect(server.url) as hub:
-            hub.streams.create(_STREAM, shards=SHARDS)
-            with _Load(server.url):
-                series = _Series(folder, hub, rng)
-                for trial in range(trials):
-                    for text in series.trial():
-                        result.add_finding(f"seed {seed}, trial {trial}: {text}")
-                    result.trials += 1
-                    result.took(series.seconds)
-            everything = _read(hub)
-            for text in series.compare(everything):
-                result.add_finding(f"seed {seed}: {text}")
-                result.lost += 1
-            result.acknowledged = sum(map(len, everything))
-    except (ServerFailed, MainstemError) as error:
-        result.add_finding(f"seed {seed}, trial {result.trials}: {type(error).__name__}: {error}")
+    while result.trials < trials:
+        place = folder / f"from-{result.trials}"
+        try:
+            _run_some(seed, min(_TRIALS_PER_FOLDER, trials - result.trials), place, rng, result)
+        except (ServerFailed, MainstemError) as error:
+            result.add_finding(f"seed {seed}, trial {result.trials}: {type(error).__name__}: {error}")
+            break
+        shutil.rmtree(place)
     return result
+
+
+def _run_some(seed: int, trials: int, folder: Path, rng: random.Random, result: Trials) -> None:
+    with ServerProcess(folder / "data", "--block-bytes", "128KiB") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create(_STREAM, shards=SHARDS)
+        with _Load(server.url):
+            series = _Series(folder, hub, rng)
+            for _ in range(trials):
+                for text in series.trial():
+                    result.add_finding(f"seed {seed}, trial {result.trials}: {text}")
+                result.trials += 1
+                result.took(series.seconds)
+        everything = _read(hub)
+        for text in series.compare(everything):
+            result.add_finding(f"seed {seed}, before trial {result.trials}: {text}")
+            result.lost += 1
+        result.acknowledged += sum(map(len, everything))
 
 
 class _Series:
@@ -99,11 +109,12 @@ class _Series:
         shutil.rmtree(self._restored)
         return wrong
 
+    def _manifest(self) -> Manifest | None:
+        """What the backup folder holds; None if no backup was completed yet."""
+        return BackupFolder(self._backup, LocalDisk()).manifest() if self._backup.exists() else None
+
     def _flush(self) -> int | None:
-        """Up to which flush the backup folder holds the log; None if no backup was completed yet."""
-        if not self._backup.exists():
-            return None
-        found = BackupFolder(self._backup, LocalDisk()).manifest()
+        found = self._manifest()
         return None if found is None else found.flush
 
     def _refused(self) -> list[str]:
@@ -117,7 +128,10 @@ class _Series:
     def _killed(self, what: str, source: Path, target: Path) -> None:
         """Kill the process at one of its operations, or some time after its start."""
         rng = self._rng
-        at = rng.randint(1, _OPERATIONS_MAX) if rng.random() < 0.7 else 0
+        found = self._manifest()
+        # A write and a rename for each file, and some more.
+        operations = 12 + (2 * len(found.blocks) if found is not None and what == "restore" else 0)
+        at = rng.randint(1, operations) if rng.random() < 0.7 else 0
         arguments = (what, str(source), str(target), str(at), rng.choice(_LEAVES))
         with subprocess.Popen(planted.command("tests.faults.backup_kill", *arguments)) as child:
             try:
@@ -175,7 +189,7 @@ class _Load:
                 for _ in range(rng.choice((1, 5, 20))):
                     producer.send(_STREAM, rng.randbytes(rng.choice((20, 300, 2_000))))
                 producer.flush()
-                time.sleep(0.005)
+                time.sleep(_BURST_PAUSE_SECONDS)
 
     def __enter__(self) -> "_Load":
         for thread in self._threads:
