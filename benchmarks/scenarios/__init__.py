@@ -1,11 +1,11 @@
 """What is measured: one module per scenario, in the order they are run and reported."""
 
-from benchmarks.scenarios import backlog, embedded, fanout, latency, many_producers, memory, produce, send_batch
+from benchmarks.scenarios import backlog, backup, embedded, fanout, latency, many_producers, memory, produce, send_batch
 from benchmarks.scenarios import open as opening
 from benchmarks.scenarios.base import Case, Scenario, Settings
 
 __all__ = ["SCENARIOS", "Case", "Scenario", "Settings"]
 
-_MODULES = (produce, send_batch, backlog, latency, embedded, many_producers, fanout, memory, opening)
+_MODULES = (produce, send_batch, backlog, latency, embedded, many_producers, fanout, memory, opening, backup)
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}
