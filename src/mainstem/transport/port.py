@@ -21,8 +21,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     `bytes` are those of records that can be read. `waiting_bytes` are still on disk though nobody can read them:
     trimmed, compacted away, erased, or copied elsewhere; `gone_by_us` is when the last of them will be off the disk,
-    0 if there are none. `restored` has, for the newest epochs that a restore from a backup ended, where the shards ended
-    in that backup; a list of streams leaves it out.
+    0 if there are none. `restored` has, for the newest epochs that a restore from a backup ended, where the shards
+    ended in that backup; a list of streams leaves it out.
     """
 
     id: int
