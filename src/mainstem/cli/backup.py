@@ -14,6 +14,12 @@ from mainstem.core.settings import Loaded
 def backup(
     loaded: Loaded,
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The backup folder; it is made if it is not there.")],
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read what is in the backup already, and copy again what is not as it was written."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Copy the log of a data folder, while it is written and read.
@@ -32,7 +38,7 @@ def backup(
     hubs.log_as_told(loaded)
     data = loaded.settings.data
     with hubs.noted(f"folder {data}"), byte_progress("copying") as progress:
-        report = back_up(data, Path(folder), progress)
+        report = back_up(data, Path(folder), progress, verify=verify)
     if json:
         print_json({**dataclasses.asdict(report), "created": time_text(report.created_us)})
         return

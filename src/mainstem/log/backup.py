@@ -60,12 +60,14 @@ def back_up(
     target: Path,
     progress: Progress = lambda done, total: None,
     *,
+    verify: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     disk: Disk | None = None,
 ) -> BackupReport:
     """Bring the backup in folder `target` up to date with the log in folder `source`.
 
-    `progress` is told how many bytes of about how many are copied.
+    What is there already is taken by its size; with `verify` it is read, and copied again if it is not what was
+    written. `progress` is told how many bytes of about how many are copied.
     """
     disk = disk or LocalDisk()
     _require_apart(source, target)
@@ -80,7 +82,7 @@ def back_up(
     with closing(folder.blocks):
         store.prepare()
         with store.locked(writes=True):
-            return _Backup(folder, log_uuid, store, progress, clock, disk).run()
+            return _Backup(folder, log_uuid, store, progress, clock, disk, verify=verify).run()
 
 
 def require_free(path: Path, needed: int, disk: Disk) -> None:
@@ -104,7 +106,15 @@ class _Backup:
     """One backup on its way."""
 
     def __init__(
-        self, folder: Folder, log_uuid: str, store: BackupFolder, progress: Progress, clock: Clock, disk: Disk
+        self,
+        folder: Folder,
+        log_uuid: str,
+        store: BackupFolder,
+        progress: Progress,
+        clock: Clock,
+        disk: Disk,
+        *,
+        verify: bool,
     ) -> None:
         self._folder = folder
         self._log_uuid = log_uuid
@@ -115,11 +125,17 @@ class _Backup:
         self._disk = disk
         self._began = clock.monotonic()
         self._before = store.manifest()
+        # The files of the last backup that can be used again.
+        self._sound = {
+            name
+            for name, stored in (self._before.files() if self._before else ())
+            if store.has(name, stored.bytes) and (not verify or store.checksum(name) == stored.crc32c)
+        }
         # What is in the backup folder already, by what tells one copy of a block from another.
         self._have = {
             _identity(block.number, block.created_us, block.writer_epoch, block.bytes): block
             for block in (self._before.blocks if self._before else ())
-            if store.has(block.name, block.bytes)
+            if block.name in self._sound
         }
         self._unnamed = store.unnamed_blocks(self._before)
         self._copied_files = 0
@@ -138,7 +154,7 @@ class _Backup:
         number, program = made.applied.number, metadata.version("mainstem")
 
         manifest = Manifest(FORMAT, program, self._log_uuid, made.epoch, number, now_us, stored, tuple(blocks))
-        if not self._store.has(manifest.ledger_name, stored.bytes):
+        if manifest.ledger_name not in self._sound:
             self._store.keep(self._store.part(), manifest.ledger_name)
         self._store.write_manifest(manifest)
         removed = self._store.remove_others(manifest)
@@ -211,7 +227,7 @@ class _Backup:
     def _unchanged(self, ledger: SqliteLedgerReader) -> tuple[LedgerCopy, StoredLedger, list[StoredBlock]] | None:
         """What the backup has, if nothing was written to the log since."""
         before = self._before
-        if before is None or not self._store.has(before.ledger_name, before.ledger.bytes):
+        if before is None or before.ledger_name not in self._sound:
             return None
         epoch, rows, place = ledger.epoch(), ledger.list_blocks(), ledger.applied()
         if (epoch, place.number) != (before.epoch, before.flush):

@@ -208,6 +208,19 @@ def test_a_file_that_was_cut_in_the_backup_is_copied_again(tmp_path, log):
     restore(tmp_path / "backup", tmp_path / "back")
 
 
+def test_rot_in_the_backup_is_found_by_reading_it(tmp_path, log):
+    back_up(tmp_path / "data", tmp_path / "backup")
+    manifest = manifest_of(tmp_path / "backup")
+    for name in (manifest.ledger_name, manifest.blocks[0].name, manifest.blocks[-1].name):
+        path = tmp_path / "backup" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert back_up(tmp_path / "data", tmp_path / "backup").copied_files == 0
+    assert back_up(tmp_path / "data", tmp_path / "backup", verify=True).copied_files == 3
+    restore(tmp_path / "backup", tmp_path / "back")
+
+
 def test_a_block_that_only_the_backup_still_has_is_not_missed(tmp_path, log):
     back_up(tmp_path / "data", tmp_path / "backup")
     log.close()
