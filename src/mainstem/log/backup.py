@@ -20,7 +20,7 @@ from mainstem.core.checksum import crc32c_extended
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import BackupUnusable, FolderUnusable
 from mainstem.core.limits import MIB
-from mainstem.log.backup_folder import FORMAT, BackupFolder, Manifest, StoredBlock, StoredLedger
+from mainstem.log.backup_folder import FORMAT, BackupFolder, Manifest, StoredBlock, StoredLedger, require_free
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.folder import Folder
@@ -85,13 +85,6 @@ def back_up(
             return _Backup(folder, log_uuid, store, progress, clock, disk, verify=verify).run()
 
 
-def require_free(path: Path, needed: int, disk: Disk) -> None:
-    """Refuse before anything is copied what cannot end well."""
-    free = disk.free_bytes(path)
-    if needed > free:
-        raise BackupUnusable(f"{path} has {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB are needed")
-
-
 def _require_apart(source: Path, target: Path) -> None:
     data, backup = source.resolve(), target.resolve()
     if backup == data or data in backup.parents or backup in data.parents:
@@ -129,7 +122,7 @@ class _Backup:
         self._sound = {
             name
             for name, stored in (self._before.files() if self._before else ())
-            if store.has(name, stored.bytes) and (not verify or store.checksum(name) == stored.crc32c)
+            if store.has(name, stored.bytes) and (not verify or store.is_sound(name, stored.crc32c))
         }
         # What is in the backup folder already, by what tells one copy of a block from another.
         self._have = {
@@ -286,7 +279,7 @@ class _Backup:
                 is_same = begin == self._blocks.read(row.id, 0, BLOCK_HEADER_BYTES)
             except BlockMissing:
                 return None
-            if is_same and self._store.checksum(name) == checksum:
+            if is_same and self._store.is_sound(name, checksum):
                 return StoredBlock(row.id, size, checksum, row.created_us, row.writer_epoch)
         return None
 
@@ -358,14 +351,16 @@ class _Reading:
         self.checksum = 0
 
     def pieces(self) -> Iterator[bytes]:
+        where = self._blocks.where(self._block)
         position = 0
         while position < self._size:
             try:
                 piece = self._blocks.read(self._block, position, min(_PIECE_BYTES, self._size - position))
             except BlockMissing:
-                raise _BlockGone(f"{self._blocks.where(self._block)} is missing") from None
+                raise _BlockGone(f"{where} is missing") from None
+            except OSError as error:
+                raise FolderUnusable(f"{where} cannot be read at byte {position}: {error.strerror or error}") from error
             if not piece:
-                where = self._blocks.where(self._block)
                 raise _BlockGone(f"{where} ends at byte {position}, not {self._size}")
             self.checksum = crc32c_extended(self.checksum, piece)
             self._on_piece(len(piece))

@@ -137,7 +137,7 @@ class BackupFolder:
         try:
             with _open_plain(self._manifest) as descriptor:
                 size = os.fstat(descriptor).st_size
-                content = b"" if size > _MANIFEST_BYTES_MAX else _read_all(descriptor)
+                content = b"" if size > _MANIFEST_BYTES_MAX else b"".join(_pieces(descriptor))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -239,15 +239,29 @@ class BackupFolder:
         return None if found == size else f"{name} has {found} bytes, not {size}"
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """The content of a file."""
-        with _open_plain(self.path / name) as descriptor:
-            yield from _pieces(descriptor)
+        """The content of a file; one that cannot be read is named."""
+        try:
+            with _open_plain(self.path / name) as descriptor:
+                yield from _pieces(descriptor)
+        except OSError as error:
+            raise BackupUnusable(f"{self.path / name} cannot be read: {_reason(error)}") from error
 
-    def checksum(self, name: str) -> int:
+    def is_sound(self, name: str, checksum: int) -> bool:
+        """Whether the content of a file can be read and is what was written."""
         found = 0
-        for piece in self.pieces(name):
-            found = crc32c_extended(found, piece)
-        return found
+        try:
+            for piece in self.pieces(name):
+                found = crc32c_extended(found, piece)
+        except BackupUnusable:
+            return False
+        return found == checksum
+
+
+def require_free(path: Path, needed: int, disk: Disk) -> None:
+    """Refuse before anything is copied what cannot end well."""
+    free = disk.free_bytes(path)
+    if needed > free:
+        raise BackupUnusable(f"{path} has {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB are needed")
 
 
 def require_no_problems(found: Iterable[str | None], path: Path) -> None:
@@ -303,10 +317,6 @@ def _open_plain(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _read_all(descriptor: int) -> bytes:
-    return b"".join(_pieces(descriptor))
 
 
 def _pieces(descriptor: int) -> Iterator[bytes]:

@@ -9,10 +9,11 @@ A restore that is killed leaves the target as it was, and its own folder, which 
 it.
 """
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from typing import Final
 from mainstem.core.checksum import crc32c_extended
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import BackupUnusable, LedgerDamaged
-from mainstem.log.backup_folder import BackupFolder, Manifest, require_no_problems
+from mainstem.log.backup_folder import BackupFolder, Manifest, require_free, require_no_problems
 from mainstem.log.blocks.local import block_name
 from mainstem.log.disk import Disk, LocalDisk, sync_dir
 from mainstem.log.flush import BeginEpoch, ForgetBlock
@@ -71,10 +72,10 @@ def restore(
     with store.locked(writes=False):
         manifest = store.require_manifest()
         store.require_files(manifest)
-        building = _begin(target, manifest, disk)
-        _Restore(store, manifest, building, progress, disk).run()
-        epoch = _begin_epoch(building, manifest, clock, disk)
-    _put_in_place(building, target, disk)
+        with _building(target, manifest, disk) as building:
+            _Restore(store, manifest, building, progress, disk).run()
+            epoch = _begin_epoch(building, manifest, clock, disk)
+            _put_in_place(building, target)
     seconds = clock.monotonic() - began
     return RestoreReport(
         manifest.log, epoch, manifest.flush, manifest.created_us, len(manifest.files()), manifest.bytes, seconds
@@ -94,24 +95,45 @@ def _require_empty(target: Path) -> None:
         )
 
 
-def _begin(target: Path, manifest: Manifest, disk: Disk) -> Path:
-    """A new folder beside the target, instead of one that a restore has left which was cut short."""
+@contextmanager
+def _building(target: Path, manifest: Manifest, disk: Disk) -> Iterator[Path]:
+    """A folder beside the target with nothing in it, and no other restore at work there."""
     building = target.with_name(target.name + _BUILDING_SUFFIX)
-    if building.exists():
-        if not (building / _MARKER).is_file() and os.listdir(building):
-            raise BackupUnusable(f"{building} is in the way, and no restore has made it; move it elsewhere")
-        shutil.rmtree(building)
-    disk.make_dirs(target.parent)
+    _require_space(target.parent, manifest, disk)
+    if building.exists() and not (building / _MARKER).is_file() and os.listdir(building):
+        raise BackupUnusable(f"{building} is in the way, and no restore has made it; move it elsewhere")
+    disk.make_dirs(building)
+    marker = os.open(building / _MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _lock(marker, building)
+        for left in building.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left.name != _MARKER:
+                left.unlink()
+        for name in ("blocks", "snapshots"):
+            disk.make_dirs(building / name)
+        yield building
+    finally:
+        os.close(marker)
+
+
+def _lock(marker: int, building: Path) -> None:
+    """The kernel lets go of it if the process ends."""
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.samestat(os.fstat(marker), os.stat(building / _MARKER))
+    except (BlockingIOError, FileNotFoundError):
+        is_ours = False
+    if not is_ours:
+        raise BackupUnusable(f"another restore is at work in {building}; let it end")
+
+
+def _require_space(folder: Path, manifest: Manifest, disk: Disk) -> None:
+    disk.make_dirs(folder)
     # The ledger is stored twice, as itself and as the snapshot from which it could be rebuilt.
     needed = manifest.bytes + manifest.ledger.bytes
-    free = disk.free_bytes(target.parent)
-    if needed > free:
-        raise BackupUnusable(f"{target.parent} has {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB are needed")
-    disk.make_dirs(building)
-    disk.write_new(building / _MARKER, [b"a restore that is not finished; remove this folder, or restore again\n"])
-    for name in ("blocks", "snapshots"):
-        disk.make_dirs(building / name)
-    return building
+    require_free(folder, needed, disk)
 
 
 class _Restore:
@@ -133,7 +155,7 @@ class _Restore:
             for block in manifest.blocks
         ]
         require_no_problems(problems, self._store.path)
-        self._check_ledger(read_ledger(building / "ledger.db", manifest.ledger_name))
+        self._check_ledger(_read_ledger(building / "ledger.db", manifest.ledger_name))
         if manifest.flush:
             # Without one, a ledger that is damaged later could not be rebuilt: blocks of before may be gone.
             snapshot = building / "snapshots" / f"ledger-{manifest.flush:016d}.db"
@@ -177,7 +199,7 @@ class _Restore:
         require_no_problems(problems, self._store.path)
 
 
-def read_ledger(path: Path, name: str) -> LedgerCopy:
+def _read_ledger(path: Path, name: str) -> LedgerCopy:
     """What the copied ledger holds."""
     try:
         return read_copy(path)
@@ -198,7 +220,7 @@ def _begin_epoch(building: Path, manifest: Manifest, clock: Clock, disk: Disk) -
     return epoch
 
 
-def _put_in_place(building: Path, target: Path, disk: Disk) -> None:
+def _put_in_place(building: Path, target: Path) -> None:
     """All of it is durable: give it its name."""
     for folder in (building / "blocks", building / "snapshots", building):
         sync_dir(folder)

@@ -1,5 +1,6 @@
 """A copy of a log beside its writer, and the log made from it again: nothing missing, torn or unchecked."""
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from mainstem.log import backup as backup_module
 from mainstem.log.backup import BackupReport, back_up
 from mainstem.log.backup_folder import BackupFolder, Manifest
 from mainstem.log.batcher import Submission
+from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
 from mainstem.log.flush import Appended, DropEntries, Rejected, ReplaceEntries, Replacement, TrimShard
 from mainstem.log.folder import Folder
@@ -624,6 +626,38 @@ def test_a_folder_that_no_restore_made_is_left_alone(backup, tmp_path):
     with pytest.raises(BackupUnusable, match="in the way"):
         restore(backup, tmp_path / "back")
     assert (tmp_path / "back.restoring" / "mine").exists()
+
+
+def test_two_restores_to_one_place_at_a_time_are_refused(backup, tmp_path):
+    def begin_another(done: int, total: int) -> None:
+        with pytest.raises(BackupUnusable, match="another restore is at work"):
+            restore(backup, tmp_path / "back")
+
+    restore(backup, tmp_path / "back", begin_another)
+    assert len(contents(tmp_path / "back")["orders"][0]) == 150
+
+
+def test_what_cannot_be_read_is_named(backup, tmp_path, monkeypatch):
+    """A bad sector: under a file of the backup, and under a block of the log."""
+    read = os.read
+
+    def bad(descriptor: int, size: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".block"):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(descriptor, size)
+
+    monkeypatch.setattr(os, "read", bad)
+    with pytest.raises(BackupUnusable, match=f"{1:016d}-.*block cannot be read: Input/output error"):
+        restore(backup, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    monkeypatch.undo()
+
+    def bad_block(self: LocalBlocks, block: int, position: int, length: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(LocalBlocks, "read", bad_block)
+    with pytest.raises(FolderUnusable, match=f"blocks/{1:016d}.block cannot be read at byte 0"):
+        back_up(tmp_path / "data", tmp_path / "other")
 
 
 def test_epochs_and_where_the_shards_ended(backup, tmp_path):
