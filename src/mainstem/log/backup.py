@@ -137,15 +137,18 @@ class _Backup:
 
     def run(self) -> BackupReport:
         with closing(SqliteLedgerReader(self._folder.ledger)) as ledger:
-            self._require_successor(ledger.epoch(), ledger.applied().number)
+            epoch = ledger.epoch()
+            self._require_successor(epoch, ledger.applied().number)
             self._copy_sealed(ledger.list_blocks())
             made, stored, blocks = self._copy_ledger(ledger)
         self._require_successor(made.epoch, made.applied.number)
-        if made.log_uuid != self._log_uuid:
-            raise FolderUnusable(f"{self._folder.ledger} is the ledger of another log than {self._log_uuid}")
+        if (made.log_uuid, made.epoch) != (self._log_uuid, epoch):
+            raise FolderUnusable(
+                f"{self._folder.path} is of log {self._log_uuid} and epoch {epoch}, its ledger of log {made.log_uuid} "
+                f"and epoch {made.epoch}: the folder was exchanged under the backup; run it again"
+            )
         now_us = self._clock.now_us()
         number, program = made.applied.number, metadata.version("mainstem")
-
         manifest = Manifest(FORMAT, program, self._log_uuid, made.epoch, number, now_us, stored, tuple(blocks))
         if manifest.ledger_name not in self._sound:
             self._store.keep(self._store.part(), manifest.ledger_name)
@@ -244,6 +247,8 @@ class _Backup:
     def _end_of(self, place: AppliedPlace) -> int:
         try:
             header, _, end = BlockScanner(self._blocks, place.block).commit_at(place.commit_position)
+            if header.flush != place.number:
+                raise FrameDamaged(place.commit_position, f"this is the commit of flush {header.flush}")
         except BlockMissing:
             raise _BlockGone(f"{self._blocks.where(place.block)} is missing") from None
         except FrameDamaged as error:
@@ -251,7 +256,6 @@ class _Backup:
                 f"{self._blocks.where(place.block)} is damaged where flush {place.number} ends ({error}); a log that "
                 "is damaged there is not copied. Write something to it, and back it up again"
             ) from error
-        assert header.flush == place.number
         return end
 
     def _size_there(self, block: int) -> int:

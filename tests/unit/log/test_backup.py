@@ -321,6 +321,20 @@ def test_a_block_that_goes_away_under_the_copy(tmp_path, log, monkeypatch):
     restore(tmp_path / "backup", tmp_path / "back")
 
 
+def test_a_folder_that_is_exchanged_under_the_copy(tmp_path, log, monkeypatch):
+    back_up(tmp_path / "data", tmp_path / "backup")
+    log.close()
+
+    def exchange(self: object, rows: object) -> None:
+        shutil.rmtree(tmp_path / "data")
+        restore(tmp_path / "backup", tmp_path / "data")
+
+    monkeypatch.setattr(backup_module._Backup, "_copy_sealed", exchange)
+    with pytest.raises(FolderUnusable, match="exchanged under the backup"):
+        back_up(tmp_path / "data", tmp_path / "other")
+    assert not (tmp_path / "other" / "manifest.json").exists()
+
+
 # ------------------------------------------------------------------------------------------------- what is not copied
 
 
