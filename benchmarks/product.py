@@ -23,14 +23,18 @@ def available() -> str | None:
     return None if importlib.util.find_spec("mainstem") else "mainstem is not installed: pip install -e ."
 
 
+def command() -> list[str]:
+    """The program as a user starts it."""
+    script = shutil.which("mainstem", path=str(Path(sys.executable).parent))
+    return [script] if script else [sys.executable, "-m", "mainstem"]
+
+
 class Server(Process):
     """``mainstem serve`` on a folder, on a free port. Use it in a ``with`` block."""
 
     def __init__(self, folder: Path) -> None:
-        script = shutil.which("mainstem", path=str(Path(sys.executable).parent))
-        program = [script] if script else [sys.executable, "-m", "mainstem"]
         options = ["--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--http", "off", "--kafka", "off"]
-        super().__init__([*program, "serve", *options])
+        super().__init__([*command(), "serve", *options])
         word, _, rest = self.line(READY_TIMEOUT_S).partition(" ")
         self.ready_s = time.perf_counter() - self.started_at
         if word != "ready":

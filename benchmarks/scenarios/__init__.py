@@ -2,6 +2,7 @@
 
 from benchmarks.scenarios import (
     backlog,
+    backup,
     delete,
     embedded,
     fanout,
@@ -31,6 +32,7 @@ _MODULES = (
     upkeep,
     merger,
     delete,
+    backup,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

@@ -18,6 +18,7 @@ if sys.platform == "win32":
 
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
+    BackupUnusable,
     BufferFull,
     Busy,
     Closed,
@@ -59,6 +60,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ack",
+    "BackupUnusable",
     "BatchAck",
     "BufferFull",
     "Busy",

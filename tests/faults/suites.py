@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import (
+    backup_damage,
+    backup_kill,
     crash_points,
     cut,
     examined,
@@ -94,6 +96,10 @@ SUITES: dict[str, Suite] = {
     ),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
+    ),
+    "backup_damage": Suite(backup_damage.run, slice=150, full=10_000, chunk=2_500, bugs={"restore_unchecked": 20}),
+    "backup_kill": Suite(
+        backup_kill.run, slice=4, full=200, chunk=50, bugs={"copy_in_place": 12}, measures=True, on_disk=True
     ),
     "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
     "fuzz_server": Suite(

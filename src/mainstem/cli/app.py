@@ -10,7 +10,7 @@ import typer
 import typer.core
 import typer.main
 
-from mainstem.cli import bench, config, demo, doctor, serve, stream, tail, top, version, write
+from mainstem.cli import backup, bench, config, demo, doctor, restore, serve, stream, tail, top, version, write
 from mainstem.cli.exits import ExitCode, code_of, explain
 from mainstem.cli.flags import spell_out
 
@@ -21,7 +21,10 @@ class _InOrder(typer.core.TyperGroup):
     """Lists the commands in the order of use: first what starts a log, then what works with it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        order = ("serve", "demo", "stream", "write", "tail", "top", "doctor", "config", "bench", "version")
+        order = (
+            *("serve", "demo", "stream", "write", "tail", "top", "backup", "restore", "doctor"),
+            *("config", "bench", "version"),
+        )
         assert set(order) == set(self.commands)
         return list(order)
 
@@ -45,6 +48,8 @@ app.add_typer(stream.app, name="stream")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
 app.command("top")(top.top)
+app.command("backup")(backup.backup)
+app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)
 app.command("config")(config.config)
 app.command("bench")(bench.bench)

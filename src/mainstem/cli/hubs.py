@@ -47,26 +47,26 @@ def _hub(loaded: Loaded, data: str | None, *, read_only: bool, needs: str | None
     """`needs` is what a folder must hold already."""
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
-    _log_as_told(loaded)
+    log_as_told(loaded)
     if data is None:
         with connected(loaded.settings.url) as hub:
             yield hub
         return
     if needs is not None and not (Path(data) / needs).exists():
         raise FolderUnusable(f"there is no log in {data}; mainstem stream create NAME --data {data} begins one there")
-    with _noted(f"folder {data}"), mainstem.open(data, read_only=read_only) as hub:
+    with noted(f"folder {data}"), mainstem.open(data, read_only=read_only) as hub:
         yield hub
 
 
 @contextmanager
 def connected(url: str) -> "Iterator[Hub]":
     """A hub of the server at `url`."""
-    with _noted(url), mainstem.connect(url, timeout=CONNECT_SECONDS) as hub:
+    with noted(url), mainstem.connect(url, timeout=CONNECT_SECONDS) as hub:
         yield hub
 
 
 @contextmanager
-def _noted(where: str) -> Iterator[None]:
+def noted(where: str) -> Iterator[None]:
     """Errors say which log they are about."""
     try:
         yield
@@ -76,7 +76,7 @@ def _noted(where: str) -> Iterator[None]:
         raise
 
 
-def _log_as_told(loaded: Loaded) -> None:
+def log_as_told(loaded: Loaded) -> None:
     """Log lines of the hub on standard error; unless asked for more, only what is wrong."""
     settings = loaded.settings
     if loaded.origins["log_level"] == DEFAULT:

@@ -1,8 +1,11 @@
 """The consumer: a position in every shard of a stream, and what comes after it."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+
+import msgspec
 
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -12,6 +15,7 @@ from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.transport.port import (
     EndReached,
+    EpochChanged,
     GetStreamCall,
     OffsetsAtTimeCall,
     Port,
@@ -123,7 +127,11 @@ class Consumer:
         if self._at_end():
             return None
         try:
-            return self._fetch(timeout)
+            while True:
+                try:
+                    return self._fetch(timeout)
+                except EpochChanged:
+                    self._enter_epoch()
         except EndReached:
             return None
         except DataLoss as loss:
@@ -158,6 +166,23 @@ class Consumer:
             if deadline is not None:
                 timeout = max(0.0, deadline - self._clock.monotonic())
 
+    def _enter_epoch(self) -> None:
+        """The log was restored from a backup. Go on if everything up to here, and to the end, was in it; else say so,
+        each time until somebody seeks."""
+        info = self._look_up()
+        places = [self._offsets] if self._ends is None else [self._offsets, self._ends]
+        for offsets in places:
+            _resolve_cursor(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info)
+        self._drop_subscription()
+        self._adopt(info)
+
+    def _adopt(self, info: StreamInfo) -> None:
+        """Positions are of this epoch now."""
+        if info.epoch != self._info.epoch:
+            self._info = msgspec.structs.replace(self._info, epoch=info.epoch)
+            if self._ends is not None:
+                self._ends = tuple(map(min, self._ends, info.ends))
+
     def _at_end(self) -> bool:
         ends = self._ends
         return ends is not None and all(map(int.__ge__, self._offsets, ends))
@@ -166,7 +191,7 @@ class Consumer:
 
     @property
     def stream(self) -> StreamInfo:
-        """The stream as it was when the consumer was opened."""
+        """The stream as it was when the consumer was opened; its epoch is that of the cursor."""
         return self._info
 
     @property
@@ -181,7 +206,9 @@ class Consumer:
         """Go on from somewhere else: "earliest", "latest", a time, or a cursor; they mean what they mean now, not what
         they meant when the consumer was opened. With `follow=False` reading still ends where it would have."""
         self._check_open()
-        self._go_to(self._resolve(to, self._look_up()))
+        info = self._look_up()
+        self._go_to(self._resolve(to, info))
+        self._adopt(info)
 
     def seek_shard(self, shard: int, offset: int) -> None:
         """Go on from `offset` in one shard; the others stay where they are.
@@ -196,12 +223,17 @@ class Consumer:
             raise InvalidSetting(
                 f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on"
             )
-        end = self._look_up().ends[shard]
+        info = self._look_up()
+        end = info.ends[shard]
         if offset > end:
             raise InvalidCursor(f"offset {offset} of shard {shard} of {self._info.name!r}, which ends at {end}")
         offsets = list(self.cursor.offsets)
         offsets[shard] = offset
         self._go_to(offsets)
+        # After a restore the others may stand where nothing is: then that is said when reading goes on.
+        with contextlib.suppress(InvalidCursor):
+            _resolve_cursor(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info, sought=shard)
+            self._adopt(info)
 
     def _go_to(self, offsets: Sequence[int]) -> None:
         self._drop_subscription()
@@ -257,15 +289,17 @@ class Consumer:
         self.close()
 
 
-def _resolve_cursor(cursor: Cursor, info: StreamInfo) -> Sequence[int]:
+def _resolve_cursor(cursor: Cursor, info: StreamInfo, sought: int | None = None) -> Sequence[int]:
+    """The offsets of a cursor, or InvalidCursor with the reason why it is no place in this stream. `sought` is a shard
+    whose offset was chosen now, so that it is of today's epoch."""
     if cursor.stream != info.uuid:
         raise InvalidCursor(
             f"the cursor belongs to another stream than {info.name!r} (one that was deleted has another UUID)"
         )
-    if cursor.epoch != info.epoch:
-        raise InvalidCursor(f"the cursor is of epoch {cursor.epoch}, the ledger of {info.epoch}: it was restored since")
     if len(cursor.offsets) > info.shards:
         raise InvalidCursor(f"the cursor has {len(cursor.offsets)} shards, {info.name!r} has {info.shards}")
+    if cursor.epoch != info.epoch:
+        _require_kept(cursor, info, sought)
     ahead = [shard for shard, offset in enumerate(cursor.offsets) if offset > info.ends[shard]]
     if ahead:
         raise InvalidCursor(
@@ -273,6 +307,29 @@ def _resolve_cursor(cursor: Cursor, info: StreamInfo) -> Sequence[int]:
             f"{info.ends[ahead[0]]}"
         )
     return [*cursor.offsets, *info.starts[len(cursor.offsets) :]]
+
+
+def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:
+    """A cursor of an earlier epoch is a place if every backup that the log was restored from since holds what is before
+    it."""
+    if cursor.epoch > info.epoch:
+        raise InvalidCursor(
+            f"the cursor is of epoch {cursor.epoch} of the log, which is in epoch {info.epoch}: this is an older copy"
+        )
+    since = [ends for epoch, ends in info.restored if epoch >= cursor.epoch]
+    if len(since) != info.epoch - cursor.epoch:
+        raise InvalidCursor(
+            f"the cursor is of epoch {cursor.epoch}, and the log was restored {info.epoch - cursor.epoch} times since: "
+            'nobody knows any more what it had read; start at "earliest" or "latest"'
+        )
+    for shard, offset in enumerate(cursor.offsets):
+        kept = min(ends[shard] for ends in since)
+        if offset > kept and shard != sought:
+            raise InvalidCursor(
+                f"the cursor stands at offset {offset} of shard {shard} of {info.name!r}, and records {kept} to "
+                f"{offset - 1} are not in this log any more: it was restored from a backup that ends before them. What "
+                f"is there now at {kept} and after is other. Go on at {kept}, at the earliest or at the latest record"
+            )
 
 
 def _left(records: Iterator[Record]) -> int:

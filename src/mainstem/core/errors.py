@@ -7,7 +7,8 @@
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
-    │   └── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
+    │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
+    │   └── BackupUnusable
     ├── Retriable               the same call may succeed later
     │   ├── StaleGeneration, Busy, BufferFull
     │   └── Unavailable         the other side cannot be reached or is stopping
@@ -143,6 +144,12 @@ class LedgerDamaged(FolderUnusable):
     """The ledger's files are not what was written. Starting again rebuilds them from the blocks."""
 
     code = 208
+
+
+class BackupUnusable(Refused):
+    """A backup that is damaged, of another log, or newer than what is to be saved; the message names the file."""
+
+    code = 209
 
 
 class Retriable(MainstemError):

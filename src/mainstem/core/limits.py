@@ -82,6 +82,8 @@ RECENT_READS_BYTES_MAX: Final = 8 * MIB
 READ_ENTRIES_MAX: Final = 256
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
+# A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
+RESTORED_EPOCHS_MAX: Final = 16
 
 assert RECORD_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert PAYLOAD_STORED_BYTES_MAX + MESSAGE_HEADER_BYTES_MAX <= MESSAGE_BYTES_MAX
@@ -98,4 +100,6 @@ assert 4 * ERROR_TEXTS_CHARS_MAX + 32 * APPEND_BATCHES_MAX < MESSAGE_HEADER_BYTE
 assert LIST_BYTES_MAX + 32 * SHARDS_PER_STREAM_MAX < MESSAGE_HEADER_BYTES_MAX
 # A character is at most 4 bytes.
 assert 4 * CLIENT_NAME_CHARS_MAX + STREAM_NAME_CHARS_MAX + 512 <= CONNECTION_INFO_BYTES_MAX <= LIST_BYTES_MAX
+# An answer about the widest stream: two offsets for each shard, and one for each restore.
+assert 9 * (2 + RESTORED_EPOCHS_MAX) * SHARDS_PER_STREAM_MAX + 4 * KIB < MESSAGE_HEADER_BYTES_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX

@@ -135,7 +135,7 @@ class Settings:
         "./data",
         "The folder that holds the log. It is created if it does not exist; one process writes it at a time.",
         example="/var/lib/mainstem",
-        commands=(*_SERVER, "doctor"),
+        commands=(*_SERVER, "backup", "restore", "doctor"),
     )
     listen: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),

@@ -340,14 +340,30 @@ class FolderPort:
         self._reader = LogReader(self._ledger, folder.blocks)
         self._lookup = Lookup(self._ledger, self._reader)
         self._liveness = Liveness("hub", lambda: None)
+        self._epoch = self._ledger.epoch()
+        self._replaced = self._ledger.replaced
+        # Why this hub is of no use any more, though nobody closed it.
+        self._stale: FolderUnusable | None = None
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
         answer = self._lookup.handle(checked(call))
+        self._check_epoch()
         if isinstance(call, StatisticsCall):
             counters = {**folder_figures(self._folder, self._ledger), **answer.counters}
             return Answer(counters=counters)
         return answer
+
+    def _check_epoch(self) -> None:
+        """Blocks that are open here are not those of a restored folder that came into this one's place."""
+        if self._ledger.replaced != self._replaced:
+            epoch, self._replaced = self._ledger.epoch(), self._ledger.replaced
+            if epoch != self._epoch:
+                self._stale = FolderUnusable(
+                    f"{self._folder.path} was restored from a backup under this hub (epoch {epoch}, it was "
+                    f"{self._epoch}); open it again"
+                )
+        self.check_usable()
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")
@@ -362,7 +378,7 @@ class FolderPort:
         self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
-        return FolderSubscription(Feed(self._reader, row, offsets, ends), self._ledger, self.check_usable)
+        return FolderSubscription(Feed(self._reader, row, offsets, ends), self._ledger, self._check_epoch)
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
         raise ReadOnly("this hub only reads")
@@ -372,6 +388,8 @@ class FolderPort:
 
     def check_usable(self) -> None:
         self._liveness.check()
+        if self._stale is not None:
+            raise self._stale
 
     def check_writable(self) -> None:
         raise ReadOnly(
@@ -408,6 +426,8 @@ class FolderSubscription:
             if self._error is not None:
                 raise self._error
             batches = self._feed.read(READ_BYTES_MAX)
+            # Also after it: what was just read may be of another folder that is there now.
+            self._check_usable()
             self._queue.extend(batches)
             if batches:
                 break

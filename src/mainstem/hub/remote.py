@@ -47,6 +47,7 @@ from mainstem.transport.port import (
     Call,
     DeleteStreamCall,
     EndReached,
+    EpochChanged,
     StreamInfo,
     checked,
 )
@@ -116,6 +117,7 @@ class RemotePort:
         self._log_uuid = ""
         # Of the protocol, as agreed with the server.
         self._version = VERSION_MIN
+        self._epoch = 0
         self._heartbeat = 5.0
         self._idle_timeout = 15.0
         self._was_welcomed = False
@@ -391,9 +393,11 @@ class RemotePort:
             raise error
         if self._log_uuid:
             logger.warning(Event("connected again", server=self._where))
+        if self._epoch not in (0, welcome.epoch):
+            logger.warning(Event("the log was restored from a backup", server=self._where, epoch=welcome.epoch))
         assert self._connection is not None
         self._connection.allow_large()
-        self._log_uuid = welcome.log
+        self._log_uuid, self._epoch = welcome.log, welcome.epoch
         self._version = welcome.version
         self.record_bytes_max = welcome.record_bytes_max
         self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
@@ -401,8 +405,8 @@ class RemotePort:
         self._was_welcomed = self._is_ready = True
         for id_ in list(self._requests):
             self._send_request(id_)
-        for subscription in self._subscriptions.values():
-            self._connection.send(subscription.subscribe_message())
+        for subscription in list(self._subscriptions.values()):
+            self._add_subscription(subscription)
         self._welcomed.set()
 
     def _on_error(self, id_: int, error: MainstemError) -> None:
@@ -459,6 +463,11 @@ class RemotePort:
             self._connection.send(buffers)
 
     def _add_subscription(self, subscription: "RemoteSubscription") -> None:
+        if self._epoch not in (0, subscription.epoch):
+            # Its offsets may be of other records; whoever reads has to look.
+            self._subscriptions.pop(subscription.id, None)
+            subscription.finish(EpochChanged())
+            return
         self._subscriptions[subscription.id] = subscription
         self._send(subscription.subscribe_message())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from mainstem.core.batch import Buffer, FetchedBatch
 from mainstem.core.errors import Closed, DataLoss, MainstemError, ProtocolError
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES
-from mainstem.transport.port import EndReached, StreamInfo
+from mainstem.transport.port import EndReached, EpochChanged, StreamInfo
 from mainstem.transport.wire import Batches, Kind, Subscribe, pack
 
 
@@ -33,7 +33,7 @@ class RemoteSubscription:
         self._offsets = list(offsets)
         self._ends = None if ends is None else list(ends)
         self._credit = prefetch_bytes
-        self._queue: deque[FetchedBatch | MainstemError | EndReached] = deque()
+        self._queue: deque[FetchedBatch | MainstemError | EndReached | EpochChanged] = deque()
         self._arrived = threading.Condition(threading.Lock())
         # Bytes in the queue, which the server counts against the credit, and bytes taken but not yet given back.
         self._queued_bytes = 0
@@ -67,7 +67,12 @@ class RemoteSubscription:
             self._queue.append(loss)
             self._arrived.notify()
 
-    def finish(self, reason: MainstemError | EndReached) -> None:
+    @property
+    def epoch(self) -> int:
+        """The epoch of the log that the offsets are of."""
+        return self._stream.epoch
+
+    def finish(self, reason: MainstemError | EndReached | EpochChanged) -> None:
         with self._arrived:
             self._queue.append(reason)
             self._arrived.notify()

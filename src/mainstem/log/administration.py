@@ -24,12 +24,12 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.identity import new_stream_uuid
-from mainstem.core.limits import LIST_BYTES_MAX, SHARDS_PER_STREAM_MAX
+from mainstem.core.limits import LIST_BYTES_MAX, RESTORED_EPOCHS_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, TrimShard
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
-from mainstem.log.log import Log, unknown_stream
+from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace
 from mainstem.transport.port import (
@@ -83,7 +83,8 @@ class Lookup:
     def handle(self, call: Call) -> Answer:
         match call:
             case GetStreamCall():
-                return Answer(streams=(self.info(self._require(call.name), details=call.details),))
+                row = self._require(call.name)
+                return Answer(streams=(self.info(row, details=call.details, with_restored=True),))
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
             case OffsetsAtTimeCall():
@@ -97,7 +98,7 @@ class Lookup:
 
     def find(self, name: str) -> Answer:
         """The stream of this name, or UnknownStream."""
-        return Answer(streams=(self.info(self._require(name)),))
+        return Answer(streams=(self.info(self._require(name), with_restored=True),))
 
     def _list(self, after: int, oldest: bool) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
@@ -124,7 +125,7 @@ class Lookup:
         entries = self._ledger.entries_from(info.id, shard, info.starts[shard], 1)
         return entries[0].time_high if entries else 0
 
-    def info(self, row: StreamRow, *, details: bool = False) -> StreamInfo:
+    def info(self, row: StreamRow, *, details: bool = False, with_restored: bool = False) -> StreamInfo:
         """The stream, from memory where the log is; with details also what waits to be freed, from the ledger."""
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
         waiting, gone_by = self._waiting(row, shards) if details else ((0, 0), 0)
@@ -146,6 +147,7 @@ class Lookup:
             tombstone_us=row.tombstone_us,
             waiting_bytes=sum(waiting),
             gone_by_us=gone_by,
+            restored=self._restored(row) if with_restored else (),
         )
 
     def _waiting(self, row: StreamRow, shards: Sequence[ShardRow]) -> tuple[tuple[int, int], int]:
@@ -158,6 +160,17 @@ class Lookup:
         dead = self._ledger.dead_bytes(row.id)
         blocks = [block for block in self._ledger.list_blocks() if block.id in dead or block.id in trimmed]
         return (trimmed.total(), sum(dead.values())), self._pace.gone_by_us(blocks, now_us)
+
+    def _restored(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Where the shards ended in the backups that the log was restored from, the newest ones."""
+        epoch = self._ledger.epoch()
+        if epoch == LEDGER_EPOCH_FIRST:
+            return ()
+        # A shard that was empty then is not noted.
+        noted = self._ledger.restored()
+        ended = range(max(LEDGER_EPOCH_FIRST, epoch - RESTORED_EPOCHS_MAX), epoch)
+        shards = range(row.shards)
+        return tuple((past, tuple(noted.get(past, {}).get((row.id, shard), 0) for shard in shards)) for past in ended)
 
     def _require(self, name: str) -> StreamRow:
         row = self._ledger.stream_named(check_stream_name(name, reserved=True))
@@ -289,7 +302,7 @@ class Administration(Lookup):
         row = self._require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
-        return Answer(streams=(self.info(row),))
+        return Answer(streams=(self.info(row, with_restored=True),))
 
 
 def _check_cleanup(

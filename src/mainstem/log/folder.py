@@ -32,6 +32,8 @@ from mainstem.log.upgrade import Backup
 logger = logging.getLogger("mainstem.log")
 
 FORMAT: Final = 2
+# What a backup folder has and a data folder has not.
+BACKUP_MANIFEST: Final = "manifest.json"
 
 
 class Folder:
@@ -53,6 +55,11 @@ class Folder:
     def prepare(self) -> str:
         """Make the folder if it is new, upgrade it if it is of an older format; return the log's UUID. The caller holds
         the lock."""
+        if (self.path / BACKUP_MANIFEST).exists():
+            raise FolderUnusable(
+                f"{self.path} is a backup, not a data folder; bring it back with: mainstem restore {self.path} "
+                "--data FOLDER"
+            )
         for name in ("blocks", "snapshots"):
             self.disk.make_dirs(self.path / name)
         found = self._read_identity() or self._identity_of_blocks()
@@ -156,10 +163,14 @@ class Folder:
 
     def _write_identity(self) -> None:
         part = self._identity.with_suffix(".part")
-        check = _identity_check(FORMAT, self._log_uuid)
-        content = {"format": FORMAT, "uuid": self._log_uuid, "check": check, "blocks": self._has_noted_blocks}
-        self.disk.write_new(part, [json.dumps(content).encode() + b"\n"])
+        self.disk.write_new(part, [identity_content(self._log_uuid, has_blocks=self._has_noted_blocks)])
         self.disk.replace(part, self._identity)
+
+
+def identity_content(log_uuid: str, *, has_blocks: bool) -> bytes:
+    """What mainstem.json says of a log."""
+    content = {"format": FORMAT, "uuid": log_uuid, "check": _identity_check(FORMAT, log_uuid), "blocks": has_blocks}
+    return json.dumps(content).encode() + b"\n"
 
 
 def parse_identity(content: bytes) -> tuple[int, str, bool] | None:

@@ -23,7 +23,18 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import compaction, disk, folder, reader, recovery, scan, snapshots, walk
+from mainstem.log import (
+    backup_folder,
+    compaction,
+    disk,
+    folder,
+    reader,
+    recovery,
+    restore,
+    scan,
+    snapshots,
+    walk,
+)
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
@@ -222,6 +233,28 @@ def keep_in_place() -> Iterator[None]:
         self._part = self.path
 
     with _patched(Backup, "__init__", hasty):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- backups
+
+
+@_bug
+def restore_unchecked() -> Iterator[None]:
+    """What lies in a backup is restored, whatever its checksums say."""
+
+    def believe(found: Any, path: Path) -> None:
+        list(found)
+
+    with _patched(backup_folder, "require_no_problems", believe), _patched(restore, "require_no_problems", believe):
+        yield
+
+
+@_bug
+def copy_in_place() -> Iterator[None]:
+    """A new copy of a block takes the place of the one that the last backup has."""
+    name = property(lambda block: f"blocks/{block.number:016d}-00000000.block")
+    with _patched(backup_folder.StoredBlock, "name", name):
         yield
 
 

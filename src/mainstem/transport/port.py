@@ -22,9 +22,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     `bytes` are those of records that can be read. `waiting_bytes` are still on disk though nobody can read them:
     trimmed, compacted away, erased, or copied elsewhere; `gone_by_us` is when the last of them will be off the disk,
-    0 if there are none. `restored` has, for every epoch that a restore from a backup ended, where the shards ended in
-    that backup. `oldest_us` is about when the first record that can be read was written, as far as that was asked and
-    is known, else 0.
+    0 if there are none. `restored` has, for the newest epochs that a restore from a backup ended, where the shards
+    ended in that backup; a list of streams leaves it out. `oldest_us` is about when the first record that can be read
+    was written, as far as that was asked and is known, else 0.
     """
 
     id: int
@@ -234,10 +234,15 @@ class Subscription(Protocol):
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         """The next batch; None when `timeout` seconds passed without one. Raises DataLoss once per lost range, then
-        goes on after it; EndReached when all shards stand at their `ends`."""
+        goes on after it; EndReached when all shards stand at their `ends`; EpochChanged, from then on, when the
+        log has another epoch than `stream` said."""
         ...
 
     def close(self) -> None: ...
+
+
+class EpochChanged(Exception):
+    """The log was restored from a backup under this subscription: the reader looks its position up anew."""
 
 
 class EndReached(Exception):

@@ -17,6 +17,11 @@ _NAME = re.compile(r"([0-9]{16})\.block")
 _OPEN_FILES_MAX = 64
 
 
+def block_name(block: int) -> str:
+    """What the file of a block is called."""
+    return f"{block:016d}.block"
+
+
 class LocalBlockWriter:
     """Appends to one new file."""
 
@@ -87,7 +92,7 @@ class LocalBlocks:
                 self._open.popitem()[1].close()
 
     def _path(self, block: int) -> Path:
-        return self._folder / f"{block:016d}.block"
+        return self._folder / block_name(block)
 
     def _file(self, block: int) -> DiskFile:
         if self._is_closed:

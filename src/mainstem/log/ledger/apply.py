@@ -69,6 +69,8 @@ from mainstem.log.ledger.base import (
 # Rows of producers kept in memory; the rest is in the ledger.
 _PRODUCERS_CACHED_MAX = 65_536
 _NEVER_WRITTEN = ShardRow()
+# Streams that are created after a restore get ids from (epoch << bits) on.
+EPOCH_STREAM_BITS = 31
 
 
 class Applier:
@@ -146,6 +148,7 @@ class Applier:
 
     def _remember(self, changes: Changes) -> None:
         self.applied = changes.applied.number
+        self._stream_id_max = max(self._stream_id_max, changes.stream_id_max)
         self._shards.update(changes.shards)
         for row in changes.streams.values():
             self._streams[row.id] = row
@@ -483,6 +486,8 @@ class _Step:
         if command.epoch != before + 1:
             raise Refused(f"the ledger is of epoch {before}; the next is not {command.epoch}")
         self._changes.epoch = command.epoch
+        # What was created after the backup is not in it; producers may still hold the ids, which must stay nobody's.
+        self._changes.stream_id_max = max(self._base.stream_id_max, command.epoch << EPOCH_STREAM_BITS)
         self._changes.epoch_ends = {key: row.next for key, row in self._base.written_shards().items()}
         return Done()
 
@@ -581,7 +586,8 @@ def _original(header: BatchHeader, row: ProducerRow | None) -> int | None:
             return None
         raise UnknownProducer(
             f"producer {header.producer:x} is not known in this shard, yet its batch has sequence "
-            f"{header.sequence}; it was idle for over 7 days or the stream is new: open a new producer"
+            f"{header.sequence}; it was idle for over 7 days, the log was restored from an older backup, or the stream "
+            "is new: open a new producer"
         )
     last = row.recent[-1][0]
     if header.sequence == last + 1:

@@ -135,7 +135,7 @@ class Changes:
     dead: dict[tuple[int, int], int] = field(default_factory=dict)
     forgotten_blocks: list[int] = field(default_factory=list)
     forgotten_streams: list[int] = field(default_factory=list)
-    # The highest id that a stream ever had; said when streams are forgotten.
+    # Ids up to this are not given again; said when streams are forgotten and when an epoch begins.
     stream_id_max: int = 0
     # A new epoch of the ledger, and where every shard ended in the one before.
     epoch: int = 0

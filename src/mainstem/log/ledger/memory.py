@@ -120,7 +120,7 @@ class MemoryLedger:
         with self._lock:
             self._drop(changes)
             self._streams.update(changes.streams)
-            self._stream_id_max = max(self._stream_id_max, *changes.streams, 0)
+            self._stream_id_max = max(self._stream_id_max, *changes.streams, changes.stream_id_max)
             self._shards.update(changes.shards)
             self._blocks.update(changes.blocks)
             self._producers.update(changes.producers)

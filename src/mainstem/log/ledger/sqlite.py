@@ -9,14 +9,16 @@ verified, because SQLite's page checksums do not cover the WAL and a checkpoint 
 """
 
 import ctypes
+import errno
 import functools
 import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import apsw
@@ -116,6 +118,8 @@ _WAL_FRAME_BYTES = wal.FRAME_HEADER_BYTES + _PAGE_BYTES
 # Rows in one INSERT, and prepared statements kept: one for each number of rows of each table.
 _ROWS_PER_STATEMENT = 64
 _STATEMENTS_CACHED = 512
+# How often a WAL that somebody writes is read again before it is called damaged.
+_WAL_LOOKS_MAX = 10
 
 
 @functools.cache
@@ -130,8 +134,7 @@ def place_without_wal(path: Path) -> AppliedPlace:
     """The last flush in the database file alone, as the last checkpoint left it."""
     _load_checksum_vfs()
     with _Translated(path):
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        db = _connect_unchanging(path)
         try:
             rows = db.execute("SELECT number, block, commit_position FROM applied")
             return AppliedPlace._make(next(iter(rows), (0, 0, 0)))
@@ -142,15 +145,81 @@ def place_without_wal(path: Path) -> AppliedPlace:
 def format_without_wal(path: Path) -> int | None:
     """The format of the database file alone; None if it is not there or cannot be read."""
     _load_checksum_vfs()
-    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     try:
-        db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        db = _connect_unchanging(path)
         try:
             return int(next(iter(db.execute("SELECT v FROM meta WHERE k = 'format'")))[0])
         finally:
             db.close()
     except (apsw.Error, StopIteration, TypeError, ValueError):
         return None
+
+
+class LedgerCopy(NamedTuple):
+    """What a copy of a ledger holds: after which flush, of which log, and the blocks it knows."""
+
+    log_uuid: str
+    epoch: int
+    applied: AppliedPlace
+    blocks: tuple[BlockRow, ...]
+
+
+def copy_ledger(source: Path, target: Path) -> LedgerCopy:
+    """The ledger as it is after one flush, as one file that needs no WAL, also beside a process that writes it.
+
+    `target` must not exist; it is not durable when this returns.
+    """
+    _load_checksum_vfs()
+    with _Translated(source), closing(_connect_to_copy(source)) as db, closing(apsw.Connection(str(target))) as made:
+        # Nothing reads the copy before it is complete, and the caller makes it durable.
+        made.execute("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF")
+        with db:
+            # While this transaction reads, nothing that it needs of the WAL is overwritten.
+            list(db.execute("SELECT number FROM applied"))
+            _require_sound_wal(source)
+            with made.backup("main", db, "main") as copying:
+                try:
+                    copying.step(-1)
+                except apsw.FullError:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from None
+    return read_copy(target)
+
+
+def read_copy(path: Path) -> LedgerCopy:
+    """What a file that `copy_ledger` made holds. Nothing is written beside it."""
+    _load_checksum_vfs()
+    with _Translated(path), closing(_connect_unchanging(path)) as db:
+        meta = dict(db.execute("SELECT k, v FROM meta"))
+        if meta["format"] != LEDGER_FORMAT:
+            raise FolderUnusable(
+                f"{path} has ledger format {meta['format']}; this program works with format {LEDGER_FORMAT}. "
+                "Serving an older folder once (mainstem serve) brings it up to date"
+            )
+        applied = AppliedPlace._make(next(iter(db.execute("SELECT number, block, commit_position FROM applied"))))
+        rows = db.execute(f"SELECT {_BLOCK_COLUMNS} FROM blocks ORDER BY id")
+        return LedgerCopy(meta["uuid"], meta["epoch"], applied, tuple(BlockRow._make(row) for row in rows))
+
+
+def _connect_to_copy(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db.set_busy_timeout(_READ_BUSY_MS)
+    return db
+
+
+def _connect_unchanging(path: Path) -> apsw.Connection:
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    return apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+
+
+def _require_sound_wal(ledger: Path) -> None:
+    """A flipped bit in the WAL would get a valid page checksum in the copy."""
+    path = ledger.with_name(ledger.name + "-wal")
+    for _ in range(_WAL_LOOKS_MAX):
+        # A frame that was being written while we read looks like damage; then it does not the next time.
+        damaged_at = wal.verify(path).damaged_at
+        if damaged_at is None:
+            return
+    raise LedgerDamaged(f"{path.name} is damaged at byte {damaged_at}")
 
 
 class SqliteLedgerReader:
@@ -166,7 +235,6 @@ class SqliteLedgerReader:
         self._vfs = vfs
         self._lock = threading.Lock()
         self._inode = _inode_of(path)
-        # How often another file has come into this one's place.
         self._replaced = 0
         self._db = self._connect()
 
@@ -215,6 +283,11 @@ class SqliteLedgerReader:
 
     def log_uuid(self) -> str:
         return str(self._value("SELECT v FROM meta WHERE k = 'uuid'"))
+
+    @property
+    def replaced(self) -> int:
+        """How often another file has come into this one's place."""
+        return self._replaced
 
     def data_version(self) -> int:
         """Changes whenever another connection committed, or another file came into this one's place."""
@@ -468,9 +541,10 @@ class SqliteLedger(SqliteLedgerReader):
             execute("DELETE FROM blocks WHERE id = ?", (block,))
             execute("DELETE FROM dead WHERE block = ?", (block,))
         for stream in changes.forgotten_streams:
-            execute("INSERT OR REPLACE INTO meta VALUES ('stream_id_max', ?)", (changes.stream_id_max,))
             for table, column in (("streams", "id"), ("shards", "stream"), ("dead", "stream"), ("restored", "stream")):
                 execute(f"DELETE FROM {table} WHERE {column} = ?", (stream,))
+        if changes.stream_id_max:
+            execute("INSERT OR REPLACE INTO meta VALUES ('stream_id_max', ?)", (changes.stream_id_max,))
         if changes.epoch:
             rows = [(changes.epoch - 1, *key, stop) for key, stop in changes.epoch_ends.items()]
             _insert(execute, "INSERT OR REPLACE INTO restored", rows)
