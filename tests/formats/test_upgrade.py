@@ -61,7 +61,8 @@ def test_one_line_says_what_was_done_and_how_to_delete_the_backup(folder, caplog
     caplog.set_level(logging.WARNING, "mainstem")
     opened(folder).close()
     (line,) = caplog.messages
-    assert f"{folder} was upgraded from format 1 to 2" in line
+    assert "upgraded from format 1 to 2" in line
+    assert f"folder={folder}" in line
     assert shlex.split(line.rpartition("delete that: ")[2]) == ["rm", "-r", str(folder / BACKUP)]
     caplog.clear()
     opened(folder).close()
@@ -109,7 +110,7 @@ def test_a_ledger_that_is_lost_before_the_upgrade_is_made_from_a_snapshot_of_the
     before = golden.files_of(folder)
     caplog.set_level(logging.INFO, "mainstem")
     require_upgraded(folder, before)
-    assert "starting from the snapshot of flush 29" in caplog.text
+    assert "the ledger from a snapshot flush=29" in caplog.text
 
 
 @pytest.mark.parametrize("change", ["damaged", "gone"])

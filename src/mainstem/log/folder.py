@@ -98,9 +98,12 @@ class Folder:
                 f"when that is mended, it goes on from {backup.path.name}"
             ) from error
         logger.warning(
-            "%s was upgraded from format %d to %d; as it was before it is kept in %s: when you are content, delete "
-            "that: rm -r %s",
-            *(self.path, old, FORMAT, backup.path.name, shlex.quote(str(backup.path.absolute()))),
+            Event(
+                f"data folder upgraded from format {old} to {FORMAT}; as it was before it is kept, remove that when you "
+                "are content",
+                folder=self.path,
+                kept=shlex.quote(str(backup.path.absolute())),
+            )
         )
 
     def note_block(self) -> None:
