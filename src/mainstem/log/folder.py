@@ -99,10 +99,9 @@ class Folder:
             ) from error
         logger.warning(
             Event(
-                f"data folder upgraded from format {old} to {FORMAT}; as it was before it is kept, remove that when you "
-                "are content",
+                f"data folder upgraded from format {old} to {FORMAT}; as it was before it is kept until you delete it",
                 folder=self.path,
-                kept=shlex.quote(str(backup.path.absolute())),
+                command=f"rm -r {shlex.quote(str(backup.path.absolute()))}",
             )
         )
 
