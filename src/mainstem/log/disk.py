@@ -4,6 +4,7 @@ Everything the log itself writes goes through here. SQLite writes its own files;
 whenever they cannot be trusted, so their durability is not part of any promise.
 """
 
+import errno
 import fcntl
 import os
 import sys
@@ -29,6 +30,10 @@ class DiskFile(Protocol):
         ...
 
     def sync(self) -> None: ...
+
+    def truncate(self, size: int) -> None:
+        """Give back what stands beyond `size`, durably."""
+        ...
 
     def size(self) -> int: ...
 
@@ -56,7 +61,26 @@ class Disk(Protocol):
         """Rename over, durably: content first, then the name."""
         ...
 
-    def free_bytes(self, path: Path) -> int: ...
+    def allocate(self, path: Path, size: int) -> None:
+        """A file that occupies `size` bytes, instead of one that may be there."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """The file is gone, durably, and its room free. One that is not there is fine."""
+        ...
+
+    def free_bytes(self, path: Path) -> int:
+        """What may still be written to the file system of `path`."""
+        ...
+
+    def total_bytes(self, path: Path) -> int:
+        """The size of the file system of `path`."""
+        ...
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether an error says that there is no room, of the disk or of its owner's quota, and nothing worse."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class LocalFile:
@@ -110,6 +134,10 @@ class LocalFile:
     def sync(self) -> None:
         _sync(self._fd)
 
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
@@ -159,9 +187,27 @@ class LocalDisk:
         os.replace(source, target)
         sync_dir(target.parent)
 
+    def allocate(self, path: Path, size: int) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _allocate(fd, size)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        sync_dir(path.parent)
+
     def free_bytes(self, path: Path) -> int:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self, path: Path) -> int:
+        stat = os.statvfs(path)
+        return stat.f_blocks * stat.f_frsize
 
 
 def sync_dir(folder: Path) -> None:
@@ -182,6 +228,9 @@ if sys.platform == "linux":
     def _sync(fd: int) -> None:
         os.fdatasync(fd)
 
+    def _allocate(fd: int, size: int) -> None:
+        os.posix_fallocate(fd, 0, size)
+
 else:
 
     def _pwritev(fd: int, buffers: Sequence[Buffer], position: int, *, durably: bool) -> int:
@@ -193,3 +242,7 @@ else:
     def _sync(fd: int) -> None:
         # On macOS fsync leaves the bytes in the drive's cache; F_FULLFSYNC does not.
         fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC", 51))
+
+    def _allocate(fd: int, size: int) -> None:
+        # macOS has no call that allocates; what is written is allocated.
+        os.pwrite(fd, bytes(size), 0)

@@ -2,6 +2,7 @@
 
 mainstem.json              format version, the log's UUID and a checksum of both; whether there are blocks
 lock                       held by the writing process; says which one
+ballast                    nothing, but room to work in when the disk is full; only where little is free
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
 blocks/<n>.block           the blocks
@@ -19,7 +20,7 @@ from typing import Final
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import FolderLocked, FolderUnusable
 from mainstem.log.blocks.local import LocalBlocks
-from mainstem.log.disk import Disk
+from mainstem.log.disk import Disk, is_out_of_space
 from mainstem.log.frame import FrameDamaged
 from mainstem.log.scan import BlockScanner
 from mainstem.log.snapshots import Snapshots
@@ -69,7 +70,11 @@ class Folder:
         """
         if not self._has_noted_blocks:
             self._has_noted_blocks = True
-            self._write_identity()
+            try:
+                self._write_identity()
+            except OSError:
+                self._has_noted_blocks = False
+                raise
 
     def _require_new(self) -> None:
         """Without a block there is nothing that only a log which had blocks leaves behind."""
@@ -169,7 +174,12 @@ class FolderLock:
         except OSError:
             os.close(self._fd)
             raise FolderLocked(_who_writes(path, note)) from None
-        note.write_text(f"process {os.getpid()}\n")
+        try:
+            note.write_text(f"process {os.getpid()}\n")
+        except OSError as error:
+            # The lock is held; a full disk is no reason not to say so to nobody.
+            if not is_out_of_space(error):
+                raise
 
     def release(self) -> None:
         """Let another process write. In a child made by fork: let go of the copy without releasing the parent's."""

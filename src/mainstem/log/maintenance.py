@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
+from mainstem.log.disk import is_out_of_space
 from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.log.snapshots import Snapshots
 from mainstem.log.writer import FlushFile
@@ -79,10 +80,9 @@ class Maintenance:
         if number != self._announced:
             return
         self._announced = 0
-        if not self._ledger.checkpoint():
+        if not self._checkpoint():
             # Each try makes the commits wait and reads the whole WAL, so tries become rarer as it grows.
             self._retry_bytes = max(2 * self._ledger.wal_bytes(), self._checkpoint_bytes)
-            logger.warning("a reader holds up the checkpoint of the ledger; it is tried again later")
             return
         self._retry_bytes = 0
         self._done = number - 1
@@ -90,6 +90,18 @@ class Maintenance:
             self._snapshot_at = self._file.bytes_written
             self._snapshotting = threading.Thread(target=self._snapshot, name="mainstem-snapshot", daemon=True)
             self._snapshotting.start()
+
+    def _checkpoint(self) -> bool:
+        try:
+            if self._ledger.checkpoint():
+                return True
+            logger.warning("a reader holds up the checkpoint of the ledger; it is tried again later")
+        except OSError as error:
+            # The WAL is as it was, and still holds everything.
+            if not is_out_of_space(error):
+                raise
+            logger.warning("there is no room for the checkpoint of the ledger; it is tried again later")
+        return False
 
     def _snapshot_due(self) -> bool:
         return self._file.bytes_written - self._snapshot_at >= self._snapshot_bytes

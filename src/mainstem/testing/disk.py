@@ -68,8 +68,17 @@ class DiskLayer:
     def replace(self, source: Path, target: Path) -> None:
         self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
 
+    def allocate(self, path: Path, size: int) -> None:
+        self.inner.allocate(path, size)
+
+    def remove(self, path: Path) -> None:
+        self.inner.remove(path)
+
     def free_bytes(self, path: Path) -> int:
         return self.inner.free_bytes(path)
+
+    def total_bytes(self, path: Path) -> int:
+        return self.inner.total_bytes(path)
 
 
 class FileLayer:
@@ -77,7 +86,7 @@ class FileLayer:
 
     def __init__(self, layer: DiskLayer, path: Path, inner: DiskFile) -> None:
         self.path = path
-        self.read, self.size, self.close = inner.read, inner.size, inner.close
+        self.read, self.size, self.close, self.truncate = inner.read, inner.size, inner.close, inner.truncate
         self._layer = layer
         self._inner = inner
 
