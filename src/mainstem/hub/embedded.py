@@ -12,7 +12,7 @@ from pathlib import Path
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.hub.interval import SHORT_TURNS
@@ -34,6 +34,8 @@ logger = logging.getLogger("mainstem.hub")
 _POLL_SECONDS_MIN = 0.0005
 _POLL_SECONDS_MAX = 0.02
 _RETENTION_SECONDS = 30.0
+# How often it is looked whether a full disk has room for what waits.
+_LOOK_SECONDS = 0.1
 
 
 class LogPort:
@@ -68,6 +70,7 @@ class LogPort:
         self.log.batcher.add_listener(self._on_flush)
         # Appends that wait, in order, until the log has room for them.
         self._deferred: deque[tuple[Submission, float]] = deque()
+        self._look_scheduled = False
         self._pump = Pump(self._drive)
         # A folder that cannot be written to any more can still be opened and read.
         self._pump.schedule(self._enforce_retention, 0.0)
@@ -86,7 +89,8 @@ class LogPort:
             return self._administration.handle(call)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        submission = Submission(batches, lambda result: done(_results(result, len(batches))))
+        patience = self.log.clock.monotonic() + timeout
+        submission = Submission(batches, lambda result: done(_results(result, len(batches))), patience)
         with self._lock:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
@@ -100,10 +104,10 @@ class LogPort:
                 submission, deadline = self._deferred[0]
                 try:
                     self.log.batcher.submit(submission)
-                except Busy as busy:
+                except (Busy, DiskFull) as error:
                     if time.monotonic() < deadline:
                         break
-                    ended.append((submission, busy))
+                    ended.append((submission, error))
                 except MainstemError as error:
                     ended.append((submission, error))
                 self._deferred.popleft()
@@ -114,6 +118,14 @@ class LogPort:
         """Commit what waits."""
         self._submit_deferred()
         self.log.batcher.drive(is_done)
+        if (self._deferred or self.log.batcher.is_holding) and not self._look_scheduled:
+            # What waits for room on the disk may have nobody else who looks.
+            self._look_scheduled = True
+            self._pump.schedule(self._look_again, _LOOK_SECONDS)
+
+    def _look_again(self) -> None:
+        """The pump drives after every action."""
+        self._look_scheduled = False
 
     def can_take(self) -> bool:
         return self.log.batcher.pending_bytes < PENDING_BYTES_MAX // 2

@@ -10,9 +10,9 @@ an embedded hub the thread that waits for its own acknowledgement does it, becau
 cost an interpreter switch each way.
 
 The first error of the disk or the ledger fences the batcher: nothing is acknowledged after it, ever. A full disk is no
-error but a state: nothing of the flush that found no room has happened, its number is given again. Its batches are held
-in their order, for as long as their owners wait, and written when there is room; its commands get the ballast's. A flush
-that is durable already and finds no room in the ledger is applied again and again until it does.
+error but a state: nothing of the flush that found no room has happened, its number is given again. Its batches are
+held in their order, for as long as their owners wait, and written when there is room; its commands get the ballast's.
+A flush that is durable already and finds no room in the ledger is applied again and again until it does.
 """
 
 import logging
@@ -125,14 +125,15 @@ class Batcher:
         self._written = applier.applied
         self._failure: MainstemError | None = None
         self._closing = False
+        self._is_patient = True
         self._listeners: list[FlushListener] = []
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
 
     # Submitting.
 
     def submit(self, submission: Submission, *, wake: bool = True) -> None:
-        """Queue for the next flush. Busy if too much waits already, DiskFull if it is an append and the disk has no room
-        for it; the failure if the log has failed.
+        """Queue for the next flush. Busy if too much waits already, DiskFull if the disk has no room for its records;
+        the failure if the log has failed.
 
         With `wake=False` no thread that runs is told; call `wake` after the last of several.
         """
@@ -342,6 +343,12 @@ class Batcher:
             self._count_waiting()
         return _Committed([(submission, self._space.refusal()) for submission in refused], _NOTHING)
 
+    def lose_patience(self) -> None:
+        """From now on nothing waits for room on the disk: this log is about to be closed."""
+        with self._arrived:
+            self._is_patient = False
+            self._arrived.notify_all()
+
     def _look_at_held(self, *, is_full: bool) -> list[Submission]:
         """Queue what is held again if there is room, before everything else; else, what has waited long enough."""
         now = self._clock.monotonic()
@@ -352,7 +359,7 @@ class Batcher:
                 self._pending.extendleft(reversed(held))
             else:
                 for submission in held:
-                    is_late = self._closing or submission.patience <= now
+                    is_late = not self._is_patient or submission.patience <= now
                     (given_up if is_late else self._held).append(submission)
             self._count_waiting()
             return given_up
@@ -414,6 +421,7 @@ class Batcher:
 
     def close(self) -> None:
         """Take no more, commit what is pending, seal the block."""
+        self.lose_patience()
         with self._arrived:
             self._closing = True
             self._arrived.notify_all()

@@ -19,7 +19,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UnknownStream,
 )
-from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
+from mainstem.core.limits import BALLAST_BYTES_DEFAULT, BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
@@ -34,7 +34,7 @@ from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
 from mainstem.log.recovery import Recovered, Recovery
 from mainstem.log.retention import expired
-from mainstem.log.space import BALLAST_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, Space
+from mainstem.log.space import Space
 from mainstem.log.writer import FlushFile, WriterIdentity
 
 logger = logging.getLogger("mainstem.log")
@@ -221,8 +221,8 @@ def unknown_stream(name: str) -> UnknownStream:
 def _no_room_to_start(path: Path) -> DiskFull:
     return DiskFull(
         f"the disk of {path} is full, and opening the folder for writing needs room for its ledger: free as much as "
-        f"ledger.db has, and at least {_START_BYTES // MIB} MiB. What was acknowledged is kept; with read_only=True it can "
-        "be read now"
+        f"ledger.db has, and at least {_START_BYTES // MIB} MiB. What was acknowledged is kept; with read_only=True it "
+        "can be read now"
     )
 
 

@@ -26,9 +26,6 @@ from mainstem.log.disk import Disk
 
 logger = logging.getLogger("mainstem.log")
 
-FREE_BYTES_MIN_DEFAULT: Final = 256 * MIB
-BALLAST_BYTES_DEFAULT: Final = 64 * MIB
-
 # How often the file system is asked: after so much time, or after so much was written.
 _LOOK_SECONDS: Final = 0.1
 _LOOK_BYTES: Final = 8 * MIB
@@ -109,8 +106,8 @@ class Space:
         """What somebody is told who wants to append now."""
         self.refused += 1
         return DiskFull(
-            f"{self._told()}; free some space there, delete or trim streams, or shorten their retention. Writing goes on "
-            "by itself"
+            f"{self._told()}; free some space there, delete or trim streams, or shorten their retention. Writing goes "
+            "on by itself"
         )
 
     @property

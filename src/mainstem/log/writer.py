@@ -183,7 +183,7 @@ class FlushFile:
     ) -> Flush:
         """Append one flush durably. The items come back in the order given, after the writer's own commands.
 
-        If it raises because the disk is full, nothing has happened, and the same number is written next, to a new block.
+        If it raises because the disk is full, nothing has happened: the same number is written next, to a new block.
         """
         writer = self._writer
         assert writer is not None, "roll first"

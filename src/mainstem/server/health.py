@@ -14,10 +14,16 @@ from mainstem.core.kinds import Address
 
 
 class HttpListener:
-    """Serves `/healthz` (the process answers) and `/readyz` (it takes clients). The loop's thread only."""
+    """Serves `/healthz` (the process answers) and `/readyz` (it takes clients). The loop's thread only.
 
-    def __init__(self, address: Address, is_ready: Callable[[], bool]) -> None:
+    A server whose disk is full is ready and says so: taken out of service it could neither be read nor be trimmed.
+    """
+
+    def __init__(
+        self, address: Address, is_ready: Callable[[], bool], is_disk_full: Callable[[], bool] = lambda: False
+    ) -> None:
         self._is_ready = is_ready
+        self._is_disk_full = is_disk_full
         routes = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
         config = uvicorn.Config(Starlette(routes=routes), log_config=None, access_log=False, lifespan="off")
         self._server = _Embedded(config)
@@ -39,7 +45,7 @@ class HttpListener:
 
     async def _readyz(self, request: Request) -> JSONResponse:
         if self._is_ready():
-            return JSONResponse({"status": "ready"})
+            return JSONResponse({"status": "ready", **({"disk": "full"} if self._is_disk_full() else {})})
         return JSONResponse({"status": "stopping"}, status_code=503)
 
 

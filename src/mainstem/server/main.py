@@ -50,7 +50,7 @@ async def _serve(settings: Settings) -> int:
         from mainstem.server.health import HttpListener
 
         try:
-            http = HttpListener(settings.http, lambda: server.is_ready)
+            http = HttpListener(settings.http, lambda: server.is_ready, lambda: server.is_disk_full)
         except OSError as error:
             await server.stop()
             raise InvalidSetting(

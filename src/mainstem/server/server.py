@@ -49,6 +49,8 @@ class Server:
             hot_tail_bytes=settings.hot_tail_bytes,
             checkpoint_bytes=settings.checkpoint_bytes,
             snapshot_bytes=settings.snapshot_bytes,
+            free_bytes_min=settings.free_bytes_min,
+            ballast_bytes=settings.ballast_bytes,
         )
         self.log = Log(settings.data, options, clock=clock)
         self._administration = Administration(
@@ -113,6 +115,7 @@ class Server:
         for session in self._sessions:
             session.say_goodbye()
         self._calls.refuse(_stopping())
+        self.log.batcher.lose_patience()
         self._serve_line()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
         while self._is_draining() and self.clock.monotonic() < deadline:  # noqa: ASYNC110  # many sessions, once
@@ -141,6 +144,10 @@ class Server:
         """In a commit thread: the log acknowledged its last. Whoever waits learns it from the broken connection and
         asks the next life of this server."""
         self.on_failure(error)
+
+    @property
+    def is_disk_full(self) -> bool:
+        return self.log.space.is_full
 
     # Connections.
 
@@ -186,6 +193,8 @@ class Server:
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
             self._guard(self._look_at_line)
+            # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
+            self.log.space.look()
             if now >= retention_due and (self._retention is None or self._retention.done()):
                 retention_due = now + _RETENTION_SECONDS
                 self._guard(self._begin_retention)
