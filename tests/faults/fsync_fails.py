@@ -131,8 +131,8 @@ def _commit_where_room_is(log: Log, step: Step, on_answer: Callable[[], None], p
 
 def _fences(disk: FailingDisk, error: int) -> bool:
     """Whether the operation that failed is one the log may not go on after: a snapshot may fail, a block may not."""
-    is_fatal = error != errno.ENOSPC and disk.calls[disk._at - 1 :][:1]
-    return bool(is_fatal) and disk.has_struck and disk.calls[disk._at - 1].path.suffix == ".block"
+    is_fatal = error != errno.ENOSPC and disk.has_struck
+    return is_fatal and disk.calls[disk._at - 1].path.suffix == ".block"
 
 
 @lru_cache(maxsize=8)

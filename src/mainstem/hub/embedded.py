@@ -19,7 +19,7 @@ from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
-from mainstem.log.disk import LocalDisk
+from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
 from mainstem.log.ledger.base import StreamRow
@@ -54,8 +54,9 @@ class LogPort:
         *,
         auto_create_shards: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
     ) -> None:
-        self.log = Log(path, options, clock=clock)
+        self.log = Log(path, options, clock=clock, disk=disk)
         try:
             self._start(auto_create_shards)
         except BaseException:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from mainstem.core import payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
-from mainstem.log import disk, folder, reader, recovery, scan, snapshots
+from mainstem.log import batcher, disk, folder, reader, recovery, scan, snapshots
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
@@ -119,6 +119,13 @@ def swallow_write_error() -> Iterator[None]:
             writer.position = end
 
     with _patched(LocalBlockWriter, "append", careless):
+        yield
+
+
+@_bug
+def fence_when_full() -> Iterator[None]:
+    """A disk without room is taken for one that fails: the log stops for good."""
+    with _patched(batcher, "is_out_of_space", lambda error: False):
         yield
 
 
