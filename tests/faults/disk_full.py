@@ -38,11 +38,14 @@ RESUME_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 5.0
 _DISK_BYTES = 192 << 20
 _PAUSE_SECONDS = 0.01
+# Longer than the disk is ever full.
+_TIMEOUT_SECONDS = 20.0
 _READER = 2
 _STREAM = "through-full-disks"
 # Small blocks, checkpoints and snapshots: the disk is found full at all of them.
+# Every other time appends are not refused before the disk is really full.
 _OPTIONS = ("--block-bytes", "1MiB", "--checkpoint-bytes", "256KiB", "--snapshot-bytes", "2MiB")
-_TINY = LogOptions(block_bytes=1 << 20, checkpoint_bytes=256 << 10, snapshot_bytes=2 << 20)
+_TINY = LogOptions(block_bytes=1 << 20, checkpoint_bytes=256 << 10, snapshot_bytes=2 << 20, ballast_bytes=1 << 20)
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -53,7 +56,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         with _place(seed, folder) as place:
             with place.connect() as hub:
                 hub.streams.create(_STREAM, shards=SHARDS)
-                load = Load(place.connect, _STREAM, history, _PAUSE_SECONDS)
+                load = Load(place.connect, _STREAM, history, pause=_PAUSE_SECONDS, timeout=_TIMEOUT_SECONDS)
                 try:
                     for trial in range(trials):
                         _fill_and_free(result, f"seed {seed}, trial {trial}", place, hub, load, rng)
@@ -74,6 +77,8 @@ def _fill_and_free(result: Trials, name: str, place: "Place", hub: Hub, load: Lo
     hub.streams.create(spare)
     time.sleep(rng.uniform(0.0, 0.4))
     place.fill()
+    time.sleep(rng.uniform(0.0, 0.3))
+    place.check()
     # Until the log has found out: appends are refused, or wait for room.
     if not _within(ANSWER_SECONDS_MAX, lambda: bool(hub.statistics()["disk_full"])):
         result.add_finding(f"{name}: the log did not say that its disk is full")
@@ -141,7 +146,8 @@ def _place(seed: int, folder: Path) -> Iterator[Place]:
         return
     mount = folder / "small"
     with small_disk(mount, _DISK_BYTES) if seed % 2 else _ext4(mount) as disk:
-        server = ServerProcess(disk / "data", *_OPTIONS)
+        watermark = () if seed // 2 % 2 else ("--free-bytes-min", "0")
+        server = ServerProcess(disk / "data", *_OPTIONS, *watermark)
         # Beside the disk that gets full.
         server._stderr = folder / "server.stderr"
         with server:

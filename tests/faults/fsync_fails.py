@@ -185,7 +185,7 @@ def _fill_up(script: Script, folder: Path, rng: random.Random) -> tuple[str, int
     """Play on a file system that is too small; afterwards its content is moved to one that is not."""
     kib = rng.randrange(200, 1_400)
     # To the last byte, or only to the watermark.
-    options = rng.choice((TINY, replace(TINY, free_bytes_min=0)))
+    options = rng.choice((TINY, replace(TINY, free_bytes_min=0, ballast_bytes=8 << 10)))
     with small_disk(folder.with_name("full"), kib << 10) as full, _short_patience():
         done, wrong = _play(script, full / "data", None, lambda: False, options=options, patience=0.0)
         if (full / "data").exists():

@@ -21,14 +21,17 @@ Connect = Callable[[], AbstractContextManager[Hub]]
 class Load:
     """Producers and a follower, each with a thread and a connection of its own, on one stream of `SHARDS` shards.
 
-    `pause`: seconds that a producer rests after each burst.
+    `pause`: seconds that a producer rests after each burst. `timeout`: when it gives a record up.
     """
 
-    def __init__(self, connect: Connect, stream: str, history: History, pause: float = 0.0) -> None:
+    def __init__(
+        self, connect: Connect, stream: str, history: History, *, pause: float = 0.0, timeout: float = 60.0
+    ) -> None:
         self._connect = connect
         self._stream = stream
         self._history = history
         self._pause = pause
+        self._timeout = timeout
         self._stopping = threading.Event()
         self._producers_done = threading.Event()
         self.errors: list[str] = []
@@ -58,7 +61,7 @@ class Load:
 
     def _produce(self, number: int) -> None:
         with self._connect() as hub:
-            producer = StampedProducer(hub, self._stream, number, self._history, delivery_timeout=60.0)
+            producer = StampedProducer(hub, self._stream, number, self._history, delivery_timeout=self._timeout)
             while not self._stopping.is_set():
                 producer.burst()
                 self.bursts[number] += 1

@@ -208,8 +208,8 @@ class Settings:
     ballast_bytes: int = _setting(
         BytesKind(),
         render_bytes(limits.BALLAST_BYTES_DEFAULT),
-        "Room that is kept occupied as the disk gets full, and given up when it is, so that trimming and deleting still"
-        " work. 0: none. At most a 32nd of the file system.",
+        "The size of the file that keeps room on the disk and is given up when there is no other, so that trimming and"
+        " deleting still work. 0: none. At most a 32nd of the file system.",
         example="128MB",
         commands=_SERVER,
         minimum=0,

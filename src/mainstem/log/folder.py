@@ -2,7 +2,7 @@
 
 mainstem.json              format version, the log's UUID and a checksum of both; whether there are blocks
 lock                       held by the writing process; says which one
-ballast                    nothing, but room to work in when the disk is full; only where little is free
+ballast                    holds nothing but room, which is given up when the disk is full
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
 blocks/<n>.block           the blocks

@@ -19,7 +19,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UnknownStream,
 )
-from mainstem.core.limits import BALLAST_BYTES_DEFAULT, BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
+from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
@@ -57,7 +57,8 @@ class LogOptions:
     checkpoint_bytes: int = 4 * MIB
     snapshot_bytes: int = 256 * MIB
     free_bytes_min: int = FREE_BYTES_MIN_DEFAULT
-    ballast_bytes: int = BALLAST_BYTES_DEFAULT
+    # A server has one; in the user's own process a file that only takes room would be a surprise.
+    ballast_bytes: int = 0
 
 
 class Log:
@@ -175,11 +176,11 @@ class Log:
         }
 
     def _space_counters(self) -> dict[str, int]:
-        is_full = self.space.look(now=True)
+        self.space.look(now=True)
         until_full = self.space.seconds_until_full
         return {
             "free_bytes": self.space.free,
-            "disk_full": int(is_full),
+            "disk_full": int(self.space.is_told_full),
             "appends_refused_full": self.space.refused,
             # -1: at the present rate, never.
             "seconds_until_full": -1 if until_full is None else round(until_full),

@@ -8,9 +8,8 @@ still are. Should the disk become full to the last byte nevertheless, a file tha
 ballast, is given up, and commands and the ledger have room again. When there is room above the watermark, appends go on
 by themselves, and the ballast is made anew.
 
-What the disk says counts more than what it is asked: after a write that found no room the log is full until the next
-look, however much seems to be free (a quota, a file system out of inodes), and each such surprise in a row doubles the
-pause before it is tried again.
+A write that finds no room counts more than what the file system says is free (there are quotas, and inodes): the log is
+full for a moment, then one write is tried, and each such surprise in a row doubles the moment.
 """
 
 import logging
@@ -34,8 +33,6 @@ _WATERMARK_PART: Final = 8
 _BALLAST_PART: Final = 32
 # Appends go on when this part of the watermark is free above it: at the very edge they would come and go.
 _RESUME_PART: Final = 16
-# The ballast is made when no more than so many watermarks are free. Before, a disk is far from full.
-_NEAR: Final = 16
 # How long a write that found no room makes the log wait, if the file system says that there is some.
 _PAUSE_SECONDS_MIN: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 2.0
@@ -58,12 +55,13 @@ class Space:
         self.watermark = min(free_bytes_min, total // _WATERMARK_PART)
         self._resume_at = self.watermark + self.watermark // _RESUME_PART
         self._ballast_bytes = min(ballast_bytes, total // _BALLAST_PART)
-        self._ballast_below = _NEAR * max(self.watermark, self._ballast_bytes)
         self._ballast = path / "ballast"
         # One of an earlier life is used as it is.
         self._has_ballast = self._ballast.exists()
         self._lock = threading.Lock()
+        # Whether an append would be refused now; and whether it was logged and not taken back that the disk is full.
         self.is_full = False
+        self.is_told_full = False
         self.refused = 0
         self.free = disk.free_bytes(path)
         self._full_since = 0.0
@@ -89,7 +87,10 @@ class Space:
     def wrote(self, count: int) -> None:
         """So many bytes found room."""
         self._written_since += count
-        self._surprises = 0
+        if self._surprises:
+            with self._lock:
+                self._surprises = 0
+                self._judge(self._clock.monotonic())
 
     def met_full(self) -> None:
         """A write found no room."""
@@ -114,7 +115,7 @@ class Space:
     def seconds_until_full(self) -> float | None:
         """At the rate of the last minute, when appends will be refused; None if free space is not getting less."""
         with self._lock:
-            if self.is_full:
+            if self.is_told_full:
                 return 0.0
             if len(self._samples) < 2:
                 return None
@@ -150,28 +151,30 @@ class Space:
     def _judge(self, time: float) -> None:
         if not self._samples or time - self._samples[-1][0] >= _SAMPLE_SECONDS:
             self._samples.append((time, self.free))
-        was_full = self.is_full
-        self.is_full = time < self._not_before or self.free < (self._resume_at if was_full else self.watermark)
-        if self.is_full and not was_full:
-            self._full_since = time
+        needed = self._resume_at if self.is_told_full else self.watermark
+        self.is_full = time < self._not_before or self.free < needed
+        if self.is_full and not self.is_told_full:
+            self.is_told_full, self._full_since = True, time
             logger.error("appends are refused until there is room: %s", self._told())
-        elif was_full and not self.is_full:
-            seconds = time - self._full_since
-            logger.warning("appends go on after %.1f s, with %s free", seconds, _mib(self.free))
-        if not self.is_full:
+        elif not self.is_full and not self._surprises:
+            if self.is_told_full:
+                self.is_told_full = False
+                logger.warning("appends go on after %.1f s; %s are free", time - self._full_since, _mib(self.free))
             self._maybe_make_ballast()
 
     def _told(self) -> str:
         where = f"the disk of {self._path.absolute()}"
+        if self.free < MIB and self.free >= self._resume_at:
+            return f"{where} is full"
         if self.free >= self._resume_at:
             return f"{where} takes no more, though {_mib(self.free)} seem free: a quota is used up, or all inodes are"
         return f"{_mib(self.free)} are free on {where}, writing needs {_mib(self._resume_at)} (free_bytes_min)"
 
     def _maybe_make_ballast(self) -> None:
-        """If the disk is near full, and not too near."""
-        if self._has_ballast or not self._ballast_bytes or self.free > self._ballast_below:
+        """If there is so much room that the log is not full again at once."""
+        if self._has_ballast or self._surprises or not self._ballast_bytes:
             return
-        if self.free < self._resume_at + self._ballast_bytes:
+        if self.free < self._resume_at + 2 * self._ballast_bytes:
             return
         try:
             self._disk.allocate(self._ballast, self._ballast_bytes)

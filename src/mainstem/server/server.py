@@ -147,7 +147,7 @@ class Server:
 
     @property
     def is_disk_full(self) -> bool:
-        return self.log.space.is_full
+        return self.log.space.is_told_full
 
     # Connections.
 
