@@ -373,7 +373,9 @@ class Batcher:
         deadline = self._clock.monotonic() + _LEDGER_SECONDS_MAX
         while True:
             try:
-                return self._applier.apply(flush)
+                applied = self._applier.apply(flush)
+                self._space.wrote(0)
+                return applied
             except OSError as error:
                 if not is_out_of_space(error):
                     raise

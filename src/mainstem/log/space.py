@@ -89,7 +89,7 @@ class Space:
         self._written_since += count
         if self._surprises:
             with self._lock:
-                self._surprises = 0
+                self._surprises, self._not_before = 0, 0.0
                 self._judge(self._clock.monotonic())
 
     def met_full(self) -> None:

@@ -15,6 +15,7 @@ from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.produce.gateway import Gateway
 from mainstem.server.calls import Answered, CallQueue
@@ -40,7 +41,9 @@ class Server:
     pushes.
     """
 
-    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None
+    ) -> None:
         self.settings = settings
         self.name = name
         self.clock = clock
@@ -52,7 +55,7 @@ class Server:
             free_bytes_min=settings.free_bytes_min,
             ballast_bytes=settings.ballast_bytes,
         )
-        self.log = Log(settings.data, options, clock=clock)
+        self.log = Log(settings.data, options, clock=clock, disk=disk)
         self._administration = Administration(
             self.log,
             retention_us=round(settings.retention * 1_000_000),
