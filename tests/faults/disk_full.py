@@ -25,6 +25,7 @@ from mainstem.log.log import LogOptions
 from mainstem.testing.disk import BudgetDisk
 from mainstem.testing.history import History
 from mainstem.testing.server import ServerFailed, ServerProcess
+from mainstem.transport.port import Answer, Call, DeleteStreamCall, StatisticsCall
 from tests.faults.load import SHARDS, Load
 from tests.faults.mounts import PowerImage, can_mount, small_disk
 from tests.faults.stamped import check_kept, count_report, read_back
@@ -39,7 +40,7 @@ ANSWER_SECONDS_MAX = 5.0
 _DISK_BYTES = 192 << 20
 _PAUSE_SECONDS = 0.01
 # Longer than the disk is ever full.
-_TIMEOUT_SECONDS = 20.0
+_TIMEOUT_SECONDS = 10.0
 _READER = 2
 _STREAM = "through-full-disks"
 # Small blocks, checkpoints and snapshots: the disk is found full at all of them.
@@ -52,22 +53,21 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     result = Trials()
     rng = random.Random(f"disk full {seed}")
     history = History()
-    try:
-        with _place(seed, folder) as place:
-            with place.connect() as hub:
-                hub.streams.create(_STREAM, shards=SHARDS)
-                load = Load(place.connect, _STREAM, history, pause=_PAUSE_SECONDS, timeout=_TIMEOUT_SECONDS)
-                try:
-                    for trial in range(trials):
-                        _fill_and_free(result, f"seed {seed}, trial {trial}", place, hub, load, rng)
-                finally:
-                    load.stop()
-                read_back(hub, _STREAM, history, _READER)
-            for text in load.errors:
-                result.add_finding(f"seed {seed}: {text}")
-            check_kept(result, place.data, f"seed {seed}")
-    except (ServerFailed, MainstemError) as error:
-        result.add_finding(f"seed {seed}, trial {result.trials}: {error}")
+    with _place(seed, folder) as place, place.connect() as hub:
+        hub.streams.create(_STREAM, shards=SHARDS)
+        load = Load(place.connect, _STREAM, history, pause=_PAUSE_SECONDS, timeout=_TIMEOUT_SECONDS)
+        try:
+            for trial in range(trials):
+                _fill_and_free(result, f"seed {seed}, trial {trial}", place, hub, load, rng)
+        except (ServerFailed, MainstemError) as error:
+            load.leave()
+            result.add_finding(f"seed {seed}, trial {result.trials}: {error}")
+            return result
+        load.stop()
+        read_back(hub, _STREAM, history, _READER)
+        for text in load.errors:
+            result.add_finding(f"seed {seed}: {text}")
+        check_kept(result, place.data, f"seed {seed}")
     count_report(result, history.check(), f"seed {seed}")
     return result
 
@@ -80,11 +80,11 @@ def _fill_and_free(result: Trials, name: str, place: "Place", hub: Hub, load: Lo
     time.sleep(rng.uniform(0.0, 0.3))
     place.check()
     # Until the log has found out: appends are refused, or wait for room.
-    if not _within(ANSWER_SECONDS_MAX, lambda: bool(hub.statistics()["disk_full"])):
+    if not _within(ANSWER_SECONDS_MAX, lambda: bool(_ask(hub, StatisticsCall()).counters["disk_full"])):
         result.add_finding(f"{name}: the log did not say that its disk is full")
     started = time.monotonic()
     _read_some(hub)
-    hub.streams.delete(spare)
+    _ask(hub, DeleteStreamCall(spare))
     took = time.monotonic() - started
     if took > ANSWER_SECONDS_MAX:
         result.add_finding(f"{name}: reading and deleting took {took:.1f} s while the disk was full")
@@ -97,6 +97,11 @@ def _fill_and_free(result: Trials, name: str, place: "Place", hub: Hub, load: Lo
     place.check()
     result.trials += 1
     result.took(time.monotonic() - freed)
+
+
+def _ask(hub: Hub, call: Call) -> Answer:
+    """Carry out a call in the time that is allowed while the disk is full."""
+    return hub._port.call(call, timeout=ANSWER_SECONDS_MAX)
 
 
 def _read_some(hub: Hub) -> None:
@@ -151,7 +156,11 @@ def _place(seed: int, folder: Path) -> Iterator[Place]:
         # Beside the disk that gets full.
         server._stderr = folder / "server.stderr"
         with server:
-            yield ServerPlace(server, disk / "filler")
+            server_place = ServerPlace(server, disk / "filler")
+            try:
+                yield server_place
+            finally:
+                server_place.free()
 
 
 @contextmanager
@@ -189,7 +198,7 @@ class ServerPlace:
             os.close(descriptor)
 
     def free(self) -> None:
-        self._filler.unlink()
+        self._filler.unlink(missing_ok=True)
 
     def check(self) -> None:
         if self._server.pid != self._pid:

@@ -39,9 +39,10 @@ class Load:
         self.bursts = [0] * PRODUCERS
         self.followed = 0
         self._producers = [
-            threading.Thread(target=self._guarded, args=(self._produce, number)) for number in range(PRODUCERS)
+            threading.Thread(target=self._guarded, args=(self._produce, number), daemon=True)
+            for number in range(PRODUCERS)
         ]
-        self._follower = threading.Thread(target=self._guarded, args=(self._follow, 0))
+        self._follower = threading.Thread(target=self._guarded, args=(self._follow, 0), daemon=True)
         for thread in (*self._producers, self._follower):
             thread.start()
 
@@ -52,6 +53,11 @@ class Load:
             thread.join()
         self._producers_done.set()
         self._follower.join()
+
+    def leave(self) -> None:
+        """The log is of no use any more: let everybody come to their end by themselves."""
+        self._stopping.set()
+        self._producers_done.set()
 
     def _guarded(self, work: Callable[[int], None], number: int) -> None:
         try:
