@@ -76,6 +76,8 @@ def _fill_and_free(result: Trials, name: str, place: "Place", hub: Hub, load: Lo
     spare = f"spare-{result.trials}"
     hub.streams.create(spare)
     time.sleep(rng.uniform(0.0, 0.4))
+    if not _within(ANSWER_SECONDS_MAX, (place.data / "ballast").exists):
+        result.add_finding(f"{name}: there is no ballast")
     place.fill()
     time.sleep(rng.uniform(0.0, 0.3))
     place.check()

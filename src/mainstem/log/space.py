@@ -5,8 +5,8 @@ down first. And what fills the disk may be somebody else, at any moment.
 
 Idea. Below a low watermark of free space nothing is appended; commands, which are small and free more than they take,
 still are. Should the disk become full to the last byte nevertheless, a file that was allocated in better times, the
-ballast, is given up, and commands and the ledger have room again. When there is room above the watermark, appends go on
-by themselves, and the ballast is made anew.
+ballast, is given up, and commands and the ledger have room again. When there is room above the watermark, and for a new
+ballast, appends go on by themselves.
 
 A write that finds no room counts more than what the file system says is free (there are quotas, and inodes): the log is
 full for a moment, then one write is tried, and each such surprise in a row doubles the moment.
@@ -36,6 +36,8 @@ _RESUME_PART: Final = 16
 # How long a write that found no room makes the log wait, if the file system says that there is some.
 _PAUSE_SECONDS_MIN: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 2.0
+# How long after a ballast could not be made it is tried again.
+_BALLAST_SECONDS: Final = 60.0
 # The rate of growth is that of the last minute, from one sample a second.
 _SAMPLES: Final = 60
 _SAMPLE_SECONDS: Final = 1.0
@@ -58,6 +60,7 @@ class Space:
         self._ballast = path / "ballast"
         # One of an earlier life is used as it is.
         self._has_ballast = self._ballast.exists()
+        self._ballast_not_before = 0.0
         self._lock = threading.Lock()
         # Whether an append would be refused now; and whether it was logged and not taken back that the disk is full.
         self.is_full = False
@@ -90,6 +93,7 @@ class Space:
         if self._surprises:
             with self._lock:
                 self._surprises, self._not_before = 0, 0.0
+                self.free = self._ask()
                 self._judge(self._clock.monotonic())
 
     def met_full(self) -> None:
@@ -151,7 +155,7 @@ class Space:
     def _judge(self, time: float) -> None:
         if not self._samples or time - self._samples[-1][0] >= _SAMPLE_SECONDS:
             self._samples.append((time, self.free))
-        needed = self._resume_at if self.is_told_full else self.watermark
+        needed = self._resume_at + self._ballast_missing if self.is_told_full else self.watermark
         self.is_full = time < self._not_before or self.free < needed
         if self.is_full and not self.is_told_full:
             self.is_told_full, self._full_since = True, time
@@ -160,26 +164,32 @@ class Space:
             if self.is_told_full:
                 self.is_told_full = False
                 logger.warning("appends go on after %.1f s; %s are free", time - self._full_since, _mib(self.free))
-            self._maybe_make_ballast()
+            self._maybe_make_ballast(time)
 
     def _told(self) -> str:
         where = f"the disk of {self._path.absolute()}"
-        if self.free < MIB and self.free >= self._resume_at:
+        if self.free < MIB and not self.watermark:
             return f"{where} is full"
-        if self.free >= self._resume_at:
+        if self.free >= self._resume_at + self._ballast_missing:
             return f"{where} takes no more, though {_mib(self.free)} seem free: a quota is used up, or all inodes are"
-        return f"{_mib(self.free)} are free on {where}, writing needs {_mib(self._resume_at)} (free_bytes_min)"
+        needed = self._resume_at + self._ballast_missing
+        return f"{_mib(self.free)} are free on {where}, writing needs {_mib(needed)} (free_bytes_min)"
 
-    def _maybe_make_ballast(self) -> None:
+    @property
+    def _ballast_missing(self) -> int:
+        """What must be free for a ballast that is not there, with as much again so that it is not given up at once."""
+        return 0 if self._has_ballast else 2 * self._ballast_bytes
+
+    def _maybe_make_ballast(self, time: float) -> None:
         """If there is so much room that the log is not full again at once."""
-        if self._has_ballast or self._surprises or not self._ballast_bytes:
-            return
-        if self.free < self._resume_at + 2 * self._ballast_bytes:
+        missing = self._ballast_missing
+        if not missing or self.free < self._resume_at + missing or time < self._ballast_not_before:
             return
         try:
             self._disk.allocate(self._ballast, self._ballast_bytes)
         except OSError as error:
-            logger.warning("there is no room for the ballast: %s", error)
+            self._ballast_not_before = time + _BALLAST_SECONDS
+            logger.warning("the ballast cannot be made; it is tried again later: %s", error)
             return
         self._has_ballast = True
         self.free -= self._ballast_bytes

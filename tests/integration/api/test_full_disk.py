@@ -126,7 +126,7 @@ def test_after_its_time_a_record_fails_because_the_disk_is_full(hub, disk, room)
         fill(hub, disk, room)
         acks = [producer.send("orders", bytes(600)) for _ in range(6)]
         for ack in acks:
-            with pytest.raises(DiskFull, match="free|full"):
+            with pytest.raises(DiskFull, match=r"free|full"):
                 ack.result()
         disk.free = PLENTY
         # The producer goes on under a new epoch.

@@ -354,6 +354,27 @@ def test_a_command_gets_the_room_of_the_ballast(tmp_path):
     rig.log.close()
 
 
+def test_appends_do_not_take_the_room_that_the_ballast_left(tmp_path):
+    rig = Rig(tmp_path, LogOptions(block_bytes=64 << 10, free_bytes_min=0, ballast_bytes=1 * MIB))
+    rig.disk.free = 0
+    rig.log.execute(TrimShard(rig.stream, 0, 0))
+    assert not (tmp_path / "ballast").exists()
+    room = rig.disk.free
+    for number in range(20):
+        rig.clock.advance(1.0)
+        with pytest.raises(DiskFull):
+            rig.submit(number)
+        rig.log.execute(TrimShard(rig.stream, 0, 0))
+    assert room - 20 * 1_000 < rig.disk.free < room
+    rig.disk.free = 3 * MIB
+    rig.clock.advance(1.0)
+    rig.submit(20)
+    rig.log.batcher.drive()
+    assert rig.bases() == [0]
+    assert (tmp_path / "ballast").exists()
+    rig.log.close()
+
+
 def test_a_command_for_which_there_is_no_room_at_all_is_refused_and_the_log_lives(rig):
     rig.disk.free = 0
     with pytest.raises(DiskFull):
@@ -475,7 +496,7 @@ def unapplied(path: Path) -> None:
 
 def test_a_start_that_needs_room_says_how_much_and_a_reader_needs_none(tmp_path):
     unapplied(tmp_path)
-    with full_ledger(lambda: True, "store"), pytest.raises(DiskFull, match="16 MiB.*read_only"):
+    with full_ledger(lambda: True, "store"), pytest.raises(DiskFull, match=r"16 MiB.*read_only"):
         Log(tmp_path / "two")
     FolderPort(tmp_path / "two").close()
     log = Log(tmp_path / "two")
