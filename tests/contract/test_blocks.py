@@ -181,3 +181,22 @@ def test_a_file_that_vanished_is_missing_once_it_is_no_longer_open(tmp_path):
     with pytest.raises(BlockMissing, match="0000000000000001"):
         store.read(1, 0, 1)
     store.close()
+
+
+def test_a_block_that_is_abandoned_ends_where_it_was(store):
+    writer = store.create(header(1))
+    writer.append([b"kept"])
+    writer.abandon()
+    assert store.size(1) == BLOCK_HEADER_BYTES + 4
+    assert store.read(1, BLOCK_HEADER_BYTES, 100) == b"kept"
+
+
+def test_a_block_that_is_removed_is_gone_also_for_who_has_read_it(store):
+    filled(store, 1, b"one")
+    filled(store, 2, b"two")
+    assert store.read(1, BLOCK_HEADER_BYTES, 3) == b"one"
+    store.remove(1)
+    store.remove(1)
+    with pytest.raises(BlockMissing):
+        store.read(1, 0, 1)
+    assert list(store.list()) == [2]

@@ -4,22 +4,26 @@ Most trials are crash clones (see mainstem.testing.crash); some are real: a chil
 SIGKILL at its n-th disk operation, before, in the middle of, or after it.
 """
 
+import errno
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from mainstem.core.errors import MainstemError
+from mainstem.core.errors import DiskFull, MainstemError
+from mainstem.log.disk import DiskFile
 from mainstem.log.log import Log
 from mainstem.testing import planted
 from mainstem.testing.crash import LEDGER_FAULTS, CrashPoint, RecordingDisk
-from mainstem.testing.disk import KillingDisk
+from mainstem.testing.disk import BudgetDisk, KillingDisk
 from tests.faults.places import temporary_folder
 from tests.faults.reading import Verdict, judge
-from tests.faults.script import TINY, Script, State, play
+from tests.faults.script import TINY, Script, State, Step, commit, play
 from tests.faults.trials import Trials
 
 STEPS = 90
@@ -29,6 +33,10 @@ KILL_EVERY = 200
 GO_ON_EVERY = 4
 # How often each checkpoint is left half done.
 CHECKPOINT_TRIALS = 60
+# How often the disk fills up before a step, and what is free otherwise.
+FILL_CHANCE = 0.3
+_PLENTY = 1 << 39
+_TINY = replace(TINY, free_bytes_min=0, ballast_bytes=0)
 # One in this many crashes a second time, while the first crash is being recovered from.
 TWICE_EVERY = 9
 
@@ -101,15 +109,54 @@ def _record(seed: int, bugs: tuple[str, ...]) -> Session:
         def on_step() -> None:
             done[0] += 1
 
-        recorder = RecordingDisk(path, mark=lambda: done[0])
+        disk = FillingDisk(seed)
+        recorder = RecordingDisk(path, mark=lambda: done[0], inner=disk)
         state = State()
         with recorder.watching_ledger():
-            # Two lives of the writer, the second after a clean close.
+            # Two lives of the writer, the second after a clean close. In the second the disk fills up now and then.
             for steps in (script.steps[: STEPS * 2 // 3], script.steps[STEPS * 2 // 3 :]):
-                log = Log(path, TINY, disk=recorder)
-                play(log, steps, state, on_step)
+                log = Log(path, _TINY, disk=recorder)
+                play_on(log, steps, state, disk, on_step)
                 log.close()
+                disk.begin_filling()
     return Session(script, recorder.points)
+
+
+class FillingDisk(BudgetDisk):
+    """A disk that is filled up to a random byte now and then; every other time it does not even take a cut."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(free=_PLENTY)
+        self._random = random.Random(f"filling {seed}")
+        self._is_filling = False
+
+    def begin_filling(self) -> None:
+        self._is_filling = True
+
+    def maybe_fill(self) -> None:
+        if self._is_filling and self._random.random() < FILL_CHANCE:
+            self.free = self._random.randrange(8_000)
+
+    def truncate(self, path: Path, file: DiskFile, size: int) -> None:
+        if self._random.random() < 0.5:
+            raise OSError(errno.ENOSPC, "No space left on device (injected)", str(path))
+        super().truncate(path, file, size)
+
+
+def play_on(log: Log, steps: Sequence[Step], state: State, disk: FillingDisk, on_step: Callable[[], None]) -> None:
+    """Carry out the steps, each again if the disk was full, after somebody has freed it."""
+    for step in steps:
+        disk.maybe_fill()
+        expected = state.apply(step)
+        bases = None
+        while bases is None:
+            try:
+                bases = commit(log, step)
+            except DiskFull:
+                disk.free = _PLENTY
+                time.sleep(0.01)
+        assert bases == expected, f"the log answered {bases}, expected {expected}"
+        on_step()
 
 
 def _clones(session: Session, rng: random.Random) -> Iterator[tuple[CrashPoint, tuple[bool, ...], str]]:

@@ -9,6 +9,7 @@ from tests.faults import (
     backup_kill,
     crash_points,
     cut,
+    disk_full,
     examined,
     flips,
     fsync_fails,
@@ -76,6 +77,15 @@ SUITES: dict[str, Suite] = {
     "read_beside": Suite(read_beside.run, slice=3, full=50, chunk=25, bugs={"stale_reader": 2}, on_disk=True),
     "kill_server": Suite(
         kill_server.run, slice=2, full=200, chunk=40, bugs={"skip_dedupe": 3}, measures=True, on_disk=True
+    ),
+    "disk_full": Suite(
+        disk_full.run,
+        slice=2,
+        full=50,
+        chunk=10,
+        bugs={"fence_when_full": 1, "swallow_write_error": 2},
+        measures=True,
+        on_disk=True,
     ),
     "restart_large": Suite(
         restart_large.run,

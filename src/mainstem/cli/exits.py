@@ -6,6 +6,7 @@ from typing import Final
 from mainstem.core.errors import (
     ConnectionLost,
     DeadlineExceeded,
+    DiskFull,
     FolderLocked,
     InvalidCursor,
     InvalidPayload,
@@ -46,6 +47,7 @@ _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
     (StreamDeleted, ExitCode.NOT_FOUND),
     (StreamExists, ExitCode.REFUSED),
     (Refused, ExitCode.REFUSED),
+    (DiskFull, ExitCode.REFUSED),
     (Unavailable, ExitCode.CANNOT_CONNECT),
     (InvalidPayload, ExitCode.FAILURE),
     (InvalidRecord, ExitCode.FAILURE),

@@ -10,7 +10,7 @@
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   └── BackupUnusable
     ├── Retriable               the same call may succeed later
-    │   ├── StaleGeneration, Busy, BufferFull
+    │   ├── StaleGeneration, Busy, BufferFull, DiskFull
     │   └── Unavailable         the other side cannot be reached or is stopping
     │       └── ConnectionLost, ServerStopping, DeadlineExceeded
     ├── DataLoss                a range of records is gone or damaged; says which, reading may go on after it
@@ -175,6 +175,12 @@ class BufferFull(Retriable):
     """The producer's buffer is full and the caller chose not to wait."""
 
     code = 302
+
+
+class DiskFull(Retriable):
+    """The disk under the log is full: nothing is appended until there is room again. Reading and trimming go on."""
+
+    code = 304
 
 
 class Unavailable(Retriable):

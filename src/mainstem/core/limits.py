@@ -41,6 +41,10 @@ BLOCK_BYTES_MIN: Final = 64 * KIB
 BLOCK_BYTES_DEFAULT: Final = 128 * MIB
 BLOCK_BYTES_MAX: Final = 4 * 1024 * MIB
 
+# Room on the disk: with less free than this nothing is appended; and what is kept to free some when there is none.
+FREE_BYTES_MIN_DEFAULT: Final = 256 * MIB
+BALLAST_BYTES_DEFAULT: Final = 64 * MIB
+
 # Exactly once: how many (sequence, offset) pairs the ledger remembers per producer and shard, and for how long.
 PRODUCER_RECENT_MAX: Final = 8
 PRODUCER_IN_FLIGHT_MAX: Final = 5
@@ -103,3 +107,5 @@ assert 4 * CLIENT_NAME_CHARS_MAX + STREAM_NAME_CHARS_MAX + 512 <= CONNECTION_INF
 # An answer about the widest stream: two offsets for each shard, and one for each restore.
 assert 9 * (2 + RESTORED_EPOCHS_MAX) * SHARDS_PER_STREAM_MAX + 4 * KIB < MESSAGE_HEADER_BYTES_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
+# What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
+assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT

@@ -204,6 +204,26 @@ class Settings:
         minimum=64 * limits.KIB,
         maximum=1024 * limits.MIB,
     )
+    free_bytes_min: int = _setting(
+        BytesKind(),
+        render_bytes(limits.FREE_BYTES_MIN_DEFAULT),
+        "With less free space on the disk appends are refused, until there is more again; reading, trimming and"
+        " deleting go on. At most an eighth of the file system.",
+        example="2GB",
+        commands=_SERVER,
+        minimum=0,
+        maximum=1024 * 1024 * limits.MIB,
+    )
+    ballast_bytes: int = _setting(
+        BytesKind(),
+        render_bytes(limits.BALLAST_BYTES_DEFAULT),
+        "The size of the file that keeps room on the disk and is given up when there is no other, so that trimming and"
+        " deleting still work. 0: none. At most a 32nd of the file system.",
+        example="128MB",
+        commands=_SERVER,
+        minimum=0,
+        maximum=1024 * limits.MIB,
+    )
     auto_create: bool = _setting(
         BoolKind(),
         "false",

@@ -12,7 +12,7 @@ from pathlib import Path
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
@@ -20,7 +20,7 @@ from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
-from mainstem.log.disk import LocalDisk
+from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
@@ -44,6 +44,8 @@ logger = logging.getLogger("mainstem.hub")
 # A reader of a folder that another process writes asks SQLite this often whether something changed, slower when idle.
 _POLL_SECONDS_MIN = 0.0005
 _POLL_SECONDS_MAX = 0.02
+# How often it is looked whether a full disk has room for what waits.
+_LOOK_SECONDS = 0.1
 
 
 class LogPort:
@@ -62,8 +64,9 @@ class LogPort:
         *,
         auto_create_shards: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
     ) -> None:
-        self.log = Log(path, options, clock=clock)
+        self.log = Log(path, options, clock=clock, disk=disk)
         try:
             self._start(auto_create_shards)
         except BaseException:
@@ -78,6 +81,7 @@ class LogPort:
         self.log.batcher.add_listener(self._on_flush)
         # Appends that wait, in order, until the log has room for them.
         self._deferred: deque[tuple[Submission, float]] = deque()
+        self._look_scheduled = False
         self._pump = Pump(self._drive)
         self.log.upkeep.start()
 
@@ -88,7 +92,8 @@ class LogPort:
             return self._administration.handle(call)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        submission = Submission(batches, lambda result: done(_results(result, len(batches))))
+        patience = self.log.clock.monotonic() + timeout
+        submission = Submission(batches, lambda result: done(_results(result, len(batches))), patience)
         with self._lock:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
@@ -102,10 +107,10 @@ class LogPort:
                 submission, deadline = self._deferred[0]
                 try:
                     self.log.batcher.submit(submission)
-                except Busy as busy:
+                except (Busy, DiskFull) as error:
                     if time.monotonic() < deadline:
                         break
-                    ended.append((submission, busy))
+                    ended.append((submission, error))
                 except MainstemError as error:
                     ended.append((submission, error))
                 self._deferred.popleft()
@@ -116,6 +121,14 @@ class LogPort:
         """Commit what waits."""
         self._submit_deferred()
         self.log.batcher.drive(is_done)
+        if (self._deferred or self.log.batcher.is_holding) and not self._look_scheduled:
+            # What waits for room on the disk may have nobody else who looks.
+            self._look_scheduled = True
+            self._pump.schedule(self._look_again, _LOOK_SECONDS)
+
+    def _look_again(self) -> None:
+        """The pump drives after every action."""
+        self._look_scheduled = False
 
     def can_take(self) -> bool:
         return self.log.batcher.pending_bytes < PENDING_BYTES_MAX // 2

@@ -3,6 +3,10 @@
 The link reconnects by itself. What was not answered when it broke is sent again, in the same order and with the same
 sequence numbers; the server recognises what it has already. Subscriptions go on from the batch after the last one that
 arrived.
+
+A server whose disk is full refuses appends. The hub then lets everything that is under way be answered, keeps what was
+refused and what comes after it, and knocks with the first of them now and then; when that is taken, all others follow,
+in the same order.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ from mainstem.core.errors import (
     ConnectionLost,
     DataLoss,
     DeadlineExceeded,
+    DiskFull,
     InternalError,
     InvalidRequest,
     InvalidSetting,
@@ -36,7 +41,7 @@ from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.hub.liveness import Liveness
-from mainstem.hub.requests import GATHER_BYTES, CallRequest, PendingAppend, Request, gather
+from mainstem.hub.requests import GATHER_BYTES, AppendRequest, CallRequest, PendingAppend, Request, gather
 from mainstem.hub.subscription import RemoteSubscription
 from mainstem.transport import retry
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
@@ -83,6 +88,10 @@ _CALL = RetryPolicy(attempt_timeout=10.0, deadline=30.0, attempts_max=None, cap=
 _RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
 
 
+# How often a server whose disk is full is asked again.
+_KNOCK = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.1, cap=1.0)
+
+
 class RemotePort:
     """The hub's side of a server. Any thread may call; the fields below the line belong to the I/O thread."""
 
@@ -111,6 +120,10 @@ class RemotePort:
         self._is_ready = False
         self._requests: dict[int, Request] = {}
         self._appends_in_flight = 0
+        # Why appends are not sent now: the server's disk is full. And how often that was the answer.
+        self._refusal: DiskFull | None = None
+        self._knocks = 0
+        self._knock_timer: asyncio.TimerHandle | None = None
         self._turn_timer: asyncio.TimerHandle | None = None
         self._is_crowd = False
         self._subscriptions: dict[int, RemoteSubscription] = {}
@@ -403,8 +416,12 @@ class RemotePort:
         self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
         self._first_error = None
         self._was_welcomed = self._is_ready = True
-        for id_ in list(self._requests):
-            self._send_request(id_)
+        for id_, request in list(self._requests.items()):
+            if isinstance(request, AppendRequest) and self._refusal is not None:
+                request.is_under_way = False
+            else:
+                self._send_request(id_, request)
+        self._look_at_stall()
         for subscription in list(self._subscriptions.values()):
             self._add_subscription(subscription)
         self._welcomed.set()
@@ -431,27 +448,69 @@ class RemotePort:
         id_ = self._ids.next()
         self._requests[id_] = request
         self._appends_in_flight += request.is_append
-        if self._is_ready:
-            self._send_request(id_)
+        if not (request.is_append and self._refusal is not None):
+            self._send_request(id_, request)
 
-    def _send_request(self, id_: int) -> None:
-        """Send it, or fail it if this server would not understand it."""
-        request = self._requests[id_]
+    def _send_request(self, id_: int, request: Request) -> None:
+        """Send it if there is a server, or fail it if that would not understand it."""
+        if not self._is_ready or self._connection is None:
+            return
         if request.version > self._version:
             error = ProtocolError(
                 f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
                 f"{request.name} needs version {request.version}: upgrade the server"
             )
             self._forget(id_).fail(error)
-        elif self._connection is not None:
+        else:
             self._connection.send(request.pack(id_, self._clock.monotonic()))
 
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
-        if request is not None and request.answer(answer):
+        if request is None:
+            return
+        is_finished = request.answer(answer, is_stalled=self._refusal is not None)
+        if is_finished:
             self._forget(id_)
             if self._is_gathering and not self._appends_in_flight and not self._is_crowd:
                 self._wake()
+        if isinstance(request, AppendRequest):
+            if request.refusal is not None:
+                self._stall(request.refusal)
+            self._look_at_stall(is_taken=is_finished)
+
+    # A full disk on the other side.
+
+    def _stall(self, refusal: DiskFull) -> None:
+        if self._refusal is None:
+            logger.warning("%s: %s; waiting", self._where, refusal)
+            self._knocks = 0
+        self._refusal = refusal
+        self._knocks = min(self._knocks + 1, 20)
+
+    def _look_at_stall(self, *, is_taken: bool = False) -> None:
+        """If no answer is to come any more: knock after a pause, or go on if the last one was not a refusal."""
+        if self._refusal is None:
+            return
+        appends = [(id_, request) for id_, request in self._requests.items() if isinstance(request, AppendRequest)]
+        if any(request.is_under_way for _, request in appends):
+            return
+        if is_taken or not appends:
+            logger.warning("%s takes appends again", self._where)
+            self._refusal = None
+            for id_, request in appends:
+                self._send_request(id_, request)
+        elif self._knock_timer is None:
+            delay = Backoff(_KNOCK, RANDOMNESS).next_delay(max(1, self._knocks))
+            assert not isinstance(delay, GiveUp)
+            self._knock_timer = self._loop.call_later(delay, self._knock)
+
+    def _knock(self) -> None:
+        self._knock_timer = None
+        first = next(((id_, request) for id_, request in self._requests.items() if request.is_append), None)
+        if first is None:
+            self._look_at_stall()
+        else:
+            self._send_request(*first)
 
     def _forget(self, id_: int) -> Request:
         request = self._requests.pop(id_)
@@ -500,8 +559,11 @@ class RemotePort:
             self._expire(now)
 
     def _expire(self, now: float) -> None:
-        for id_ in [id_ for id_, request in self._requests.items() if request.expire(now, self._where)]:
+        late = [id_ for id_, request in self._requests.items() if request.expire(now, self._where, self._refusal)]
+        for id_ in late:
             self._forget(id_)
+        if late:
+            self._look_at_stall()
 
     def _stop(self) -> None:
         self._stopping.set()

@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mainstem.core.batch import Batch, Buffer
-from mainstem.core.errors import DeadlineExceeded, MainstemError, ProtocolError, ServerStopping
+from mainstem.core.errors import (
+    DeadlineExceeded,
+    DiskFull,
+    MainstemError,
+    OutOfSequence,
+    ProtocolError,
+    ServerStopping,
+    UnknownProducer,
+)
 from mainstem.core.limits import APPEND_BATCHES_MAX, KIB
 from mainstem.transport.port import AppendDone, AppendResult, Call
 from mainstem.transport.wire import Append, Appended, Kind, error_from, pack, version_needed
@@ -14,6 +22,8 @@ from mainstem.transport.wire import Append, Appended, Kind, error_from, pack, ve
 # More bytes than this are a request of their own; fewer wait for company while another append is under way.
 GATHER_BYTES: Final = 64 * KIB
 _TIMEOUT_MS_MAX: Final = 1 << 31
+# What the server says of a batch whose predecessor it has refused.
+_PREMATURE: Final = frozenset((OutOfSequence.code, UnknownProducer.code))
 
 
 class CallRequest:
@@ -37,14 +47,14 @@ class CallRequest:
         self.sent += 1
         return pack(Kind.CALL, id_, self._call)
 
-    def answer(self, answer: Any) -> bool:
+    def answer(self, answer: Any, *, is_stalled: bool = False) -> bool:
         self._on_answer(answer)
         return True
 
     def fail(self, error: MainstemError) -> None:
         self._on_answer((error, self.sent))
 
-    def expire(self, now: float, where: str) -> bool:
+    def expire(self, now: float, where: str, refusal: DiskFull | None = None) -> bool:
         if now < self._deadline:
             return False
         self.fail(_late(where, self.name, self.sent))
@@ -74,7 +84,11 @@ class PendingAppend:
 
 
 class AppendRequest:
-    """Appends of one or several producers in one message. Each has its own deadline and its own answer."""
+    """Appends of one or several producers in one message. Each has its own deadline and its own answer.
+
+    `is_under_way`: it was sent, and what the server did with it is not known. `refusal`: the server's last answer, if
+    it was that its disk is full.
+    """
 
     is_append = True
     version = 1
@@ -83,25 +97,35 @@ class AppendRequest:
     def __init__(self, parts: list[PendingAppend]) -> None:
         self._parts = parts
         self.sent = 0
+        self.is_under_way = False
+        self.refusal: DiskFull | None = None
 
     def pack(self, id_: int, now: float) -> list[Buffer]:
         """What is still wanted: an append that is past its deadline is not sent again."""
         self.sent += 1
+        self.is_under_way = True
         self._parts = [part for part in self._parts if not part.is_finished]
         left = max(part.deadline for part in self._parts) - now
         batches = [batch for part in self._parts for batch in part.batches]
         header = Append([batch.header for batch in batches], True, max(1, min(int(left * 1000), _TIMEOUT_MS_MAX)))
         return pack(Kind.APPEND, id_, header, [batch.payload for batch in batches])
 
-    def answer(self, answer: Any) -> bool:
-        """Tell each producer; False if the server wrote nothing because it stops: the next connection gets it again."""
+    def answer(self, answer: Any, *, is_stalled: bool = False) -> bool:
+        """Tell each producer; False if it must be sent again: the server wrote nothing because it stops or its disk is
+        full, or, where that made the hub stall, what this builds on was refused before it. What was written is known
+        by its number, and the same answer comes again."""
+        self.is_under_way = False
+        self.refusal = None
         if not isinstance(answer, Appended) or len(answer.bases) != sum(len(part.batches) for part in self._parts):
             self.fail(ProtocolError("the server answered an append with something else"))
             return True
         results: list[AppendResult] = list(answer.bases)
         if answer.errors:
-            if any(error.code == ServerStopping.code for error in answer.errors.values()):
-                return False
+            for error in answer.errors.values():
+                if error.code == DiskFull.code:
+                    self.refusal = DiskFull(error.message)
+                if error.code in (DiskFull.code, ServerStopping.code) or (is_stalled and error.code in _PREMATURE):
+                    return False
             for index, error in answer.errors.items():
                 results[index] = error_from(error)
         at = 0
@@ -114,10 +138,12 @@ class AppendRequest:
         for part in self._parts:
             part.fail(error)
 
-    def expire(self, now: float, where: str) -> bool:
+    def expire(self, now: float, where: str, refusal: DiskFull | None = None) -> bool:
+        """Fail what is past its deadline; whether that was all. `refusal`: why the server takes nothing, if it said."""
         for part in self._parts:
             if now >= part.deadline and not part.is_finished:
-                part.fail(_late(where, self.name, self.sent))
+                late = _late(where, self.name, self.sent)
+                part.fail(late if refusal is None else _still_full(where, refusal, is_known=not self.is_under_way))
         return all(part.is_finished for part in self._parts)
 
 
@@ -145,3 +171,8 @@ def _words(name: str) -> str:
 def _late(where: str, what: str, sent: int) -> MainstemError:
     state = "the outcome is not known" if sent else "it was never sent"
     return DeadlineExceeded(f"{where} did not answer {what} in time; {state}")
+
+
+def _still_full(where: str, refusal: DiskFull, *, is_known: bool) -> MainstemError:
+    state = "it was not written" if is_known else "the outcome of the last attempt is not known"
+    return DiskFull(f"{where} had no room for an append in time; {state}. {refusal}")

@@ -9,7 +9,10 @@ Any thread may drive (`drive`): a server has one thread that does nothing else a
 an embedded hub the thread that waits for its own acknowledgement does it, because handing over to another thread would
 cost an interpreter switch each way.
 
-The first error of the disk or the ledger fences the batcher: nothing is acknowledged after it, ever.
+The first error of the disk or the ledger fences the batcher: nothing is acknowledged after it, ever. A full disk is no
+error but a state: nothing of the flush that found no room has happened, its number is given again. Its batches are
+held in their order, for as long as their owners wait, and written when there is room; its commands get the ballast's.
+A flush that is durable already and finds no room in the ledger is applied again and again until it does.
 """
 
 import logging
@@ -23,12 +26,14 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
 from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
-from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, PENDING_BYTES_MAX
+from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, MIB, PENDING_BYTES_MAX
+from mainstem.log.disk import is_out_of_space
 from mainstem.log.flush import Appended, Done, Flush, Item, Outcome, Replacement
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
-from mainstem.log.ledger.base import ShardKey
+from mainstem.log.ledger.base import Changes, ShardKey
 from mainstem.log.maintenance import Maintenance
+from mainstem.log.space import Space
 from mainstem.log.writer import FlushFile
 
 logger = logging.getLogger("mainstem.log")
@@ -37,17 +42,32 @@ Outcomes = list[Outcome]
 
 # Bytes that wait beyond which a second thread helps.
 _CROWD_BYTES: Final = 256 * KIB
+# How often a thread that runs looks whether the disk has room for what is held.
+_LOOK_SECONDS: Final = 0.1
+# What must be free beside the bytes that upkeep wants to store anew.
+_REPLACEMENT_MARGIN: Final = 1 * MIB
+# How long, and how often, a durable flush that finds no room in the ledger is applied again.
+_LEDGER_SECONDS_MAX: Final = 30.0
+_LEDGER_RETRY_SECONDS: Final = 0.1
 
 
 class Submission:
-    """Items that are committed together, and what to do when they are. Made by one thread, completed by another."""
+    """Items that are committed together, and what to do when they are. Made by one thread, completed by another.
 
-    __slots__ = ("done", "items", "size")
+    `patience`: until when, by the monotonic clock, batches that found no room on the disk may wait for some; then, or
+    without any at once, they get DiskFull.
+    """
 
-    def __init__(self, items: Sequence[Item], done: Callable[[Outcomes | MainstemError], None]) -> None:
+    __slots__ = ("done", "is_append", "items", "patience", "size")
+
+    def __init__(
+        self, items: Sequence[Item], done: Callable[[Outcomes | MainstemError], None], patience: float = 0.0
+    ) -> None:
         self.items = items
         self.done = done
+        self.patience = patience
         self.size = sum(map(_stored_bytes, items))
+        self.is_append = any(isinstance(item, Batch) for item in items)
 
 
 class FlushNotice(NamedTuple):
@@ -84,12 +104,14 @@ class Batcher:
         applier: Applier,
         hot: HotTail,
         maintenance: Maintenance,
+        space: Space,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._file = file
         self._applier = applier
         self._hot = hot
         self._maintenance = maintenance
+        self._space = space
         self._clock = clock
         # Of every flush, from the beginning of its write until it is applied.
         self.commit_seconds = Histogram(COMMIT_SECONDS)
@@ -98,6 +120,9 @@ class Batcher:
         self._apply_lock = threading.Lock()
         self._pending: deque[Submission] = deque()
         self._pending_bytes = 0
+        # Appends that found no room on the disk, in their order; they go before everything that is pending.
+        self._held: deque[Submission] = deque()
+        self._held_bytes = 0
         self._pending_lock = threading.Lock()
         self._arrived = threading.Condition(self._pending_lock)
         # Told when so much waits that a second thread pays.
@@ -106,13 +131,15 @@ class Batcher:
         self._failure: MainstemError | None = None
         self._closing = False
         self._roll_wanted = False
+        self._is_patient = True
         self._listeners: list[FlushListener] = []
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
 
     # Submitting.
 
     def submit(self, submission: Submission, *, wake: bool = True) -> None:
-        """Queue for the next flush. Busy if too much waits already; the failure if the log has failed.
+        """Queue for the next flush. Busy if too much waits already, DiskFull if the disk has no room for its records;
+        the failure if the log has failed.
 
         With `wake=False` no thread that runs is told; call `wake` after the last of several.
         """
@@ -121,12 +148,22 @@ class Batcher:
                 raise self._failure
             if self._closing:
                 raise Closed("the log is closed")
-            if self._pending_bytes and self._pending_bytes + submission.size > PENDING_BYTES_MAX:
-                raise Busy(f"{self._pending_bytes} bytes wait for the disk; try again in a moment")
+            if submission.size and self._lacks_room(submission):
+                raise self._space.refusal()
+            waiting = self._pending_bytes + self._held_bytes
+            if waiting and waiting + submission.size > PENDING_BYTES_MAX:
+                raise Busy(f"{waiting} bytes wait for the disk; try again in a moment")
             self._pending.append(submission)
             self._pending_bytes += submission.size
             if wake:
                 self._notify()
+
+    def _lacks_room(self, submission: Submission) -> bool:
+        """Whether the disk is too full for it: for an append below the watermark, for upkeep if it would not fit."""
+        is_full = self._space.is_full and self._space.look()
+        if submission.is_append:
+            return is_full
+        return is_full and self._space.free < submission.size + _REPLACEMENT_MARGIN
 
     def wake(self) -> None:
         """Let a thread that runs look at what was submitted."""
@@ -144,7 +181,12 @@ class Batcher:
 
     @property
     def pending_bytes(self) -> int:
-        return self._pending_bytes
+        return self._pending_bytes + self._held_bytes
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether appends wait for room on the disk: then somebody must drive now and then."""
+        return bool(self._held)
 
     @property
     def failure(self) -> MainstemError | None:
@@ -163,7 +205,8 @@ class Batcher:
         while True:
             with self._arrived:
                 while not self._pending and not self._closing and self._failure is None:
-                    self._arrived.wait()
+                    if not self._arrived.wait(_LOOK_SECONDS if self._held else None):
+                        break
                 if self._failure is not None or (self._closing and not self._pending):
                     return
             self.drive()
@@ -216,14 +259,18 @@ class Batcher:
             if is_done():
                 return None
             try:
+                is_full = self._space.look()
+                if self._held and (given_up := self._look_at_held(is_full=is_full)):
+                    return _Committed([(submission, self._space.refusal()) for submission in given_up], _NOTHING)
                 submissions = self._take()
-                if self._failure is not None or not (submissions or self._maintenance.wants_flush):
+                is_idle = is_full or not self._maintenance.wants_flush
+                if self._failure is not None or (is_idle and not submissions):
                     return None
                 begun = self._clock.monotonic()
                 items = _in_order(submissions)
                 flush = self._write(items)
             except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may be acknowledged after it
-                return self._fail(error, submissions)
+                return self._hold(submissions) if is_out_of_space(error) else self._fail(error, submissions)
             self._apply_lock.acquire()
         try:
             committed = self._apply(flush, submissions, items)
@@ -266,14 +313,16 @@ class Batcher:
                 if is_full:
                     self._file.roll(number, self._applier.applied)
         begun, done = self._maintenance.checkpoint_for(number, announces=announces)
+        before = self._file.bytes_written
         flush = self._file.write(number, self._applier.applied, items, begun, done)
         self._written = number
+        self._space.wrote(self._file.bytes_written - before)
         return flush
 
     def _apply(self, flush: Flush, submissions: list[Submission], items: list[Item]) -> "_Committed":
         self._require_unfenced()
         self._maintenance.before(flush.number)
-        changes, outcomes = self._applier.apply(flush)
+        changes, outcomes = self._apply_where_room_is(flush)
         self._file.note_entries(changes.entries)
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]
@@ -288,6 +337,73 @@ class Batcher:
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
         results = [(submission, [by_item[id(item)] for item in submission.items]) for submission in submissions]
         return _Committed(results, notice)
+
+    # A full disk.
+
+    def _hold(self, submissions: list[Submission]) -> "_Committed":
+        """The disk has no room for this flush: appends wait, with everything that came after them; commands are tried
+        again in the room of the ballast, if there is one. Called with the write lock held."""
+        self._space.met_full()
+        has_room = any(not _is_large(submission) for submission in submissions) and self._space.release_ballast()
+        refused: list[Submission] = []
+        with self._pending_lock:
+            later = list(self._pending)
+            self._pending.clear()
+            for submission in (*submissions, *later):
+                if submission.is_append:
+                    (self._held if submission.patience else refused).append(submission)
+                elif submission in later or (has_room and not _is_large(submission)):
+                    self._pending.append(submission)
+                else:
+                    refused.append(submission)
+            self._count_waiting()
+        return _Committed([(submission, self._space.refusal()) for submission in refused], _NOTHING)
+
+    def lose_patience(self) -> None:
+        """From now on nothing waits for room on the disk: this log is about to be closed."""
+        with self._arrived:
+            self._is_patient = False
+            self._arrived.notify_all()
+
+    def _look_at_held(self, *, is_full: bool) -> list[Submission]:
+        """Queue what is held again if there is room, before everything else; else, what has waited long enough."""
+        now = self._clock.monotonic()
+        with self._pending_lock:
+            held, self._held = self._held, deque()
+            given_up: list[Submission] = []
+            if not is_full:
+                self._pending.extendleft(reversed(held))
+            else:
+                for submission in held:
+                    is_late = not self._is_patient or submission.patience <= now
+                    (given_up if is_late else self._held).append(submission)
+            self._count_waiting()
+            return given_up
+
+    def _count_waiting(self) -> None:
+        self._pending_bytes = sum(submission.size for submission in self._pending)
+        self._held_bytes = sum(submission.size for submission in self._held)
+
+    def _apply_where_room_is(self, flush: Flush) -> tuple[Changes, Outcomes]:
+        """Apply a flush that is durable. If the ledger has no room for it, the ballast makes some, or somebody else."""
+        deadline = self._clock.monotonic() + _LEDGER_SECONDS_MAX
+        while True:
+            try:
+                applied = self._applier.apply(flush)
+                self._space.wrote(0)
+                return applied
+            except OSError as error:
+                if not is_out_of_space(error):
+                    raise
+                self._space.met_full()
+                if self._space.release_ballast():
+                    continue
+                if self._clock.monotonic() >= deadline:
+                    raise FolderUnusable(
+                        f"the disk stayed full, and the ledger had no room for a flush that is durable, for "
+                        f"{_LEDGER_SECONDS_MAX:.0f} s. Free some space and start again: what was acknowledged is kept"
+                    ) from error
+            self._clock.sleep(_LEDGER_RETRY_SECONDS)
 
     # Ending.
 
@@ -312,9 +428,10 @@ class Batcher:
         with self._arrived:
             is_news = error is not self._failure
             self._failure = self._failure or failure
-            waiting = [*submissions, *self._pending]
+            waiting = [*submissions, *self._held, *self._pending]
+            self._held.clear()
             self._pending.clear()
-            self._pending_bytes = 0
+            self._held_bytes = self._pending_bytes = 0
             self._arrived.notify_all()
             self._crowded.notify_all()
         # A failure that is only met again was told, and its cause raised, by the thread that met it first.
@@ -322,11 +439,12 @@ class Batcher:
 
     def close(self) -> None:
         """Take no more, commit what is pending, seal the block."""
+        self.lose_patience()
         with self._arrived:
             self._closing = True
             self._arrived.notify_all()
             self._crowded.notify_all()
-        while self._pending and self._failure is None:
+        while (self._pending or self._held) and self._failure is None:
             self.drive()
         with self._write_lock, self._apply_lock:
             try:
@@ -344,6 +462,11 @@ def _stored_bytes(item: Item) -> int:
     if isinstance(item, Batch):
         return item.header.stored_len
     return sum(batch.header.stored_len for batch in item.batches) if isinstance(item, Replacement) else 0
+
+
+def _is_large(submission: Submission) -> bool:
+    """Whether it carries records, which the ballast is not for."""
+    return submission.size > 0
 
 
 def _in_order(submissions: list[Submission]) -> list[Item]:

@@ -35,6 +35,10 @@ class DiskFile(Protocol):
 
     def sync(self) -> None: ...
 
+    def truncate(self, size: int) -> None:
+        """Give back what stands beyond `size`, durably."""
+        ...
+
     def size(self) -> int: ...
 
     def close(self) -> None: ...
@@ -62,7 +66,7 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: Path) -> None:
-        """Take a file away, durably; nothing happens if it is not there."""
+        """Take a file away, durably, and free its room; nothing happens if it is not there."""
         ...
 
     def link(self, source: Path, target: Path) -> bool:
@@ -77,7 +81,22 @@ class Disk(Protocol):
         """Take away a folder, if it is there, with everything in it. What is left after a crash can be any part."""
         ...
 
-    def free_bytes(self, path: Path) -> int: ...
+    def allocate(self, path: Path, size: int) -> None:
+        """A file that occupies `size` bytes, instead of one that may be there."""
+        ...
+
+    def free_bytes(self, path: Path) -> int:
+        """What may still be written to the file system of `path`."""
+        ...
+
+    def total_bytes(self, path: Path) -> int:
+        """The size of the file system of `path`."""
+        ...
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether an error says that there is no room, of the disk or of its owner's quota, and nothing worse."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class LocalFile:
@@ -130,6 +149,10 @@ class LocalFile:
 
     def sync(self) -> None:
         _sync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -200,6 +223,16 @@ class LocalDisk:
         os.replace(source, target)
         sync_dir(target.parent)
 
+    def allocate(self, path: Path, size: int) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _allocate(fd, size)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         sync_dir(path.parent)
@@ -207,6 +240,10 @@ class LocalDisk:
     def free_bytes(self, path: Path) -> int:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self, path: Path) -> int:
+        stat = os.statvfs(path)
+        return stat.f_blocks * stat.f_frsize
 
 
 def sync_dir(folder: Path) -> None:
@@ -227,6 +264,9 @@ if sys.platform == "linux":
     def _sync(fd: int) -> None:
         os.fdatasync(fd)
 
+    def _allocate(fd: int, size: int) -> None:
+        os.posix_fallocate(fd, 0, size)
+
 else:
 
     def _pwritev(fd: int, buffers: Sequence[Buffer], position: int, *, durably: bool) -> int:
@@ -238,3 +278,7 @@ else:
     def _sync(fd: int) -> None:
         # On macOS fsync leaves the bytes in the drive's cache; F_FULLFSYNC does not.
         fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC", 51))
+
+    def _allocate(fd: int, size: int) -> None:
+        # macOS has no call that allocates; what is written is allocated.
+        os.pwrite(fd, bytes(size), 0)

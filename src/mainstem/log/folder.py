@@ -2,6 +2,7 @@
 
 mainstem.json              format version, the log's UUID and a checksum of both; whether there are blocks
 lock                       held by the writing process; says which one
+ballast                    holds nothing but room, which is given up when the disk is full
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
 blocks/<n>.block           the blocks
@@ -22,7 +23,7 @@ from mainstem.core.checksum import crc32c
 from mainstem.core.errors import FolderLocked, FolderUnusable
 from mainstem.core.events import Event
 from mainstem.log.blocks.local import LocalBlocks
-from mainstem.log.disk import Disk
+from mainstem.log.disk import Disk, is_out_of_space
 from mainstem.log.frame import FrameDamaged
 from mainstem.log.ledger.sqlite import format_without_wal
 from mainstem.log.scan import BlockScanner
@@ -112,7 +113,11 @@ class Folder:
         """
         if not self._has_noted_blocks:
             self._has_noted_blocks = True
-            self._write_identity()
+            try:
+                self._write_identity()
+            except OSError:
+                self._has_noted_blocks = False
+                raise
 
     def _require_new(self) -> None:
         """Without a block there is nothing that only a log which had blocks leaves behind."""
@@ -221,7 +226,12 @@ class FolderLock:
         except OSError:
             os.close(self._fd)
             raise FolderLocked(_who_writes(path, note)) from None
-        note.write_text(f"process {os.getpid()}\n")
+        try:
+            note.write_text(f"process {os.getpid()}\n")
+        except OSError as error:
+            # The lock is held; a full disk is no reason not to say so to nobody.
+            if not is_out_of_space(error):
+                raise
 
     def release(self) -> None:
         """Let another process write. In a child made by fork: let go of the copy without releasing the parent's."""

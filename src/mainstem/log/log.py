@@ -10,6 +10,7 @@ from pathlib import Path
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
+    DiskFull,
     FolderUnusable,
     InternalError,
     InvalidName,
@@ -18,11 +19,11 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.histogram import Distribution
-from mainstem.core.limits import BLOCK_BYTES_DEFAULT, MIB
+from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.disk import Disk, LocalDisk
+from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Command, Done, Rejected, Replacement
 from mainstem.log.folder import Folder, FolderLock
@@ -32,13 +33,16 @@ from mainstem.log.ledger.base import ShardKey, ShardRow, StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
-from mainstem.log.recovery import Recovery
+from mainstem.log.recovery import Recovered, Recovery
+from mainstem.log.space import Space
 from mainstem.log.upkeep import Pace, Upkeep
 from mainstem.log.writer import FlushFile, WriterIdentity
 
 logger = logging.getLogger("mainstem.log")
 
 LEDGER_EPOCH_FIRST = 1
+# What a start needs on a full disk, beside a ledger that must be rebuilt: the next block, the write-ahead log.
+_START_BYTES = 16 * MIB
 # How long a thread that waits for another one's commit sleeps before it looks whether it has to commit after all.
 _LOOK_AGAIN_SECONDS = 0.05
 # How much of a name that cannot be one is shown.
@@ -54,6 +58,9 @@ class LogOptions:
     checkpoint_bytes: int = 4 * MIB
     snapshot_bytes: int = 256 * MIB
     pace: Pace = field(default_factory=Pace)
+    free_bytes_min: int = FREE_BYTES_MIN_DEFAULT
+    # A server has one; in the user's own process a file that only takes room would be a surprise.
+    ballast_bytes: int = 0
 
 
 class Log:
@@ -75,6 +82,8 @@ class Log:
             disk.make_dirs(path)
             self._lock = FolderLock(path)
         except OSError as error:
+            if is_out_of_space(error):
+                raise _no_room_to_start(path) from error
             raise FolderUnusable(f"{path} cannot be a data folder: {error.strerror or error}") from error
         folder = Folder(path, disk)
         # What is open is closed again if not everything can be.
@@ -86,8 +95,8 @@ class Log:
 
     def _open(self, folder: Folder, options: LogOptions, opened: ExitStack) -> None:
         self._folder = folder
-        log_uuid = folder.prepare()
-        recovered = Recovery(folder.ledger, folder.snapshots, folder.blocks, log_uuid, LEDGER_EPOCH_FIRST).run()
+        self.space = Space(folder.path, folder.disk, self.clock, options.free_bytes_min, options.ballast_bytes)
+        log_uuid, recovered = self._recover(folder)
         ledger = self._ledger = recovered.ledger
         opened.callback(ledger.close)
         self._replayed = recovered.replayed
@@ -111,7 +120,7 @@ class Log:
             checkpoint_done=recovered.checkpoint_done,
             snapshot_now=recovered.snapshot_wanted,
         )
-        self.batcher = Batcher(file, self._applier, self.hot, self._maintenance, self.clock)
+        self.batcher = Batcher(file, self._applier, self.hot, self._maintenance, self.space, self.clock)
         self._entries = SqliteLedgerReader(folder.ledger)
         opened.callback(self._entries.close)
         self.ledger = _LiveLedger(self._applier, self._entries, identity.ledger_epoch)
@@ -125,6 +134,19 @@ class Log:
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
         self._closed = False
+
+    def _recover(self, folder: Folder) -> tuple[str, Recovered]:
+        """Bring the ledger in agreement with the blocks. On a full disk the ballast makes room for that."""
+        while True:
+            try:
+                log_uuid = folder.prepare()
+                recovery = Recovery(folder.ledger, folder.snapshots, folder.blocks, log_uuid, LEDGER_EPOCH_FIRST)
+                return log_uuid, recovery.run()
+            except OSError as error:
+                if not is_out_of_space(error):
+                    raise
+                if not self.space.release_ballast():
+                    raise _no_room_to_start(folder.path) from error
 
     # Writing.
 
@@ -161,6 +183,18 @@ class Log:
             **self.upkeep.counters(),
             "bytes_since_snapshot": self._maintenance.bytes_since_snapshot,
             "snapshot_errors": self._maintenance.snapshot_errors,
+            **self._space_counters(),
+        }
+
+    def _space_counters(self) -> dict[str, int]:
+        self.space.look(now=True)
+        until_full = self.space.seconds_until_full
+        return {
+            "free_bytes": self.space.free,
+            "disk_full": int(self.space.is_told_full),
+            "appends_refused_full": self.space.refused,
+            # -1: at the present rate, never.
+            "seconds_until_full": -1 if until_full is None else round(until_full),
         }
 
     def histograms(self) -> dict[str, Distribution]:
@@ -206,6 +240,14 @@ def unknown_stream(name: str) -> UnknownStream:
     return UnknownStream(f"there is no stream {name!r}; create it: mainstem stream create {name}")
 
 
+def _no_room_to_start(path: Path) -> DiskFull:
+    return DiskFull(
+        f"the disk of {path} is full, and opening the folder for writing needs room for its ledger: free as much as "
+        f"ledger.db has, and at least {_START_BYTES // MIB} MiB. What was acknowledged is kept; with read_only=True it "
+        "can be read now"
+    )
+
+
 def _size_if_there(blocks: BlockStore, block: int) -> int:
     """A block that somebody took away is still sealed; its readers will be told what is missing."""
     try:
@@ -221,6 +263,7 @@ class _Kept:
     def __init__(self, log: Log) -> None:
         self.execute = log.execute
         self.commit_nothing = log.commit_nothing
+        self.is_disk_full = log.space.look
         self.request_roll = log.batcher.request_roll
         self.request_snapshot = log._maintenance.request_snapshot
         self.streams = log._applier.streams

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
 from mainstem.core.events import Event
+from mainstem.log.disk import is_out_of_space
 from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.log.snapshots import Snapshots
 from mainstem.log.writer import FlushFile
@@ -86,10 +87,9 @@ class Maintenance:
         if number != self._announced:
             return
         self._announced = 0
-        if not self._ledger.checkpoint():
+        if not self._checkpoint():
             # Each try makes the commits wait and reads the whole WAL, so tries become rarer as it grows.
             self._retry_bytes = max(2 * self._ledger.wal_bytes(), self._checkpoint_bytes)
-            logger.warning(Event("a reader holds up the checkpoint of the ledger", wal_bytes=self._ledger.wal_bytes()))
             return
         self._retry_bytes = 0
         self._done = number - 1
@@ -101,6 +101,18 @@ class Maintenance:
     def request_snapshot(self) -> None:
         """Take a snapshot with the next checkpoint, however little was written since the last. Any thread."""
         self._snapshot_at = -self._snapshot_bytes
+
+    def _checkpoint(self) -> bool:
+        try:
+            if self._ledger.checkpoint():
+                return True
+            logger.warning(Event("a reader holds up the checkpoint of the ledger", wal_bytes=self._ledger.wal_bytes()))
+        except OSError as error:
+            # The WAL is as it was, and still holds everything.
+            if not is_out_of_space(error):
+                raise
+            logger.warning(Event("no room for the checkpoint of the ledger", wal_bytes=self._ledger.wal_bytes()))
+        return False
 
     def _snapshot_due(self) -> bool:
         return self._file.bytes_written - self._snapshot_at >= self._snapshot_bytes

@@ -60,8 +60,13 @@ class Snapshots:
         target = self.path(number)
         if not target.exists():
             part = target.with_suffix(".part")
-            self.disk.write_new(part, self._ledger_pieces(ledger))
-            self.disk.replace(part, target)
+            try:
+                self.disk.write_new(part, self._ledger_pieces(ledger))
+                self.disk.replace(part, target)
+            except OSError:
+                # Most likely the disk is full: half a copy must not make it worse.
+                part.unlink(missing_ok=True)
+                raise
         for old in self.numbers()[_KEPT:]:
             self.path(old).unlink(missing_ok=True)
         return number

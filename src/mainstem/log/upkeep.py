@@ -26,7 +26,16 @@ from typing import Final, Protocol
 import numpy as np
 
 from mainstem.core.clock import Clock
-from mainstem.core.errors import Busy, Closed, DataLoss, MainstemError, Refused, StreamDeleted, UnknownStream
+from mainstem.core.errors import (
+    Busy,
+    Closed,
+    DataLoss,
+    DiskFull,
+    MainstemError,
+    Refused,
+    StreamDeleted,
+    UnknownStream,
+)
 from mainstem.core.events import Event
 from mainstem.core.limits import MIB
 from mainstem.log.blocks.base import BlockStore
@@ -102,6 +111,8 @@ class Commits(Protocol):
     def commit_nothing(self) -> None:
         """An empty flush, for what a flush does beside carrying items."""
         ...
+
+    def is_disk_full(self) -> bool: ...
 
     def request_roll(self) -> None: ...
 
@@ -182,7 +193,8 @@ class Upkeep:
                 for _ in self.round():
                     if self._closing.is_set():
                         return
-            except (Closed, StreamDeleted, UnknownStream):
+            except (Closed, StreamDeleted, UnknownStream, DiskFull):
+                # Without room nothing is stored anew; what can be freed without was freed before that.
                 continue
             except Exception as error:
                 self._counts["upkeep_errors"] += 1
@@ -211,11 +223,11 @@ class Upkeep:
             self._retention_due = now + self.pace.interval
             yield from self._rested(self._trim())
         yield from self._rested(self._drop())
-        yield from self._rested(self._merge())
-        yield from self._rested(self._compact())
         if now >= self._blocks_due:
             self._blocks_due = now + self.pace.interval
             yield from self._rested(self._keep_blocks())
+        yield from self._rested(self._merge())
+        yield from self._rested(self._compact())
 
     def run_until_idle(self) -> None:
         """Everything that is due by the clock, at once and without a rest: for tests and for tools."""
@@ -436,7 +448,9 @@ class Upkeep:
     def _keep_blocks(self) -> Iterator[None]:
         now_us = self._clock.now_us()
         rows = self._ledger.list_blocks()
-        dead = [row for row in rows if self.pace.is_freeable(row, now_us)]
+        # On a full disk nobody is waited for: who finds a file gone looks the entry up again.
+        is_urgent = self._commits.is_disk_full()
+        dead = [row for row in rows if row.dead_us and (is_urgent or self.pace.is_freeable(row, now_us))]
         if dead:
             yield from self._free(dead)
         if any(row.state == "open" and row.rewrite_us and row.rewrite_us <= now_us for row in rows):

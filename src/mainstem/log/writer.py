@@ -17,6 +17,7 @@ from mainstem.core.limits import (
     PRODUCER_IDLE_US_MAX,
 )
 from mainstem.log.blocks.base import BlockStore, BlockWriter
+from mainstem.log.disk import is_out_of_space
 from mainstem.log.flush import (
     PRODUCER_ID_MAX,
     Command,
@@ -84,6 +85,8 @@ class FlushFile:
         self._on_block = on_block
         self._writer: BlockWriter | None = None
         self._footer = array("q")
+        # The block whose entries the footer lists: those of one that was abandoned may still be on their way.
+        self._footer_block = 0
         self._to_seal: list[SealBlock] = []
         self._opened_block = 0
         self._producers_checked_us = clock.now_us()
@@ -112,33 +115,67 @@ class FlushFile:
     def roll(self, flush: int, applied: int) -> None:
         """Seal the open block, if any, and open the next, which begins with flush `flush`."""
         self.seal(flush, applied)
-        block, self._block_next = self._block_next, self._block_next + 1
         identity = self._identity
         header = BlockHeader(
-            block,
+            self._block_next,
             bytes.fromhex(identity.log_uuid),
             identity.writer_epoch,
             identity.ledger_epoch,
             flush,
             self._clock.now_us(),
         )
-        self._writer = self._blocks.create(header)
-        self._on_block()
+        writer = self._blocks.create(header)
+        try:
+            self._on_block()
+        except OSError as error:
+            writer.close()
+            if is_out_of_space(error):
+                self._blocks.remove(header.block)
+            raise
+        self._writer = writer
+        self._footer_block = writer.block
+        self._block_next += 1
 
     def seal(self, flush: int, applied: int) -> None:
-        """End the open block with its footer. Everything written to it is durable and has been applied."""
-        writer, self._writer = self._writer, None
+        """End the open block with its footer. Everything written to it is durable and has been applied.
+
+        Where there is no room for the footer the block goes without: only salvage reads it.
+        """
+        writer = self._writer
         if writer is None:
             return
         frames = FlushWriter(self._place(writer, flush - 1, applied), writer.position)
         content = self._footer.tobytes()
         assert len(content) <= PAYLOAD_STORED_BYTES_MAX, "a footer that could not be read back"
         frames.add_footer(content, len(self._footer) // _FOOTER_FIELDS, self._clock.now_us())
+        self._append(writer, frames)
+        writer.close()
+        self._end_block(writer)
+
+    def _append(self, writer: BlockWriter, frames: FlushWriter) -> None:
+        """Append durably. If there is no room, the block ends here, and what was to be written is written nowhere."""
         try:
             writer.append(frames.buffers)
-        finally:
-            writer.close()
+        except OSError as error:
+            if is_out_of_space(error):
+                self._abandon(writer)
+            raise
+
+    def _abandon(self, writer: BlockWriter) -> None:
+        if self._opened_block == writer.block:
+            writer.abandon()
+            self._end_block(writer)
+            return
+        # Nothing but a header, and the ledger does not know it.
+        self._writer = None
+        writer.close()
+        self._blocks.remove(writer.block)
+
+    def _end_block(self, writer: BlockWriter) -> None:
+        self._writer = None
         self._to_seal.append(SealBlock(writer.block, writer.position))
+        # In this order: `note_entries` may run meanwhile.
+        self._footer_block = 0
         self._footer = array("q")
 
     def write(
@@ -149,13 +186,17 @@ class FlushFile:
         checkpoint_begun: int,
         checkpoint_done: int,
     ) -> Flush:
-        """Append one flush durably. The items come back in the order given, after the writer's own commands."""
+        """Append one flush durably. The items come back in the order given, after the writer's own commands.
+
+        If it raises because the disk is full, nothing has happened: the same number is written next, to a new block.
+        """
         writer = self._writer
         assert writer is not None, "roll first"
         now_us = self._clock.now_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
         written: list[WrittenItem] = []
-        for command in self._own_commands(writer.block, now_us):
+        own = self._own_commands(writer.block, now_us)
+        for command in own:
             frames.add_command(encode_command(command), now_us)
             written.append(command)
         for item in items:
@@ -169,32 +210,39 @@ class FlushFile:
                 frames.add_command(encode_command(item), now_us)
                 written.append(item)
         commit = frames.add_commit(now_us, checkpoint_begun, checkpoint_done)
-        writer.append(frames.buffers)
+        self._append(writer, frames)
+        if own:
+            self._note_own(writer.block, own)
         self.bytes_written += writer.position - frames.positions[0]
         return Flush(number, writer.block, commit, now_us, tuple(written))
 
     def _own_commands(self, block: int, now_us: int) -> list[Command]:
-        opened: list[Command] = []
+        own: list[Command] = []
         if self._opened_block != block:
-            opened.append(OpenBlock(block, self._identity.writer_epoch, now_us))
-            opened += self._to_seal
-            self._to_seal = []
-            self._opened_block = block
+            own.append(OpenBlock(block, self._identity.writer_epoch, now_us))
+            own += self._to_seal
         if now_us - self._producers_checked_us > _FORGET_EVERY_US:
-            self._producers_checked_us = now_us
-            opened.append(self._forget_producers(now_us - PRODUCER_IDLE_US_MAX))
-        return opened
+            size = (PRODUCER_ID_MAX + 1) // _FORGET_PARTS
+            first = self._forget_part * size
+            own.append(ForgetProducers(now_us - PRODUCER_IDLE_US_MAX, first, first + size - 1))
+        return own
 
-    def _forget_producers(self, before_us: int) -> ForgetProducers:
-        size = (PRODUCER_ID_MAX + 1) // _FORGET_PARTS
-        first = self._forget_part * size
-        self._forget_part = (self._forget_part + 1) % _FORGET_PARTS
-        return ForgetProducers(before_us, first, first + size - 1)
+    def _note_own(self, block: int, written: Sequence[Command]) -> None:
+        """The writer's own commands are durable: they are not said again."""
+        if self._opened_block != block:
+            self._opened_block = block
+            self._to_seal = []
+        last = written[-1]
+        if isinstance(last, ForgetProducers):
+            self._producers_checked_us = last.before_us + PRODUCER_IDLE_US_MAX
+            self._forget_part = (self._forget_part + 1) % _FORGET_PARTS
 
     def note_entries(self, entries: Sequence[Entry]) -> None:
         """Remember what the footer must list."""
+        footer, block = self._footer, self._footer_block
         for entry in entries:
-            self._footer.extend((entry.stream, entry.shard, entry.base, entry.span, entry.position, entry.length))
+            if entry.block in (block, 0):
+                footer.extend((entry.stream, entry.shard, entry.base, entry.span, entry.position, entry.length))
 
     def _place(self, writer: BlockWriter, flush: int, applied: int) -> Place:
         return Place(writer.block, self._identity.ledger_epoch, self._identity.writer_epoch, flush, applied)

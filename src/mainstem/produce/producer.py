@@ -31,8 +31,10 @@ from mainstem.core.errors import (
     InvalidRecord,
     InvalidSetting,
     MainstemError,
+    OutOfSequence,
     RecordTooLarge,
     StreamDeleted,
+    UnknownProducer,
     UnknownStream,
 )
 from mainstem.core.identity import new_producer_id
@@ -134,6 +136,8 @@ class Producer:
         self._in_flight = 0
         self._sticky = 0
         self._reset_wanted = False
+        # Why the numbers of this epoch are void, once a batch has failed for good.
+        self._void: MainstemError | None = None
         self._ship_scheduled = False
         self._closed = False
         # Chunks that failed since the last flush, which raises the first error that nobody has asked for.
@@ -434,6 +438,7 @@ class Producer:
             if self._in_flight:
                 return None
             self._reset_wanted = False
+            self._void = None
             self._epoch += 1
             self._sequences.clear()
         parcel = self._rolled.popleft()
@@ -501,11 +506,19 @@ class Producer:
             if failed:
                 self._failed += failed
                 self._reset_wanted = True
+                self._explain(failed)
                 self._forget_streams(parcel)
             if self._in_flight == 0:
                 self._roll()
         self._finish(parcel, None)
         self._ship()
+
+    def _explain(self, failed: Sequence[Chunk]) -> None:
+        """A batch that is refused only because one before it has failed gets the reason of that one."""
+        for chunk in failed:
+            if self._void is not None and isinstance(chunk.error, OutOfSequence | UnknownProducer):
+                chunk.error = self._void
+        self._void = self._void or failed[0].error
 
     def _forget_streams(self, parcel: Parcel) -> None:
         """A stream that was deleted may exist again under its name: look it up anew."""

@@ -24,12 +24,20 @@ _BACKLOG: Final = 128
 class HttpListener:
     """Serves `/healthz` (the process answers), `/readyz` (it takes clients) and `/metrics`. The loop's thread only.
 
+    A server whose disk is full is ready and says so: taken out of service it could neither be read nor be trimmed.
     Metrics are gathered in a thread of their own, so that neither the loop nor a call waits for them; who asks while
     that is under way gets the same page.
     """
 
-    def __init__(self, address: Address, is_ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        is_ready: Callable[[], bool],
+        metrics: Callable[[], str],
+        is_disk_full: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._is_ready = is_ready
+        self._is_disk_full = is_disk_full
         self._metrics = metrics
         self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-metrics")
         self._gathering: asyncio.Future[str] | None = None
@@ -61,7 +69,7 @@ class HttpListener:
 
     async def _readyz(self, request: Request) -> JSONResponse:
         if self._is_ready():
-            return JSONResponse({"status": "ready"})
+            return JSONResponse({"status": "ready", **({"disk": "full"} if self._is_disk_full() else {})})
         return JSONResponse({"status": "stopping"}, status_code=503)
 
     async def _serve_metrics(self, request: Request) -> Response:

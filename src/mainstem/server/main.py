@@ -56,7 +56,7 @@ async def _serve(settings: Settings) -> int:
 
         try:
             exposition = Exposition(settings, server.name, server.log, server.counters)
-            http = HttpListener(settings.http, lambda: server.is_ready, exposition.render)
+            http = HttpListener(settings.http, lambda: server.is_ready, exposition.render, lambda: server.is_disk_full)
         except OSError as error:
             await server.stop()
             raise InvalidSetting(

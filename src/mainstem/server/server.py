@@ -17,6 +17,7 @@ from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
@@ -43,7 +44,7 @@ class Server:
     pushes.
     """
 
-    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None) -> None:
         self.settings = settings
         self.name = name
         self.clock = clock
@@ -58,8 +59,10 @@ class Server:
                 rewrite_after=settings.rewrite_after,
                 share=settings.upkeep_percent / 100,
             ),
+            free_bytes_min=settings.free_bytes_min,
+            ballast_bytes=settings.ballast_bytes,
         )
-        self.log = Log(settings.data, options, clock=clock)
+        self.log = Log(settings.data, options, clock=clock, disk=disk)
         self._administration = Administration(
             self.log,
             retention_us=round(settings.retention * 1_000_000),
@@ -127,6 +130,7 @@ class Server:
         for session in self._sessions:
             session.say_goodbye()
         self._calls.refuse(_stopping())
+        self.log.batcher.lose_patience()
         self._serve_line()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
         while self._is_draining() and self.clock.monotonic() < deadline:  # noqa: ASYNC110  # many sessions, once
@@ -151,6 +155,10 @@ class Server:
         """In a commit thread: the log acknowledged its last. Whoever waits learns it from the broken connection and
         asks the next life of this server."""
         self.on_failure(error)
+
+    @property
+    def is_disk_full(self) -> bool:
+        return self.log.space.is_told_full
 
     # Connections.
 
@@ -208,6 +216,8 @@ class Server:
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
             self._guard(self._look_at_line)
+            # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
+            self.log.space.look()
 
     def _guard(self, action: Callable[[], None]) -> None:
         """What fails for one client must not end what is done for all, once a second, for ever."""

@@ -56,18 +56,22 @@ logger = logging.getLogger("mainstem.server")
 
 # Unanswered bytes of one connection; beyond this it is not read until some are answered.
 _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+# How long before its deadline a client is told that the disk is full.
+_HEARD_SECONDS: Final = 1.0
 
 
 class PendingAppend:
     """An append request: which batches were refused at the door, which wait for their flush."""
 
-    __slots__ = ("acknowledge", "admitted", "deadline", "errors", "id", "places", "size", "total")
+    __slots__ = ("acknowledge", "admitted", "deadline", "errors", "id", "patience", "places", "size", "total")
 
-    def __init__(self, id_: int, acknowledge: bool, total: int, deadline: float) -> None:
+    def __init__(self, id_: int, acknowledge: bool, total: int, deadline: float, patience: float = 0.0) -> None:
         self.id = id_
         self.acknowledge = acknowledge
         self.total = total
         self.deadline = deadline
+        # Until when it may wait for room on the disk: the client should hear the reason before it gives up.
+        self.patience = patience
         self.admitted: list[Batch] = []
         self.places: list[int] = []
         self.errors: dict[int, MainstemError] = {}
@@ -211,7 +215,8 @@ class Session:
         append: Append = message.header
         now = self._server.clock.monotonic()
         timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
-        pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout)
+        patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if append.acknowledge else 0.0
+        pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout, patience)
         gateway = self._server.gateway
         for index, (header, payload) in enumerate(zip(append.batches, message.payloads, strict=True)):
             admitted = gateway.admit(header, payload, acknowledge=append.acknowledge)
@@ -257,7 +262,9 @@ class Session:
             self.answer_append(pending, [])
         else:
             try:
-                submission = Submission(pending.admitted, partial(self._server.complete, self, pending))
+                submission = Submission(
+                    pending.admitted, partial(self._server.complete, self, pending), pending.patience
+                )
                 self._server.log.batcher.submit(submission, wake=False)
             except Busy:
                 if self._server.clock.monotonic() < pending.deadline:

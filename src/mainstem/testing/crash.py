@@ -160,6 +160,8 @@ def _extend(contents: dict[str, bytes], pieces: Sequence[Piece]) -> None:
 class _State:
     files: dict[str, Durable] = field(default_factory=dict)
     removed: dict[str, Durable] = field(default_factory=dict)
+    # Of files to which a write failed: what it was to write.
+    torn: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
 
 
 class RecordingDisk(DiskLayer):
@@ -192,15 +194,25 @@ class RecordingDisk(DiskLayer):
         with self._lock:
             name = self._name(path)
             data = b"".join(buffers)
-            self._add_point(
-                f"write {len(data)} bytes at {position} of {path.name}", tuple(_pages(name, position, data))
-            )
-            super().write(path, file, buffers, position)
+            pieces = tuple(_pages(name, position, data))
+            self._add_point(f"write {len(data)} bytes at {position} of {path.name}", pieces)
+            try:
+                super().write(path, file, buffers, position)
+            except OSError:
+                # Any of it may have reached the disk, and may be found there as long as nobody cuts it off.
+                self._state.torn[name] = pieces
+                raise
             content = self._state.files[name].content
             assert isinstance(content, bytearray)
             assert len(content) == position, "a block only grows"
             content += data
             self._state.files[name] = Durable(content, len(content))
+
+    def truncate(self, path: Path, file: DiskFile, size: int) -> None:
+        with self._lock:
+            self._add_point(f"truncate {path.name}", ())
+            super().truncate(path, file, size)
+            self._state.torn.pop(self._name(path), None)
 
     def replace(self, source: Path, target: Path) -> None:
         with self._lock:
@@ -297,7 +309,7 @@ class RecordingDisk(DiskLayer):
                 what=what,
                 mark=self._mark() if mark is None else mark,
                 files=dict(self._state.files),
-                pieces=pieces,
+                pieces=(*itertools.chain.from_iterable(self._state.torn.values()), *pieces),
                 removed=dict(self._state.removed),
                 ledgers=_Prefix(self._ledgers, ledger_count or len(self._ledgers)),
                 ledger_next=ledger_next,
@@ -307,6 +319,7 @@ class RecordingDisk(DiskLayer):
     def _notice_removed(self) -> None:
         for name in [name for name in self._state.files if not (self._folder / name).exists()]:
             self._state.removed[name] = self._state.files.pop(name)
+            self._state.torn.pop(name, None)
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._folder))

@@ -49,6 +49,10 @@ class DiskLayer:
         """Every durable write passes here; `file` is the one below."""
         self.perform(Operation("write", path), lambda: file.write_durably(buffers, position))
 
+    def truncate(self, path: Path, file: DiskFile, size: int) -> None:
+        """Every cut passes here; `file` is the one below."""
+        file.truncate(size)
+
     def create(self, path: Path) -> "FileLayer":
         return FileLayer(self, path, self.perform(Operation("create", path), lambda: self.inner.create(path)))
 
@@ -77,11 +81,17 @@ class DiskLayer:
     def replace(self, source: Path, target: Path) -> None:
         self.perform(Operation("replace", target), lambda: self.inner.replace(source, target))
 
+    def allocate(self, path: Path, size: int) -> None:
+        self.inner.allocate(path, size)
+
     def remove(self, path: Path) -> None:
         self.perform(Operation("remove", path), lambda: self.inner.remove(path))
 
     def free_bytes(self, path: Path) -> int:
         return self.inner.free_bytes(path)
+
+    def total_bytes(self, path: Path) -> int:
+        return self.inner.total_bytes(path)
 
 
 class UnsyncedDisk(LocalDisk):
@@ -113,6 +123,9 @@ class FileLayer:
 
     def sync(self) -> None:
         self._layer.perform(Operation("sync", self.path), self._inner.sync)
+
+    def truncate(self, size: int) -> None:
+        self._layer.truncate(self.path, self._inner, size)
 
 
 class StrikingDisk(DiskLayer):
@@ -206,6 +219,72 @@ class KillingDisk(StrikingDisk):
         self, inner: Disk | None = None, *, at: int, kinds: Collection[str] = KINDS, leaves: Leaves = "nothing"
     ) -> None:
         super().__init__(inner, at=at, strike=lambda _: kill_self(), kinds=kinds, leaves=leaves)
+
+
+class BudgetDisk(DiskLayer):
+    """A disk with room for so many bytes, to the byte: a write that does not fit leaves what does, and finds no room.
+
+    Set `free` at any time to fill it up or to free some of it. What SQLite writes itself is not counted. One thread at
+    a time changes the folder.
+    """
+
+    def __init__(self, inner: Disk | None = None, *, free: int, total: int = 1 << 40) -> None:
+        super().__init__(inner)
+        self.free = free
+        self.total = total
+        # How many operations found no room.
+        self.refused = 0
+
+    def write(self, path: Path, file: DiskFile, buffers: Sequence[Buffer], position: int) -> None:
+        whole = b"".join(buffers)
+        fits = whole[: self._take(len(whole))]
+        if fits:
+            file.write_durably([fits], position)
+        self._require(len(fits) == len(whole), path)
+
+    def write_new(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        self.free += _size(path)
+        whole = b"".join(pieces)
+        fits = whole[: self._take(len(whole))]
+        self.inner.write_new(path, [fits])
+        self._require(len(fits) == len(whole), path)
+
+    def truncate(self, path: Path, file: DiskFile, size: int) -> None:
+        self.free += max(0, file.size() - size)
+        file.truncate(size)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.free += _size(target)
+        self.inner.replace(source, target)
+
+    def allocate(self, path: Path, size: int) -> None:
+        self._require(size <= self.free, path)
+        self.inner.allocate(path, size)
+        self.free -= size
+
+    def remove(self, path: Path) -> None:
+        self.free += _size(path)
+        self.inner.remove(path)
+
+    def free_bytes(self, path: Path) -> int:
+        return self.free
+
+    def total_bytes(self, path: Path) -> int:
+        return self.total
+
+    def _take(self, count: int) -> int:
+        taken = min(count, self.free)
+        self.free -= taken
+        return taken
+
+    def _require(self, fits: bool, path: Path) -> None:
+        if not fits:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (injected)", str(path))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def kill_self() -> NoReturn:

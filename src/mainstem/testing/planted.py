@@ -25,6 +25,7 @@ from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
 from mainstem.log import (
     backup_folder,
+    batcher,
     compaction,
     disk,
     folder,
@@ -131,6 +132,13 @@ def swallow_write_error() -> Iterator[None]:
             writer.position = end
 
     with _patched(LocalBlockWriter, "append", careless):
+        yield
+
+
+@_bug
+def fence_when_full() -> Iterator[None]:
+    """A disk without room is taken for one that fails: the log stops for good."""
+    with _patched(batcher, "is_out_of_space", lambda error: False):
         yield
 
 

@@ -220,7 +220,9 @@ def test_s13_places(server, monkeypatch):
         assert misplaced(hub, "acked") == 0
         answer = AppendRequest.answer
         monkeypatch.setattr(
-            AppendRequest, "answer", lambda request, given: answer(request, Appended([0] * len(given.bases)))
+            AppendRequest,
+            "answer",
+            lambda request, given, **state: answer(request, Appended([0] * len(given.bases)), **state),
         )
         assert misplaced(hub, "control") > 0
 

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from mainstem.core.batch import Batch, BatchHeader
-from mainstem.core.errors import DeadlineExceeded, InvalidRequest, ProtocolError, ServerStopping
+from mainstem.core.errors import (
+    DeadlineExceeded,
+    DiskFull,
+    InvalidRequest,
+    OutOfSequence,
+    ProtocolError,
+    ServerStopping,
+    UnknownProducer,
+)
 from mainstem.core.limits import APPEND_BATCHES_MAX
 from mainstem.hub.requests import GATHER_BYTES, AppendRequest, PendingAppend, gather
 from mainstem.transport.port import AppendResult
@@ -123,3 +131,42 @@ def test_an_answer_to_something_else_fails_all(answer: Any):
     for producer in producers:
         [[error]] = producer.told
         assert isinstance(error, ProtocolError)
+
+
+def test_what_a_full_disk_refused_is_kept_and_sent_again():
+    producer = Producer()
+    request = request_of(producer)
+    sent(request)
+    assert request.is_under_way
+    assert not request.answer(Appended([-1], {0: wire_error(DiskFull("no room"))}))
+    assert (request.is_under_way, str(request.refusal)) == (False, "no room")
+    assert producer.told == []
+    sent(request)
+    assert request.answer(Appended([3], {}), is_stalled=True)
+    assert request.refusal is None
+    assert producer.told == [[3]]
+
+
+@pytest.mark.parametrize("error", [OutOfSequence("5 after 3"), UnknownProducer("who")])
+def test_what_builds_on_a_refused_append_is_kept_too(error):
+    producer = Producer()
+    answer = Appended([-1], {0: wire_error(error)})
+    assert not request_of(producer).answer(answer, is_stalled=True)
+    assert producer.told == []
+    # Where nothing was refused before, it is an error like any other.
+    assert request_of(producer).answer(answer)
+    assert [type(result) for result in producer.told[0]] == [type(error)]
+
+
+def test_the_reason_of_a_missed_deadline_is_the_full_disk():
+    told, unknown = Producer(timeout=1.0), Producer(timeout=1.0)
+    refusal = DiskFull("3 MiB are free")
+    assert request_of(told).expire(time.monotonic() + 2.0, "here", refusal)
+    request = request_of(unknown)
+    sent(request)
+    assert request.expire(time.monotonic() + 2.0, "here", refusal)
+    for producer, state in ((told, "it was not written"), (unknown, "not known")):
+        (error,) = producer.told[0]
+        assert isinstance(error, DiskFull)
+        assert "3 MiB are free" in str(error)
+        assert state in str(error)

@@ -297,7 +297,7 @@ class Failing:
 
     def __init__(self, path: Path) -> None:
         self.is_broken = False
-        self.error: BaseException = OSError(28, "No space left on device")
+        self.error: BaseException = OSError(5, "Input/output error")
         self.log = Log(path, disk=WatchedDisk(self._fail))
         self.stream = make_stream(self.log)
 
@@ -324,7 +324,7 @@ def test_after_the_first_error_of_the_disk_nothing_is_acknowledged(failing, tmp_
         log.append([make_batch([b"lost"], stream=stream)], results.taker(number))
     log.batcher.drive()
     assert [type(result) for _, result in results.all] == [FolderUnusable] * 3
-    assert "No space left" in str(results.all[0][1])
+    assert "Input/output error" in str(results.all[0][1])
     failing.is_broken = False
     with pytest.raises(FolderUnusable, match="nothing more is acknowledged"):
         log.append([make_batch([b"refused"], stream=stream)], results.taker(9))

@@ -1,9 +1,11 @@
 """The local disk: what `write_durably` promises, however many buffers it gets and however few bytes fit at once."""
 
+import errno
+
 import pytest
 
 from mainstem.log import disk
-from mainstem.log.disk import LocalDisk
+from mainstem.log.disk import LocalDisk, is_out_of_space
 from mainstem.testing.disk import FailingDisk, short_writes
 
 MANY = [bytes([65 + number % 26]) * (1 + number % 7) for number in range(2 * disk._IOV_MAX + 5)]
@@ -90,3 +92,34 @@ def test_folders_are_made_with_their_parents(tmp_path):
     LocalDisk().make_dirs(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()
     assert LocalDisk().free_bytes(tmp_path) > 0
+
+
+def test_what_is_allocated_takes_its_room_and_gives_it_back(tmp_path):
+    disk = LocalDisk()
+    disk.allocate(tmp_path / "room", 1 << 20)
+    assert (tmp_path / "room").stat().st_blocks * 512 >= 1 << 20
+    disk.remove(tmp_path / "room")
+    disk.remove(tmp_path / "room")
+    assert disk.list(tmp_path) == []
+    assert 0 < disk.free_bytes(tmp_path) <= disk.total_bytes(tmp_path)
+
+
+def test_a_file_is_cut(tmp_path):
+    file = LocalDisk().create(tmp_path / "file")
+    file.write_durably([b"abc", b"def"], 0)
+    file.truncate(4)
+    assert (file.size(), file.read(0, 10)) == (4, b"abcd")
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (OSError(errno.ENOSPC, ""), True),
+        (OSError(errno.EDQUOT, ""), True),
+        (OSError(errno.EIO, ""), False),
+        (ValueError(), False),
+    ],
+)
+def test_which_errors_say_that_there_is_no_room(error, is_so):
+    assert is_out_of_space(error) is is_so

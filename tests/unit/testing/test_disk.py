@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mainstem.log.disk import LocalDisk
-from mainstem.testing.disk import DiskLayer, FailingDisk, KillingDisk
+from mainstem.testing.disk import BudgetDisk, DiskLayer, FailingDisk, KillingDisk
 
 
 def operations(disk, folder):
@@ -79,3 +79,36 @@ def test_a_process_dies_in_the_middle_of_a_write(tmp_path):
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (child.returncode, child.stdout) == (-9, b"")
     assert (tmp_path / "file").read_bytes() == b"abc"
+
+
+def test_a_counted_disk_is_full_at_the_byte(tmp_path):
+    disk = BudgetDisk(free=10, total=100)
+    file = disk.create(tmp_path / "file")
+    file.write_durably([b"abc"], 0)
+    assert (disk.free_bytes(tmp_path), disk.total_bytes(tmp_path)) == (7, 100)
+    with pytest.raises(OSError, match="No space left") as caught:
+        file.write_durably([b"defg", b"hijkl"], 3)
+    assert caught.value.errno == errno.ENOSPC
+    assert (tmp_path / "file").read_bytes() == b"abcdefghij"
+    assert (disk.free, disk.refused) == (0, 1)
+    file.truncate(3)
+    assert disk.free == 7
+    file.close()
+    disk.remove(tmp_path / "file")
+    assert disk.free == 10
+
+
+def test_a_counted_disk_counts_files_that_replace_others(tmp_path):
+    disk = BudgetDisk(free=10)
+    disk.write_new(tmp_path / "new", [b"1234"])
+    disk.write_new(tmp_path / "new", [b"12345"])
+    assert disk.free == 5
+    disk.replace(tmp_path / "new", tmp_path / "old")
+    disk.write_new(tmp_path / "new", [b"123"])
+    disk.replace(tmp_path / "new", tmp_path / "old")
+    assert disk.free == 7
+    disk.allocate(tmp_path / "room", 7)
+    with pytest.raises(OSError, match="No space left"):
+        disk.allocate(tmp_path / "more", 1)
+    with pytest.raises(OSError, match="No space left"):
+        disk.write_new(tmp_path / "more", [b"1"])

@@ -21,6 +21,10 @@ class BlockWriter(Protocol):
         """Add bytes at `position`; durable when this returns. After an OSError nothing is written here again."""
         ...
 
+    def abandon(self) -> None:
+        """Close it after an append for which there was no room: the block ends at `position`, without a footer."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -28,7 +32,7 @@ class BlockStore(Protocol):
     """Blocks by number. Any thread may read."""
 
     def create(self, header: BlockHeader) -> BlockWriter:
-        """A new block that begins with `header`, durable."""
+        """A new block that begins with `header`, durable. If there is no room for it, nothing of it is left."""
         ...
 
     def read(self, block: int, position: int, length: int) -> bytes:
@@ -46,7 +50,8 @@ class BlockStore(Protocol):
         ...
 
     def remove(self, block: int) -> None:
-        """Take a block away for good. Who reads it at this moment reads on; who comes later gets BlockMissing."""
+        """Take a block away for good, and free its room; one that is not there is fine. Who reads it next gets
+        BlockMissing."""
         ...
 
     def where(self, block: int) -> str:

@@ -1,5 +1,6 @@
 """Blocks as files of one folder."""
 
+import logging
 import re
 import threading
 from collections import OrderedDict
@@ -9,8 +10,10 @@ from pathlib import Path
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import Closed
 from mainstem.log.blocks.base import BlockMissing
-from mainstem.log.disk import Disk, DiskFile
+from mainstem.log.disk import Disk, DiskFile, is_out_of_space
 from mainstem.log.frame import BlockHeader
+
+logger = logging.getLogger("mainstem.log")
 
 _NAME = re.compile(r"([0-9]{16})\.block")
 # Open files kept for reading; the least recently used is closed beyond this.
@@ -34,6 +37,15 @@ class LocalBlockWriter:
         self._file.write_durably(buffers, self.position)
         self.position += sum(len(buffer) for buffer in buffers)
 
+    def abandon(self) -> None:
+        # The header of the next block says from which flush on this one does not count; cutting off what was written
+        # of the last one gives its room back, and leaves nothing that a start before the next block could mistake.
+        try:
+            self._file.truncate(self.position)
+        except OSError as error:
+            logger.warning("block %d could not be cut back to byte %d: %s", self.block, self.position, error)
+        self.close()
+
     def close(self) -> None:
         self._file.close()
 
@@ -49,13 +61,25 @@ class LocalBlocks:
         self._lock = threading.Lock()
 
     def create(self, header: BlockHeader) -> LocalBlockWriter:
-        writer = LocalBlockWriter(self._disk.create(self._path(header.block)), header.block)
         try:
-            writer.append([header.pack()])
-        except BaseException:
-            writer.close()
+            writer = LocalBlockWriter(self._disk.create(self._path(header.block)), header.block)
+            try:
+                writer.append([header.pack()])
+            except BaseException:
+                writer.close()
+                raise
+        except OSError as error:
+            if is_out_of_space(error):
+                self.remove(header.block)
             raise
         return writer
+
+    def remove(self, block: int) -> None:
+        with self._lock:
+            file = self._open.pop(block, None)
+            if file is not None:
+                file.close()
+            self._disk.remove(self._path(block))
 
     def read(self, block: int, position: int, length: int) -> bytes:
         # The lock keeps a file from being closed under a read; page-cache reads are short.
@@ -73,13 +97,6 @@ class LocalBlocks:
     def list(self) -> list[int]:
         matches = (_NAME.fullmatch(name) for name in self._disk.list(self._folder))
         return sorted(int(match[1]) for match in matches if match)
-
-    def remove(self, block: int) -> None:
-        with self._lock:
-            file = self._open.pop(block, None)
-            if file is not None:
-                file.close()
-        self._disk.remove(self._path(block))
 
     def where(self, block: int) -> str:
         return f"{self._folder.name}/{self._path(block).name}"

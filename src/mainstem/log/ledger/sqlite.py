@@ -108,6 +108,8 @@ _STREAM_COLUMNS = (
 )
 _SHARD_COLUMNS = "start, next, stable, time_high, bytes, merged, compacted"
 _BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us, dead_us, rewrite_us"
+# The index of the WAL is a file too, and has an error of its own for not being able to grow.
+_NO_ROOM = (apsw.SQLITE_IOERR_SHMSIZE,)
 _PAIR = struct.Struct("<QQ")
 _PAIRS = tuple(struct.Struct(f"<{2 * count}Q") for count in range(PRODUCER_RECENT_MAX + 1))
 _READ_BUSY_MS = 5_000
@@ -440,19 +442,25 @@ class SqliteLedger(SqliteLedgerReader):
         """A new, empty ledger. The path must not exist."""
         assert not path.exists()
         _load_checksum_vfs()
-        db = apsw.Connection(str(path), vfs=vfs)
+        with _Translated(path):
+            db = apsw.Connection(str(path), vfs=vfs)
+            try:
+                cls._fill(db, [("format", LEDGER_FORMAT), ("uuid", log_uuid), ("epoch", epoch)])
+            finally:
+                db.close()
+        return cls(path, vfs)
+
+    @staticmethod
+    def _fill(db: apsw.Connection, meta: Sequence[tuple[str, object]]) -> None:
         db.reserve_bytes(reserve=8)
         db.pragma("page_size", _PAGE_BYTES)
         db.pragma("journal_mode", "wal")
         with db:
             db.execute(_SCHEMA + _SCHEMA_2)
-            meta = [("format", LEDGER_FORMAT), ("uuid", log_uuid), ("epoch", epoch)]
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
             db.execute("INSERT INTO applied VALUES (0, 0, 0)")
         # The schema goes into the database file at once: until then the file alone is not a ledger.
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        db.close()
-        return cls(path, vfs)
 
     def _prepare(self) -> None:
         db = self._db
@@ -503,13 +511,15 @@ class SqliteLedger(SqliteLedgerReader):
 
     def store(self, changes: Changes) -> None:
         with self._lock, _Translated(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 self._store(changes)
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                # On a full disk SQLite may have rolled back by itself.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
             self._wal_base = None
 
     def _store(self, changes: Changes) -> None:
@@ -624,7 +634,8 @@ def _producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
 
 
 class _Translated:
-    """Turns SQLite's errors about bytes on disk into LedgerDamaged, and a connection closed meanwhile into Closed."""
+    """Turns SQLite's errors about bytes on disk into LedgerDamaged, those about room into what the system says when
+    there is none, and a connection closed meanwhile into Closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -635,6 +646,8 @@ class _Translated:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, apsw.ConnectionClosedError):
             raise Closed("the log was closed") from error
+        if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _NO_ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
         if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError | apsw.SQLError | apsw.CantOpenError):
             raise LedgerDamaged(
                 f"{self._path.name}: {error}; start the process again and the ledger is rebuilt from the blocks"
