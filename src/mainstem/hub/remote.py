@@ -482,7 +482,7 @@ class RemotePort:
 
     def _stall(self, refusal: DiskFull) -> None:
         if self._refusal is None:
-            logger.warning("%s: %s; waiting", self._where, refusal)
+            logger.warning(Event("the server takes no appends; waiting", server=self._where, reason=refusal))
             self._knocks = 0
         self._refusal = refusal
         self._knocks = min(self._knocks + 1, 20)
@@ -495,7 +495,7 @@ class RemotePort:
         if any(request.is_under_way for _, request in appends):
             return
         if is_taken or not appends:
-            logger.warning("%s takes appends again", self._where)
+            logger.warning(Event("the server takes appends again", server=self._where))
             self._refusal = None
             for id_, request in appends:
                 self._send_request(id_, request)

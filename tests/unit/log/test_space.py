@@ -63,9 +63,9 @@ def test_it_is_logged_once_that_the_disk_is_full_and_once_that_it_is_not(rig, ca
     for free in (MIB, 2 * MIB, 3 * MIB, GIB, GIB):
         rig.disk.free = free
         rig.later()
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "appends are refused until there is room",
-        "appends go on after 3.0 s; 1024.0 MiB are free",
+    assert [record.getMessage().split(" reason=")[0] for record in caplog.records] == [
+        "disk full: appends are refused until there is room",
+        f"appends go on seconds=3.0 free_bytes={1 << 30}",
     ]
 
 

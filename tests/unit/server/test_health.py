@@ -20,7 +20,7 @@ from mainstem.server.health import HttpListener
     ],
 )
 def test_a_server_with_a_full_disk_is_ready_and_says_so(is_ready, is_disk_full, code, body):
-    listener = HttpListener(Address("127.0.0.1", 0), lambda: is_ready, lambda: is_disk_full)
+    listener = HttpListener(Address("127.0.0.1", 0), lambda: is_ready, lambda: "", lambda: is_disk_full)
     try:
         response = asyncio.run(listener._readyz(cast("Any", None)))
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import Closed
+from mainstem.core.events import Event
 from mainstem.log.blocks.base import BlockMissing
 from mainstem.log.disk import Disk, DiskFile, is_out_of_space
 from mainstem.log.frame import BlockHeader
@@ -43,7 +44,7 @@ class LocalBlockWriter:
         try:
             self._file.truncate(self.position)
         except OSError as error:
-            logger.warning("block %d could not be cut back to byte %d: %s", self.block, self.position, error)
+            logger.warning(Event("a block could not be cut back", block=self.block, bytes=self.position, error=error))
         self.close()
 
     def close(self) -> None:
