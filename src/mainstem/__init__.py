@@ -53,7 +53,7 @@ from mainstem.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from mainstem.hub.classes import Ack, BatchAck, Consumer, Hub, Producer, Record, RecordBatch, StreamInfo
+    from mainstem.hub.classes import Ack, BatchAck, Consumer, Erasure, Hub, Producer, Record, RecordBatch, StreamInfo
 
 __version__ = "0.1.0"
 
@@ -68,6 +68,7 @@ __all__ = [
     "Cursor",
     "DataLoss",
     "DeadlineExceeded",
+    "Erasure",
     "FolderLocked",
     "FolderUnusable",
     "ForkedHub",
