@@ -137,6 +137,8 @@ class Upkeep:
         self._trimmed: set[ShardKey] = {
             (stream.id, shard) for stream in commits.streams() for shard in range(stream.shards)
         }
+        # Deleted streams of which all that is dead has a time by which it is off the disk.
+        self._hurried: set[int] = set()
         # Up to where the merger has looked at a shard, which is noted in the ledger only now and then.
         self._settled: dict[ShardKey, int] = {}
         # When a shard that is to be compacted was first seen with something new, and when its next tombstone is due.
@@ -257,6 +259,12 @@ class Upkeep:
         for stream in streams.values():
             if stream.deleted_us and self._is_forgettable(stream):
                 self._execute(ForgetStream(stream.id))
+                self._hurried.discard(stream.id)
+                yield
+            elif stream.deleted_us and stream.id not in self._hurried:
+                # Also what never had a row, because it was written twice, has a time by which it is gone.
+                self._execute(HurryBlocks(stream.id, self.pace.rewrite_us(self._clock.now_us())))
+                self._hurried.add(stream.id)
                 yield
 
     def _has_rows_to_drop(self, stream: StreamRow | None, key: ShardKey) -> bool:
@@ -351,9 +359,12 @@ class Upkeep:
         self._tombstone_due_us[key] = _NEVER_US
         index = KeyIndex()
         index.end = max(row.compacted, row.start)
-        for _, records in self._pieces(stream, shard, index.end, row.stable):
+        for entries, records in self._pieces(stream, shard, index.end, row.stable):
             if records is not None:
                 index.learn(records)
+            else:
+                # Passed over, or the shard would look as if it had not been compacted, for ever.
+                index.end = entries[-1].end
             yield
             if index.is_full:
                 break

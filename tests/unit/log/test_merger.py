@@ -11,7 +11,9 @@ from tests.unit.log.parts import NOW_US
 SMALL, LARGE = 100, 32 << 10
 
 
-def row(base: int, span: int = 1, *, length: int = SMALL, gone: int = 0, schema: int = 0, transaction: int = 0) -> Entry:
+def row(
+    base: int, span: int = 1, *, length: int = SMALL, gone: int = 0, schema: int = 0, transaction: int = 0
+) -> Entry:
     return Entry(1, 0, base, span, span - gone, 1, 64, length, NOW_US, schema, transaction, b"")
 
 

@@ -74,7 +74,8 @@ class LocalBlocks:
             file = self._open.pop(block, None)
             if file is not None:
                 file.close()
-        self._disk.remove(self._path(block))
+            # Under the lock, or a reader could open it once more, and its space would not come back.
+            self._disk.remove(self._path(block))
 
     def where(self, block: int) -> str:
         return f"{self._folder.name}/{self._path(block).name}"
