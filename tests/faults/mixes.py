@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import apsw
 
@@ -124,7 +124,7 @@ class _Mix:
                 raise OSError("killed (injected)")
             raise _Killed(operation.kind)
 
-        leaves = self._rng.choice(("nothing", "part", "all"))
+        leaves: Literal["nothing", "part", "all"] = self._rng.choice(("nothing", "part", "all"))
         disk = StrikingDisk(None, at=strike_at, strike=strike, leaves=leaves)
         return Log(self._folder, OPTIONS, clock=self._clock, disk=disk)
 

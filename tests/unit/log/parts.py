@@ -70,7 +70,7 @@ def make_keyed_batch(
     """A batch with keys. Its times are those of the records unless others are given, of which some may be None."""
     keys, values, own = (list(column) for column in zip(*records, strict=True))
     column = own if times is None and len(set(own)) > 1 else times
-    encoded = payload.encode(layouts.build(values, keys, headers, column), "lz4")  # type: ignore[arg-type]
+    encoded = payload.encode(layouts.build(values, keys, headers, column), "lz4")
     header = BatchHeader(
         stream=stream,
         shard=shard,

@@ -79,7 +79,8 @@ def test_plans_one_after_the_other_come_to_an_end():
     """However entries lie, the places to which nothing is looked at again only rise, up to the run that may grow."""
     spans = [1, 3, 2_000, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5_000, *[2] * 30]
     entries = [row(end - span, span) for span, end in zip(spans, accumulate(spans), strict=True)]
-    merged, settled = [], 0
+    merged: list[Entry] = []
+    settled = 0
     while True:
         plan = plan_merge([entry for entry in entries if entry.end > settled])
         if not plan.entries and plan.settled == settled:

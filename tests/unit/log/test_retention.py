@@ -1,5 +1,7 @@
 """Retention's decisions: by age, by size over all shards of a stream, and what it leaves alone."""
 
+from typing import Any
+
 import pytest
 
 from mainstem.log.flush import TrimShard
@@ -14,7 +16,7 @@ HOUR_US = 3_600_000_000
 class Rows:
     """A ledger with one stream, filled entry by entry."""
 
-    def __init__(self, shards: int = 1, **other: object) -> None:
+    def __init__(self, shards: int = 1, **other: Any) -> None:
         row = StreamRow(1, "ab" * 16, "orders", shards, "crc32", 0, 0, FOREVER_US, NOW_US, 0)
         self.stream = row._replace(**other)
         self._shards = {(1, shard): ShardRow() for shard in range(shards)}
@@ -37,7 +39,8 @@ class Rows:
         changes.entries += self._entries
         ledger.store(changes)
         trims = list(expired(ledger, NOW_US + hour * HOUR_US))
-        assert all(isinstance(trim, TrimShard) and trim.stream == 1 for trim in trims)
+        assert {type(trim) for trim in trims} <= {TrimShard}
+        assert {trim.stream for trim in trims} <= {1}
         assert len({trim.shard for trim in trims}) == len(trims)
         return {trim.shard: trim.before for trim in trims}
 

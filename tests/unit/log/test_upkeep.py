@@ -6,7 +6,7 @@ from mainstem.core.errors import DataLoss
 from mainstem.log import compaction, merger, upkeep
 from mainstem.log.administration import Administration
 from mainstem.log.compaction import KeyIndex
-from mainstem.log.flush import AlterStream, Replacement, TrimShard
+from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
 from tests.unit.log.keeping import HOUR, SECOND_US, Keeping, damage, marker, pass_time
 from tests.unit.log.parts import append, make_keyed_batch
 
@@ -353,6 +353,7 @@ def test_what_was_sent_twice_is_erased_twice(keeping):
     for number in range(100, 150):
         keeping.write(stream, (b"a", marker(number)))
     (outcome,) = append(keeping.log, batch)
+    assert isinstance(outcome, Appended)
     assert outcome.duplicate
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
     pass_time(keeping, 1_000)

@@ -392,7 +392,6 @@ def test_the_regular_tasks_go_on_after_an_error(tmp_path, monkeypatch, caplog):
             def keep() -> Iterator[None]:
                 rounds[0] += 1
                 raise ZeroDivisionError("keeping")
-                yield
 
             monkeypatch.setattr(rig.server, "_look_at", look)
             monkeypatch.setattr(rig.server.log.upkeep, "round", keep)

@@ -431,10 +431,11 @@ class _Step:
             or sum(span for span, _ in command.entries) != command.end - command.base
         ):
             raise Refused("these entries were replaced by others meanwhile")
+        # Before anything is changed: what is refused leaves everything as it is.
+        made = _replacing(command, found, frames, self._flush.block)
         self._changes.dropped.append((*key, command.base, command.end))
         for old in found:
             self._bury(command.stream, old.block, old.length, command.rewrite_us)
-        made = _replacing(command, found, frames, self._flush.block)
         self._changes.entries += made
         added = sum(entry.length for entry in made)
         if added:
