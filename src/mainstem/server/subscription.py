@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +26,11 @@ _HOT_BYTES_MAX: Final = 256 << 10
 
 
 class PushEncoder:
-    """Headers of pushed batches, encoded once for all subscribers of a stream. One thread."""
+    """Headers of batches pushed from the hot tail, encoded once for all subscribers of a stream. One thread.
+
+    There the batches between two offsets are the same for ever. On disk they are not: they may be merged, or left with
+    fewer records, at any time.
+    """
 
     def __init__(self) -> None:
         self._encoded: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
@@ -37,12 +41,15 @@ class PushEncoder:
         key = (first.header.stream, first.header.shard, first.base, last.base)
         found = self._encoded.get(key)
         if found is None:
-            header = Batches([(batch.base, batch.header) for batch in batches])
-            found = self._encoded[key] = encode_header(header)
+            found = self._encoded[key] = encode_batches(batches)
             self.bytes += len(found) + BATCH_OVERHEAD_BYTES
             while self.bytes > _ENCODED_BYTES_MAX:
                 self.bytes -= len(self._encoded.popitem(last=False)[1]) + BATCH_OVERHEAD_BYTES
         return found
+
+
+def encode_batches(batches: Sequence[FetchedBatch]) -> bytes:
+    return encode_header(Batches([(batch.base, batch.header) for batch in batches]))
 
 
 class PushSubscription:
@@ -94,7 +101,7 @@ class PushSubscription:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self.batches_hot += len(batches)
-                self._send(batches)
+                self._send(batches, self._encoder.encode)
             elif self._feed.is_ready:
                 self._read_from_disk()
                 return
@@ -128,16 +135,16 @@ class PushSubscription:
             return
         elif future.result():
             self.batches_disk += len(future.result())
-            self._send(future.result())
+            self._send(future.result(), encode_batches)
         self.push()
 
-    def _send(self, batches: Sequence[FetchedBatch]) -> None:
+    def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
         while len(batches) > APPEND_BATCHES_MAX:
-            self._send(batches[:APPEND_BATCHES_MAX])
+            self._send(batches[:APPEND_BATCHES_MAX], encode)
             batches = batches[APPEND_BATCHES_MAX:]
         payloads = [batch.payload for batch in batches]
         self._credit -= sum(len(payload) + BATCH_OVERHEAD_BYTES for payload in payloads)
-        self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))
+        self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
 
     def end_deleted(self) -> None:
         self.end(StreamDeleted(f"stream {self._feed.stream.name!r} was deleted"))
