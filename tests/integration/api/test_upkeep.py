@@ -467,12 +467,14 @@ def test_a_reader_of_the_folder_follows_a_log_that_is_kept(tmp_path):
                             reasons.add(loss.reason)
                             seen.extend(range(loss.first, loss.last + 1))
                         else:
+                            assert record is not None
                             assert record.value == b"%d" % record.offset
                             seen.append(record.offset)
             assert seen == list(range(300))
             assert reasons == {"trimmed"}
             hub.streams.delete("orders")
             deadline = time.monotonic() + 10
+            assert isinstance(hub._port, LogPort)
             while hub._port.log.ledger.load_stream(1) is not None:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
