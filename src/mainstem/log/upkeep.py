@@ -141,9 +141,9 @@ class Upkeep:
         self._hurried: set[int] = set()
         # Up to where the merger has looked at a shard, which is noted in the ledger only now and then.
         self._settled: dict[ShardKey, int] = {}
-        # When a shard that is to be compacted was first seen with something new, and when its next tombstone is due.
+        # When a shard that is to be compacted was first seen with something new, and the time of its oldest tombstone.
         self._dirty_since: dict[ShardKey, float] = {}
-        self._tombstone_due_us: dict[ShardKey, int] = {}
+        self._oldest_tombstone_us: dict[ShardKey, int] = {}
         # Blocks that cannot be rewritten because they are damaged.
         self._stuck: set[int] = set()
         self._retention_due = self._blocks_due = 0.0
@@ -350,8 +350,8 @@ class Upkeep:
         begin = max(row.compacted, row.start)
         if begin >= row.stable:
             self._dirty_since.pop(key, None)
-            due_us = self._tombstone_due_us.setdefault(key, self._clock.now_us() + stream.tombstone_us)
-            return row.start < row.stable and self._clock.now_us() >= due_us
+            oldest_us = self._oldest_tombstone_us.setdefault(key, self._clock.now_us())
+            return row.start < row.stable and self._clock.now_us() > oldest_us + stream.tombstone_us
         waited = now - self._dirty_since.setdefault(key, now)
         clean_bytes = sum(self._ledger.oldest_entries(*key, begin, -1).blocks.values())
         return is_due(row.bytes - clean_bytes, clean_bytes, waited)
@@ -360,7 +360,7 @@ class Upkeep:
         key = (stream.id, shard)
         row = self._commits.shard(key)
         self._dirty_since.pop(key, None)
-        self._tombstone_due_us[key] = _NEVER_US
+        self._oldest_tombstone_us[key] = _NEVER_US
         index = KeyIndex()
         index.end = max(row.compacted, row.start)
         for entries, records in self._pieces(stream, shard, index.end, row.stable):
@@ -379,8 +379,7 @@ class Upkeep:
             kept = index.kept(records, before_us)
             left = records.times[kept & tombstones(records)]
             if len(left):
-                due_us = int(left.min()) + stream.tombstone_us
-                self._tombstone_due_us[key] = min(self._tombstone_due_us[key], due_us)
+                self._oldest_tombstone_us[key] = min(self._oldest_tombstone_us[key], int(left.min()))
             self._counts["records_compacted"] += self._leave(entries, records, kept, self._upshot())
             yield
         self._execute(NoteUpkeep(stream.id, shard, compacted=index.end))

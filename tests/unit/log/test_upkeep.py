@@ -183,15 +183,27 @@ def test_a_tombstone_is_kept_for_its_time_and_then_goes(keeping):
     keeping.keep()
     keeping.keep(compaction.DIRTY_SECONDS_MAX)
     assert keeping.read(stream) == {1: (b"b", b"2"), 2: (b"a", None)}
-    keeping.keep(HOUR - compaction.DIRTY_SECONDS_MAX - 1)
+    # To the moment: it is not over yet.
+    keeping.keep(HOUR - compaction.DIRTY_SECONDS_MAX)
     assert keeping.read(stream) == {1: (b"b", b"2"), 2: (b"a", None)}
-    keeping.keep(2)
+    keeping.keep(1)
     assert keeping.read(stream) == {1: (b"b", b"2")}
     # The key may come back.
     keeping.write(stream, (b"a", b"again"))
     keeping.keep()
     keeping.keep(2 * HOUR)
     assert keeping.read(stream) == {1: (b"b", b"2"), 3: (b"a", b"again")}
+
+
+def test_a_shorter_time_for_tombstones_counts_at_once(keeping):
+    stream = keeping.create(cleanup="compact", tombstones=HOUR)
+    keeping.write(stream, (b"a", b"1"), (b"a", None))
+    keeping.keep()
+    keeping.keep(compaction.DIRTY_SECONDS_MAX)
+    assert keeping.read(stream) == {1: (b"a", None)}
+    keeping.log.execute(AlterStream(stream, tombstone_us=60 * SECOND_US))
+    keeping.keep()
+    assert keeping.read(stream) == {}
 
 
 def test_a_tombstone_goes_though_the_log_was_closed_meanwhile(keeping):
