@@ -55,7 +55,7 @@ from mainstem.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from mainstem.hub.classes import Ack, BatchAck, Consumer, Hub, Producer, Record, RecordBatch, StreamInfo
+    from mainstem.hub.classes import Ack, BatchAck, Consumer, Erasure, Hub, Producer, Record, RecordBatch, StreamInfo
 
 __version__ = "0.1.0"
 
@@ -72,6 +72,7 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "DiskFull",
+    "Erasure",
     "FolderLocked",
     "FolderUnusable",
     "ForkedHub",

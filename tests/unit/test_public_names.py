@@ -13,24 +13,28 @@ from mainstem.core.errors import BY_CODE
 from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
 from mainstem.produce.producer import Producer, ProducerOptions
-from mainstem.transport.port import StreamInfo
+from mainstem.transport.port import Erasure, StreamInfo
 
 # Beside these, the package shows its errors.
 PACKAGE = {"Cursor", "connect", "open"}
 # To annotate with; loaded when asked for.
-CLASSES = {"Ack", "BatchAck", "Consumer", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
+CLASSES = {"Ack", "BatchAck", "Consumer", "Erasure", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
 
 NAMES = {
     Hub: "close consumer overview producer statistics streams",
-    Streams: "alter create delete get list",
+    Streams: "alter create delete erase get list trim",
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result",
     BatchAck: "chunks done exception result",
     Consumer: "batches close cursor poll poll_batch seek seek_shard stream",
     Record: "headers key offset shard timestamp timestamp_us value",
-    RecordBatch: "count end last offset records shard stream to_arrow to_pandas values",
+    RecordBatch: "count end last offset offsets records shard stream to_arrow to_pandas values",
     mainstem.Cursor: "epoch offsets parse stream",
-    StreamInfo: "bytes created_us ends epoch generation hash id name records retention_us shards starts uuid",
+    StreamInfo: (
+        "bytes cleanup created_us ends epoch generation gone_by_us hash id name records restored retention_bytes "
+        "retention_us shards starts tombstone_us uuid waiting_bytes"
+    ),
+    Erasure: "gone_by_us records",
     ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_full",
 }
 
@@ -42,8 +46,13 @@ CALLS = {
         "(*, acks='durable', batch_bytes=1048576, buffer_bytes=33554432, linger=0.0, delivery_timeout=120.0, "
         "compression='lz4', on_full='block')"
     ),
-    "Streams.create": "(name, *, shards=1, retention=None, hash='crc32', exist_ok=False)",
-    "Streams.alter": "(name, *, retention)",
+    "Streams.create": (
+        "(name, *, shards=1, retention=None, retention_bytes=0, cleanup='delete', tombstones=None, hash='crc32', "
+        "exist_ok=False)"
+    ),
+    "Streams.alter": "(name, *, retention=None, retention_bytes=None, cleanup=None, tombstones=None)",
+    "Streams.trim": "(name, *, before=None, offset=None, shard=None)",
+    "Streams.erase": "(name, key)",
     "Producer.send_many": "(stream, values, keys=None)",
     "Producer.send_batch": "(stream, data, *, atomic=False)",
     "Producer.flush": "(timeout=None)",
@@ -93,6 +102,7 @@ def test_the_objects(tmp_path):
             assert batch is not None
             record = next(batch.records())
             objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
+            objects.append(hub.streams.erase("s", b"k"))
             found = {type(thing): public(dir(thing)) for thing in objects}
     found[ProducerOptions] = public(dir(ProducerOptions()))
     expected = {kind: set(names.split()) for kind, names in NAMES.items()}

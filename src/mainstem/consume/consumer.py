@@ -199,7 +199,8 @@ class Consumer:
         """Where reading would go on: after the record or batch yielded last."""
         offsets = list(self._offsets)
         if self._current is not None:
-            offsets[self._current.shard] = self._current.position(_left(self._records))
+            left = _left(self._records)
+            offsets[self._current.shard] = self._current.offsets()[-left] if left else self._current.end
         return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
 
     def seek(self, to: Start) -> None:

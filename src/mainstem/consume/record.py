@@ -90,10 +90,6 @@ class RecordBatch:
         """The last `count` records as a batch of their own."""
         return RecordBatch(self.stream, self._fetched, self.offsets()[-count], self.end)
 
-    def position(self, left: int) -> int:
-        """Where a reader stands that has `left` of the records still before it."""
-        return self.offsets()[-left] if left else self.end
-
     def to_pandas(self) -> Any:
         """A pandas DataFrame of `to_arrow()`; pandas must be installed."""
         return self.to_arrow().to_pandas()

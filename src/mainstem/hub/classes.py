@@ -5,6 +5,6 @@ from mainstem.consume.record import Record, RecordBatch
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack, BatchAck
 from mainstem.produce.producer import Producer
-from mainstem.transport.port import StreamInfo
+from mainstem.transport.port import Erasure, StreamInfo
 
-__all__ = ["Ack", "BatchAck", "Consumer", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"]
+__all__ = ["Ack", "BatchAck", "Consumer", "Erasure", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"]

@@ -456,8 +456,9 @@ class FolderSubscription:
             return False
         self._version = version
         row = self._ledger.load_stream(self._feed.stream.id)
-        if row is not None and row.deleted_us:
-            self._error = StreamDeleted(f"stream {row.name!r} was deleted")
+        # Of one that was deleted long ago there is not even a row.
+        if row is None or row.deleted_us:
+            self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
         self._feed.touch(range(self._feed.stream.shards))
         return True
 

@@ -101,6 +101,8 @@ class Streams:
         self, name: str, *, before: datetime | None = None, offset: int | None = None, shard: int | None = None
     ) -> StreamInfo:
         """Let go of the records before a time, or below an offset, of one shard or of all. Readers notice at once."""
+        if before is not None and not isinstance(before, datetime):
+            raise InvalidSetting(f"before must be a datetime, not {before!r}")
         if before is not None and before.tzinfo is None:
             raise InvalidSetting("before: a time needs a time zone, for example datetime.now(UTC)")
         before_us = None if before is None else (before - _EPOCH) // timedelta(microseconds=1)

@@ -59,6 +59,8 @@ class LogReader:
             if hot:
                 return hot
             entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
+            if not entries or entries[0].base > offset:
+                return self._dropped(stream, shard, offset)
             found: list[FetchedBatch] = []
             try:
                 found.extend(self._batches(stream, entries, offset, bytes_max))
@@ -75,6 +77,14 @@ class LogReader:
                 if not found:
                     raise
             return found
+
+    def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
+        """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
+        row = self._ledger.load_shard(stream.id, shard)
+        if offset < row.start:
+            raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
+        # Or the stream was deleted, which its readers are told by others.
+        return []
 
     def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
         """Every batch of these entries, which are a shard's and in order, from their blocks. DataLoss if one of them

@@ -149,11 +149,13 @@ class Upkeep:
         self._trimmed: set[ShardKey] = {
             (stream.id, shard) for stream in commits.streams() for shard in range(stream.shards)
         }
+        # Deleted streams of which all that is dead has a time by which it is off the disk.
+        self._hurried: set[int] = set()
         # Up to where the merger has looked at a shard, which is noted in the ledger only now and then.
         self._settled: dict[ShardKey, int] = {}
-        # When a shard that is to be compacted was first seen with something new, and when its next tombstone is due.
+        # When a shard that is to be compacted was first seen with something new, and the time of its oldest tombstone.
         self._dirty_since: dict[ShardKey, float] = {}
-        self._tombstone_due_us: dict[ShardKey, int] = {}
+        self._oldest_tombstone_us: dict[ShardKey, int] = {}
         # Blocks that cannot be rewritten because they are damaged.
         self._stuck: set[int] = set()
         self._retention_due = self._blocks_due = 0.0
@@ -259,18 +261,28 @@ class Upkeep:
             if stream.deleted_us:
                 self._trimmed.update((stream.id, shard) for shard in range(stream.shards))
         for key in sorted(self._trimmed):
-            while self._has_rows_to_drop(streams.get(key[0]), key):
-                rewrite_us = self.pace.rewrite_us(self._clock.now_us())
-                done = self._execute(DropEntries(*key, _DROP_ROWS, rewrite_us))
-                self._counts["rows_dropped"] += done.rows
-                yield
-                if done.rows < _DROP_ROWS:
-                    break
-            self._trimmed.discard(key)
+            # Refused if an erasure changes the same rows in the same flush: the next round finds them.
+            with contextlib.suppress(Refused):
+                yield from self._drop_rows(streams.get(key[0]), key)
+                self._trimmed.discard(key)
         for stream in streams.values():
             if stream.deleted_us and self._is_forgettable(stream):
                 self._execute(ForgetStream(stream.id))
+                self._hurried.discard(stream.id)
                 yield
+            elif stream.deleted_us and stream.id not in self._hurried:
+                # Also what never had a row, because it was written twice, has a time by which it is gone.
+                self._execute(HurryBlocks(stream.id, self.pace.rewrite_us(self._clock.now_us())))
+                self._hurried.add(stream.id)
+                yield
+
+    def _drop_rows(self, stream: StreamRow | None, key: ShardKey) -> Iterator[None]:
+        while self._has_rows_to_drop(stream, key):
+            done = self._execute(DropEntries(*key, _DROP_ROWS, self.pace.rewrite_us(self._clock.now_us())))
+            self._counts["rows_dropped"] += done.rows
+            yield
+            if done.rows < _DROP_ROWS:
+                return
 
     def _has_rows_to_drop(self, stream: StreamRow | None, key: ShardKey) -> bool:
         if stream is None:
@@ -351,8 +363,8 @@ class Upkeep:
         begin = max(row.compacted, row.start)
         if begin >= row.stable:
             self._dirty_since.pop(key, None)
-            due_us = self._tombstone_due_us.setdefault(key, self._clock.now_us() + stream.tombstone_us)
-            return row.start < row.stable and self._clock.now_us() >= due_us
+            oldest_us = self._oldest_tombstone_us.setdefault(key, self._clock.now_us())
+            return row.start < row.stable and self._clock.now_us() > oldest_us + stream.tombstone_us
         waited = now - self._dirty_since.setdefault(key, now)
         clean_bytes = sum(self._ledger.oldest_entries(*key, begin, -1).blocks.values())
         return is_due(row.bytes - clean_bytes, clean_bytes, waited)
@@ -361,12 +373,15 @@ class Upkeep:
         key = (stream.id, shard)
         row = self._commits.shard(key)
         self._dirty_since.pop(key, None)
-        self._tombstone_due_us[key] = _NEVER_US
+        self._oldest_tombstone_us[key] = _NEVER_US
         index = KeyIndex()
         index.end = max(row.compacted, row.start)
-        for _, records in self._pieces(stream, shard, index.end, row.stable):
+        for entries, records in self._pieces(stream, shard, index.end, row.stable):
             if records is not None:
                 index.learn(records)
+            else:
+                # Passed over, or the shard would look as if it had not been compacted, for ever.
+                index.end = entries[-1].end
             yield
             if index.is_full:
                 break
@@ -377,8 +392,7 @@ class Upkeep:
             kept = index.kept(records, before_us)
             left = records.times[kept & tombstones(records)]
             if len(left):
-                due_us = int(left.min()) + stream.tombstone_us
-                self._tombstone_due_us[key] = min(self._tombstone_due_us[key], due_us)
+                self._oldest_tombstone_us[key] = min(self._oldest_tombstone_us[key], int(left.min()))
             self._counts["records_compacted"] += self._leave(entries, records, kept, self._upshot())
             yield
         self._execute(NoteUpkeep(stream.id, shard, compacted=index.end))
@@ -397,6 +411,8 @@ class Upkeep:
             try:
                 yield entries, records_of(list(self._reader.load(stream, entries)))
             except DataLoss as loss:
+                if list(self._ledger.entries_from(stream.id, shard, offset, len(entries))) != list(entries):
+                    continue  # they were moved meanwhile
                 logger.warning(Event("entries that cannot be read are left as they are", error=loss))
                 yield entries, None
             offset = entries[-1].end

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
@@ -38,32 +38,31 @@ _ENCODED_BYTES_MAX: Final = 4 * MIB
 _HOT_BYTES_MAX: Final = 256 << 10
 
 
-_EncodedKey = tuple[int, int, tuple[tuple[int, int, int], ...]]
-
-
 class PushEncoder:
-    """Headers of pushed batches, encoded once for all subscribers of a stream. One thread."""
+    """Headers of batches pushed from the hot tail, encoded once for all subscribers of a stream. One thread.
+
+    There the batches between two offsets are the same for ever. On disk they are not: they may be merged, or left with
+    fewer records, at any time.
+    """
 
     def __init__(self) -> None:
-        self._encoded: OrderedDict[_EncodedKey, bytes] = OrderedDict()
+        self._encoded: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
         self.bytes = 0
 
     def encode(self, batches: Sequence[FetchedBatch]) -> bytes:
-        header = batches[0].header
-        # What was stored anew has the same offsets and other content.
-        key = (
-            header.stream,
-            header.shard,
-            tuple([(batch.base, batch.header.span, batch.header.payload_crc) for batch in batches]),
-        )
+        first, last = batches[0], batches[-1]
+        key = (first.header.stream, first.header.shard, first.base, last.base)
         found = self._encoded.get(key)
         if found is None:
-            pairs = [(batch.base, batch.header) for batch in batches]
-            found = self._encoded[key] = encode_header(Batches(pairs))
+            found = self._encoded[key] = encode_batches(batches)
             self.bytes += len(found) + BATCH_OVERHEAD_BYTES
             while self.bytes > _ENCODED_BYTES_MAX:
                 self.bytes -= len(self._encoded.popitem(last=False)[1]) + BATCH_OVERHEAD_BYTES
         return found
+
+
+def encode_batches(batches: Sequence[FetchedBatch]) -> bytes:
+    return encode_header(Batches([(batch.base, batch.header) for batch in batches]))
 
 
 class PushTotals:
@@ -143,7 +142,7 @@ class PushSubscription:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self._totals.batches_hot += len(batches)
-                self._send(batches)
+                self._send(batches, self._encoder.encode)
             elif self._feed.is_ready:
                 self._read_from_disk()
                 return
@@ -184,19 +183,19 @@ class PushSubscription:
             return
         elif future.result():
             self._totals.batches_disk += len(future.result())
-            self._send(future.result())
+            self._send(future.result(), encode_batches)
         self.push()
 
-    def _send(self, batches: Sequence[FetchedBatch]) -> None:
+    def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
         if self._version < VERSION_OF_SPANS:
             understood = list(takewhile(lambda batch: not batch.header.span, batches))
             if len(understood) < len(batches):
                 if understood:
-                    self._send(understood)
+                    self._send(understood, encode)
                 self._end_not_understood(batches[len(understood)])
                 return
         while len(batches) > APPEND_BATCHES_MAX:
-            self._send(batches[:APPEND_BATCHES_MAX])
+            self._send(batches[:APPEND_BATCHES_MAX], encode)
             batches = batches[APPEND_BATCHES_MAX:]
         payloads = [batch.payload for batch in batches]
         size = sum(map(len, payloads))
@@ -204,7 +203,7 @@ class PushSubscription:
         self._totals.bytes += size
         self._totals.records += sum(batch.header.count for batch in batches)
         self._stalled_at = 0.0
-        self._connection.send(pack_encoded(Kind.BATCHES, self.id, self._encoder.encode(batches), payloads))
+        self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
 
     def _end_not_understood(self, batch: FetchedBatch) -> None:
         name, shard = self._feed.stream.name, batch.header.shard

@@ -170,7 +170,7 @@ def test_retention_moves_the_start_behind_what_is_too_old(tmp_path):
         with hub.consumer("short", start="earliest") as consumer:
             cursor = consumer.cursor
         assert isinstance(hub._port, LogPort)
-        hub._port.log.enforce_retention()
+        hub._port.log.upkeep.run_until_idle()
         assert hub.streams.get("short").starts == (1,)
         assert hub.streams.get("long").starts == (0,)
         with hub.consumer("short", start=cursor, follow=False) as consumer, pytest.raises(mainstem.DataLoss) as caught:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ class SlowLink(Link):
 
 
 @contextmanager
-def embedded(path: Path, **options: int) -> Iterator[Hub]:
+def embedded(path: Path, **options: Any) -> Iterator[Hub]:
     """An embedded hub whose log has these options, also those that `mainstem.open` keeps to itself."""
     with Hub(LogPort(path, LogOptions(**options)), str(path)) as hub:
         yield hub

@@ -53,6 +53,44 @@ def make_batch(
     return Batch(header, encoded.payload)
 
 
+# A record of a stream with keys: key, value, time.
+KeyedRecord = tuple[bytes | None, bytes | None, int]
+
+
+def make_keyed_batch(
+    records: Sequence[KeyedRecord],
+    *,
+    stream: int = 1,
+    shard: int = 0,
+    producer: int = 0,
+    sequence: int = 0,
+    headers: Sequence[layouts.Headers | None] | None = None,
+    times: Sequence[int | None] | None = None,
+) -> Batch:
+    """A batch with keys. Its times are those of the records unless others are given, of which some may be None."""
+    keys, values, own = (list(column) for column in zip(*records, strict=True))
+    column = own if times is None and len(set(own)) > 1 else times
+    encoded = payload.encode(layouts.build(values, keys, headers, column), "lz4")
+    header = BatchHeader(
+        stream=stream,
+        shard=shard,
+        count=encoded.count,
+        encoding=encoded.encoding,
+        layout=encoded.layout,
+        schema_id=0,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        producer=producer,
+        producer_epoch=0,
+        sequence=sequence,
+        generation=0,
+        time_low=min(own),
+        time_high=max(own),
+    )
+    return Batch(header, encoded.payload)
+
+
 def values_of(batch: Batch | FetchedBatch) -> list[bytes | None]:
     """The records of a batch, decoded and checked."""
     header = batch.header

@@ -78,7 +78,7 @@ def test_a_checkpoint_is_announced_by_a_flush_whose_predecessor_is_applied(tmp_p
 def test_a_reader_that_stands_in_a_read_holds_up_few_commits(tmp_path, monkeypatch, due):
     """Each try waits for it; the next one comes when the WAL has grown, whatever made the checkpoint due."""
     options = {"checkpoint_bytes": 64 << 10, "snapshot_bytes": 1 << 30, due: 1}
-    log = Log(tmp_path / "data", LogOptions(**options))
+    log = Log(tmp_path / "data", LogOptions(**options))  # type: ignore[arg-type]
     stream = make_stream(log)
     tries = []
     checkpoint = log._ledger.checkpoint

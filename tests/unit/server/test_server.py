@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from mainstem.core.limits import (
     RECEIVE_SECONDS_MAX,
     STREAM_NAME_CHARS_MAX,
 )
+from mainstem.log import upkeep
 from mainstem.log.batcher import Submission
 from mainstem.server import server as server_module
 from mainstem.server.session import PendingAppend, Session
@@ -375,46 +377,48 @@ def test_who_is_gone_is_not_in_line(tmp_path, monkeypatch):
 
 def test_the_regular_tasks_go_on_after_an_error(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(server_module, "_TICK_SECONDS", 0.001)
-    monkeypatch.setattr(server_module, "_RETENTION_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "_ROUND_SECONDS", 0.001)
+    monkeypatch.setattr(upkeep, "_REST_SECONDS_MAX", 0.001)
 
     async def test() -> None:
         async with serving(tmp_path) as rig:
             await (await rig.connect()).hello()
-            looks, trims = [0], [0]
+            looks, rounds = [0], [0]
 
             def look(session: Session, now: float) -> None:
                 looks[0] += 1
                 raise ZeroDivisionError("looking")
 
-            def trim() -> None:
-                trims[0] += 1
-                raise ZeroDivisionError("trimming")
+            def keep() -> Iterator[None]:
+                rounds[0] += 1
+                raise ZeroDivisionError("keeping")
 
             monkeypatch.setattr(rig.server, "_look_at", look)
-            monkeypatch.setattr(rig.server.log, "enforce_retention", trim)
-            await come_to(lambda: looks[0] > 3 and trims[0] > 3)
+            monkeypatch.setattr(rig.server.log.upkeep, "round", keep)
+            await come_to(lambda: looks[0] > 3 and rounds[0] > 3)
 
     run(test)
     assert "looking" in caplog.text
-    assert "trimming" in caplog.text
+    assert "keeping" in caplog.text
 
 
-def test_retention_holds_up_neither_the_regular_tasks_nor_calls(tmp_path, monkeypatch):
+def test_upkeep_holds_up_neither_the_regular_tasks_nor_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module, "_TICK_SECONDS", 0.001)
-    monkeypatch.setattr(server_module, "_RETENTION_SECONDS", 0.0)
+    monkeypatch.setattr(upkeep, "_ROUND_SECONDS", 0.001)
     begun, may_end = threading.Event(), threading.Event()
-    runs = [0]
+    rounds = [0]
 
-    def hang() -> None:
-        runs[0] += 1
+    def hang() -> Iterator[None]:
+        rounds[0] += 1
         begun.set()
         may_end.wait()
+        yield
 
     async def test() -> None:
         async with serving(tmp_path) as rig:
             rig.on_close.append(may_end.set)
             client = await (await rig.connect()).hello()
-            monkeypatch.setattr(rig.server.log, "enforce_retention", hang)
+            monkeypatch.setattr(rig.server.log.upkeep, "round", hang)
             await come_to(begun.is_set)
             looks = [0]
 
@@ -424,7 +428,7 @@ def test_retention_holds_up_neither_the_regular_tasks_nor_calls(tmp_path, monkey
             monkeypatch.setattr(rig.server, "_look_at", look)
             await come_to(lambda: looks[0] > 3)
             await create(client)
-            assert runs == [1]
+            assert rounds == [1]
 
     run(test)
 

@@ -51,7 +51,9 @@ class FakeConnection:
         self.sent += self._reader.feed(b"".join(buffers))
 
 
-def pushed(found: "list[FetchedBatch] | Exception") -> tuple[list[Message], PushSubscription]:
+def pushed(
+    found: "list[FetchedBatch] | Exception", encoder: PushEncoder | None = None
+) -> tuple[list[Message], PushSubscription]:
     """What a reader is sent, and its subscription."""
     connection: Any = FakeConnection()
     feed: Any = FakeFeed(found)
@@ -59,7 +61,7 @@ def pushed(found: "list[FetchedBatch] | Exception") -> tuple[list[Message], Push
 
     async def test() -> None:
         with ThreadPoolExecutor(1) as pool:
-            made.append(PushSubscription(connection, 5, feed, 1 << 28, HotTail(1), PushEncoder(), pool))
+            made.append(PushSubscription(connection, 5, feed, 1 << 28, HotTail(1), encoder or PushEncoder(), pool))
             made[0].push()
             await come_to(lambda: bool(connection.sent))
             await asyncio.sleep(0)
@@ -85,6 +87,16 @@ def test_more_batches_than_a_message_may_have_come_in_several():
     sent, _ = pushed([FetchedBatch(base, batch.header, batch.payload) for base in range(count)])
     assert [len(message.payloads) for message in sent] == [APPEND_BATCHES_MAX, APPEND_BATCHES_MAX, 7]
     assert [base for message in sent for base, _ in message.header.batches] == list(range(count))
+
+
+def test_what_comes_from_disk_has_its_own_headers():
+    """Between the same offsets there may be other batches by now: merged, or with fewer records."""
+    encoder = PushEncoder()
+    for values in ([b"a", b"b"], [b"a"]):
+        batch = make_batch(values)
+        (sent,), _ = pushed([FetchedBatch(0, batch.header, batch.payload)], encoder)
+        assert sent.header.batches == [(0, batch.header)]
+        assert sent.payloads == [batch.payload]
 
 
 def test_headers_are_encoded_once_for_all():

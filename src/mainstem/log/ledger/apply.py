@@ -215,12 +215,22 @@ class _Step:
     def take(self, item: WrittenItem) -> Outcome:
         try:
             if isinstance(item, WrittenBatch):
-                return self._append(item)
+                appended = self._append(item)
+                if appended.duplicate:
+                    self._waste((item,))
+                return appended
             self._close_run()
             if isinstance(item, WrittenReplacement):
                 return self._replace(item.command, item.frames)
             return self._command(item)
         except MainstemError as error:
+            if isinstance(item, WrittenBatch):
+                self._waste((item,))
+            elif isinstance(item, WrittenReplacement):
+                self._waste(item.frames)
+                if item.frames and isinstance(error, Refused):
+                    # What overtook it may have been an erasure: then here is a copy of what was erased.
+                    self._hurry_block(self._flush.block, self._flush.time_us)
             return Rejected(error)
 
     def finish(self) -> Changes:
@@ -235,7 +245,7 @@ class _Step:
 
     # Batches.
 
-    def _append(self, batch: WrittenBatch) -> Outcome:
+    def _append(self, batch: WrittenBatch) -> Appended:
         header = batch.header
         key = (header.stream, header.shard)
         run = self._run if self._run_key == key else self._begin_run(key)
@@ -402,6 +412,10 @@ class _Step:
         oldest = self._base.ledger.oldest_entries(*key, before, command.limit)
         if not oldest.rows:
             return Done(stream.id)
+        # What was written twice has no rows; the second copy goes when the first does.
+        for block in self._base.ledger.dead_bytes(stream.id):
+            if not self._block(block).rewrite_us:
+                self._hurry_block(block, command.rewrite_us)
         self._rearrange(key, 0, oldest.end)
         self._changes.dropped.append((*key, 0, oldest.end))
         for block, size in oldest.blocks.items():
@@ -420,10 +434,11 @@ class _Step:
             or sum(span for span, _ in command.entries) != command.end - command.base
         ):
             raise Refused("these entries were replaced by others meanwhile")
+        # Before anything is changed: what is refused leaves everything as it is.
+        made = _replacing(command, found, frames, self._flush.block)
         self._changes.dropped.append((*key, command.base, command.end))
         for old in found:
             self._bury(command.stream, old.block, old.length, command.rewrite_us)
-        made = _replacing(command, found, frames, self._flush.block)
         self._changes.entries += made
         added = sum(entry.length for entry in made)
         if added:
@@ -446,8 +461,19 @@ class _Step:
         self._live[block] = self._live.get(block, 0) - size
         dead = self._changes.dead
         dead[stream, block] = dead.get((stream, block), 0) + size
+        if rewrite_us:
+            self._hurry_block(block, rewrite_us)
+
+    def _waste(self, frames: Sequence[WrittenBatch]) -> None:
+        """These are in the block, and nothing will ever point to them."""
+        dead = self._changes.dead
+        for frame in frames:
+            grave = (frame.header.stream, self._flush.block)
+            dead[grave] = dead.get(grave, 0) + frame.length
+
+    def _hurry_block(self, block: int, rewrite_us: int) -> None:
         row = self._block(block)
-        if rewrite_us and (not row.rewrite_us or rewrite_us < row.rewrite_us):
+        if not row.rewrite_us or rewrite_us < row.rewrite_us:
             self._changes.blocks[block] = row._replace(rewrite_us=rewrite_us)
 
     def _note(self, stream: int, shard: int, merged: int, compacted: int) -> None:
@@ -466,9 +492,7 @@ class _Step:
 
     def _hurry(self, command: HurryBlocks) -> Outcome:
         for block in self._base.ledger.dead_bytes(command.stream):
-            row = self._block(block)
-            if not row.rewrite_us or command.rewrite_us < row.rewrite_us:
-                self._changes.blocks[block] = row._replace(rewrite_us=command.rewrite_us)
+            self._hurry_block(block, command.rewrite_us)
         return Done(command.stream)
 
     def _forget_stream(self, command: ForgetStream) -> Outcome:

@@ -135,14 +135,22 @@ class MemoryLedger:
                 del self._streams[stream]
                 self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
+                self._forget_ends(stream)
             if changes.epoch:
-                self._restored[self._epoch] = dict(changes.epoch_ends)
+                if changes.epoch_ends:
+                    self._restored[self._epoch] = dict(changes.epoch_ends)
                 self._epoch = changes.epoch
             before, (first, last) = changes.forget_producers_before_us, changes.forget_producers_ids
             idle = [key for key, row in self._producers.items() if first <= key[0] <= last and row.seen_us < before]
             for key in idle:
                 del self._producers[key]
             self._applied = changes.applied
+
+    def _forget_ends(self, stream: int) -> None:
+        left = {
+            epoch: {key: end for key, end in ends.items() if key[0] != stream} for epoch, ends in self._restored.items()
+        }
+        self._restored = {epoch: ends for epoch, ends in left.items() if ends}
 
     def _drop(self, changes: Changes) -> None:
         for stream, shard, first, stop in changes.dropped:
