@@ -9,13 +9,11 @@ import msgspec
 import pytest
 
 import mainstem
-from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.errors import ProtocolError
 from mainstem.log.batcher import Submission
 from mainstem.log.flush import Appended, Done, ReplaceEntries, Replacement
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.log import Waiter
-from mainstem.server.subscription import PushEncoder
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -377,13 +375,3 @@ def test_a_client_that_cannot_know_about_a_gap_gets_an_error_in_its_place(tmp_pa
             assert (await client.next()).kind == Kind.ANSWER
 
     run(test)
-
-
-def test_headers_of_what_was_stored_anew_are_not_taken_from_memory():
-    """The same offsets, another content: who subscribes later must get its own headers."""
-    header = BatchHeader(1, 0, 2, 1, 0, 0, 9, 9, 1234, 5, 0, 0, 0, 1, 1)
-    anew = msgspec.structs.replace(header, count=1, payload_crc=99, span=2)
-    emptied = msgspec.structs.replace(header, count=0, stored_len=0, payload_crc=0, span=2)
-    encoder = PushEncoder()
-    encoded = [encoder.encode([FetchedBatch(0, each, b"")]) for each in (header, anew, emptied)]
-    assert len(set(encoded)) == 3

@@ -69,14 +69,15 @@ def test_one_line_says_what_was_done_and_how_to_delete_the_backup(folder, caplog
 
 
 def test_nothing_of_format_1_is_left_in_the_ledger(folder):
-    """An upgraded ledger and one that was made anew from the blocks have the same rows."""
+    """An upgraded ledger and one that was made anew from the blocks have the same rows, but for bytes that no row ever
+    pointed to: format 1 did not count what was sent twice."""
     log = opened(folder)
     upgraded = rows_of(folder)
     log.close()
     for path in (*folder.glob("ledger.db*"), *folder.glob("snapshots/*")):
         path.unlink()
     log = opened(folder)
-    assert rows_of(folder) == upgraded
+    assert {**rows_of(folder), "dead": []} == upgraded
     log.close()
 
 

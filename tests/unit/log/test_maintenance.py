@@ -132,7 +132,12 @@ def test_a_kill_after_the_header_of_a_new_wal_is_no_reason_for_doubt(tmp_path, m
     stream = make_stream(log)
     checkpoint, store = log._ledger.checkpoint, log._ledger.store
     done: list[bool] = []
-    monkeypatch.setattr(log._ledger, "checkpoint", lambda: done.append(checkpoint()) or done[-1])
+
+    def checkpointed() -> bool:
+        done.append(checkpoint())
+        return done[-1]
+
+    monkeypatch.setattr(log._ledger, "checkpoint", checkpointed)
 
     def killed(changes):
         if done:
