@@ -1,8 +1,8 @@
 """Random mixes of everything that changes a log, against a model in memory that knows nothing of blocks and entries.
 
 One trial is one folder and some dozens of steps in random order: streams come and go, records are written (some twice,
-as a producer does that heard no answer), trimmed, erased and compacted, time passes, upkeep does a few of its steps, the
-process is killed at some operation of its disk, also in the middle of a step of upkeep, and starts again. After every
+as a producer does that heard no answer), trimmed, erased and compacted, time passes, upkeep does a few of its steps,
+the process is killed at some operation of its disk, also in the middle of a step of upkeep, and starts again. After every
 kill and at the end everything is read and compared; at the end also
 
 - the ledger's books: every row of a block and of a shard says what its entries add up to, entries are dense;
@@ -15,6 +15,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -230,7 +231,8 @@ class _Mix:
         outcome = self._submit(batch)
         if isinstance(outcome, Rejected):
             raise outcome.error
-        assert isinstance(outcome, Appended) and not outcome.duplicate, outcome
+        assert isinstance(outcome, Appended), outcome
+        assert not outcome.duplicate, outcome
         assert outcome.base == model.next, f"{stream.name}: base {outcome.base}, expected {model.next}"
         self._take(model, key)
         if self._rng.random() < 0.05:
@@ -511,7 +513,7 @@ def _books(log: Log) -> Iterator[str]:
                     live[entry.block] = live.get(entry.block, 0) + entry.length
             if row.bytes != sum(entry.length for entry in entries):
                 yield f"{stream.name} shard {shard} says {row.bytes} bytes"
-            if any(before.end != after.base for before, after in zip(entries, entries[1:], strict=False)):
+            if any(before.end != after.base for before, after in pairwise(entries)):
                 yield f"{stream.name} shard {shard} has a gap or an overlap"
             if entries and (entries[0].base > row.start or entries[-1].end != row.next):
                 yield f"{stream.name} shard {shard}: entries do not reach from {row.start} to {row.next}"
