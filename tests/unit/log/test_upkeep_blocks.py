@@ -437,6 +437,17 @@ def test_a_rest_does_not_hold_up_the_end(tmp_path, monkeypatch):
     assert time.monotonic() - began < 2.5
 
 
+def test_a_close_that_is_interrupted_leaves_the_folder_free(keeping, monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keeping.log.batcher, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        keeping.log.close()
+    keeping.reopen()
+    assert keeping.create()
+
+
 def test_counters_have_what_upkeep_did(keeping):
     assert set(keeping.counts()) <= set(keeping.log.counters())
     assert set(keeping.counts().values()) == {0}
