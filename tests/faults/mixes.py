@@ -10,6 +10,7 @@ every kill and at the end everything is read and compared; at the end also
 - that what nobody needs any more is off the disk after the next collection: no file without a row, none that is dead.
 """
 
+import contextlib
 import random
 import shutil
 import threading
@@ -132,7 +133,9 @@ class _Mix:
         return Log(self._folder, OPTIONS, clock=self._clock, disk=disk)
 
     def end(self) -> None:
-        self._log.close()
+        # The kill may have been meant for a later operation, and comes with the last one.
+        with contextlib.suppress(_Killed):
+            self._log.close()
 
     def _kill_and_start(self) -> None:
         """The files are as the kill left them: closing a log that has failed writes nothing more."""
@@ -233,8 +236,8 @@ class _Mix:
         outcome = self._submit(batch)
         if isinstance(outcome, Rejected):
             raise outcome.error
-        assert isinstance(outcome, Appended)
-        assert not outcome.duplicate
+        assert isinstance(outcome, Appended), outcome
+        assert not outcome.duplicate, outcome
         assert outcome.base == model.next, f"{stream.name}: base {outcome.base}, expected {model.next}"
         self._take(model, key)
         if self._rng.random() < 0.05:
@@ -401,7 +404,7 @@ class _Mix:
                 offset = batch.end
 
     def _finish(self) -> None:
-        self._log.close()
+        self.end()
         self._log = self._open(0)
         self._settle()
         self._compare("at the end")

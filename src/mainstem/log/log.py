@@ -211,15 +211,20 @@ class Log:
         if self._closed:
             return
         self._closed = True
-        self.upkeep.close()
-        self.batcher.close()
-        self._maintenance.close()
-        self._entries.close()
-        self._upkeep_ledger.close()
-        self._ledger.close()
-        self._folder.snapshots.close()
-        self._folder.blocks.close()
-        self._lock.release()
+        # From the last of these to the first; one that fails does not leave the others open, and the folder locked.
+        with ExitStack() as closing:
+            for step in (
+                self._lock.release,
+                self._folder.blocks.close,
+                self._folder.snapshots.close,
+                self._ledger.close,
+                self._upkeep_ledger.close,
+                self._entries.close,
+                self._maintenance.close,
+                self.batcher.close,
+                self.upkeep.close,
+            ):
+                closing.callback(step)
 
     def abandon_after_fork(self) -> None:
         """In a child made by fork: leave the lock to the parent, and its SQLite connections alone for good."""

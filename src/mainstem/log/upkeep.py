@@ -149,8 +149,6 @@ class Upkeep:
         self._trimmed: set[ShardKey] = {
             (stream.id, shard) for stream in commits.streams() for shard in range(stream.shards)
         }
-        # Deleted streams of which all that is dead has a time by which it is off the disk.
-        self._hurried: set[int] = set()
         # Up to where the merger has looked at a shard, which is noted in the ledger only now and then.
         self._settled: dict[ShardKey, int] = {}
         # When a shard that is to be compacted was first seen with something new, and the time of its oldest tombstone.
@@ -268,12 +266,10 @@ class Upkeep:
         for stream in streams.values():
             if stream.deleted_us and self._is_forgettable(stream):
                 self._execute(ForgetStream(stream.id))
-                self._hurried.discard(stream.id)
                 yield
-            elif stream.deleted_us and stream.id not in self._hurried:
-                # Also what never had a row, because it was written twice, has a time by which it is gone.
+            elif stream.deleted_us and self._has_undated(stream):
+                # What never had a row, because it was written twice or too late, also has to go.
                 self._execute(HurryBlocks(stream.id, self.pace.rewrite_us(self._clock.now_us())))
-                self._hurried.add(stream.id)
                 yield
 
     def _drop_rows(self, stream: StreamRow | None, key: ShardKey) -> Iterator[None]:
@@ -294,6 +290,11 @@ class Upkeep:
     def _is_forgettable(self, stream: StreamRow) -> bool:
         rows = (self._commits.shard((stream.id, shard)) for shard in range(stream.shards))
         return not any(row.bytes for row in rows) and not self._ledger.dead_bytes(stream.id)
+
+    def _has_undated(self, stream: StreamRow) -> bool:
+        """Whether something of a stream is dead in a block that nobody would ever touch for it."""
+        dead = self._ledger.dead_bytes(stream.id)
+        return any(row.id in dead and not (row.rewrite_us or row.dead_us) for row in self._ledger.list_blocks())
 
     # Merging.
 

@@ -172,9 +172,9 @@ def test_k10_twenty_times(tmp_path):
 REMEMBER_READERS = """
 from mainstem.server.subscription import PushSubscription
 send, kept = PushSubscription._send, []
-def remember(self, batches):
+def remember(self, batches, encode):
     kept.append([(self.id, batch.base, bytearray(batch.payload)) for batch in batches])
-    send(self, batches)
+    send(self, batches, encode)
 PushSubscription._send = remember
 """
 

@@ -8,12 +8,12 @@ import pytest
 
 from mainstem.core.errors import DataLoss, Refused, StreamDeleted
 from mainstem.log import upkeep
-from mainstem.log.flush import DeleteStream, ForgetBlock, ForgetStream, TrimShard
+from mainstem.log.flush import DeleteStream, ForgetBlock, ForgetStream, Rejected, TrimShard
 from mainstem.log.log import LogOptions
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time
-from tests.unit.log.parts import append_values, make_stream
+from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
 @pytest.fixture
@@ -253,6 +253,32 @@ def test_a_deleted_stream_vanishes_and_its_id_is_not_used_again(keeping):
         keeping.log.execute(ForgetStream(kept))
 
 
+def test_what_came_too_late_for_a_deleted_stream_goes_with_it(keeping):
+    """Written twice, or after the deletion: it never had a row, and lies among what is kept."""
+    stream, kept = keeping.create(), keeping.create("kept")
+    now_us = keeping.clock.now_us()
+    twice = make_keyed_batch([(b"k", marker(1), now_us)], stream=stream, producer=7)
+    late = make_keyed_batch([(b"k", marker(2), now_us)], stream=stream, producer=7, sequence=1)
+    append(keeping.log, twice)
+    trim(keeping, stream, 1)
+    keeping.keep()
+    keeping.roll()
+    fill(keeping, kept, 5, first=10)
+    append(keeping.log, twice)
+    keeping.log.execute(DeleteStream(stream, now_us))
+    keeping.keep()
+    assert isinstance(append(keeping.log, late)[0], Rejected)
+    fill(keeping, kept, 2, first=20)
+    assert keeping.on_disk(marker(1))
+    assert keeping.on_disk(marker(2))
+    keeping.keep()
+    keeping.collect()
+    assert not keeping.on_disk(marker(1))
+    assert not keeping.on_disk(marker(2))
+    assert [row.id for row in keeping.log.ledger.list_streams()] == [kept]
+    assert len(keeping.read(kept)) == 7
+
+
 # A rebuild at every moment.
 
 
@@ -409,6 +435,17 @@ def test_a_rest_does_not_hold_up_the_end(tmp_path, monkeypatch):
     began = time.monotonic()
     keeping.log.close()
     assert time.monotonic() - began < 2.5
+
+
+def test_a_close_that_is_interrupted_leaves_the_folder_free(keeping, monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keeping.log.batcher, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        keeping.log.close()
+    keeping.reopen()
+    assert keeping.create()
 
 
 def test_counters_have_what_upkeep_did(keeping):
