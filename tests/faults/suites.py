@@ -83,7 +83,7 @@ SUITES: dict[str, Suite] = {
         slice=2,
         full=50,
         chunk=10,
-        bugs={"fence_when_full": 1, "swallow_write_error": 2},
+        bugs={"fence_when_full": 1},
         measures=True,
         on_disk=True,
     ),

@@ -24,12 +24,12 @@ class LogReader:
         ledger: LedgerReader,
         blocks: BlockStore,
         hot: HotTail | None = None,
-        recent_bytes: int = RECENT_READS_BYTES_MAX,
+        recent_bytes: int | None = None,
     ) -> None:
         self._ledger = ledger
         self._blocks = blocks
         self._hot = hot
-        self._recent = RecentReads(self._read_block, recent_bytes)
+        self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from mainstem.core.limits import MIB
+from mainstem.core.limits import FREE_BYTES_MIN_DEFAULT
 from mainstem.log.finding import Commands, Finding, Severity
 from mainstem.log.ledger.base import BlockRow
 from mainstem.log.ledger.inspector import LedgerView
@@ -12,8 +12,6 @@ from mainstem.log.surroundings import Surroundings
 _HOUR_US: Final = 3_600_000_000
 _DAY_US: Final = 24 * _HOUR_US
 _MINUTE_US: Final = 60_000_000
-# Below this a full disk is near, whatever the rate.
-_FREE_BYTES_MIN: Final = 256 * MIB
 _SOON_SECONDS: Final = 86_400
 _STREAMS_SHOWN: Final = 3
 
@@ -55,13 +53,13 @@ class SpaceCheck:
         rate = "the log is not growing" if until is None else f"full in about {_days(until)} at the present rate"
         shown = f"{free / 1e9:.1f} GB of {self._surroundings.total_bytes / 1e9:.1f} GB are free; {rate}"
         shorten = self._commands.shorten(self._largest_stream())
-        if free < _FREE_BYTES_MIN:
+        if free < FREE_BYTES_MIN_DEFAULT:
             yield Finding(Severity.WARNING, "space-low", shown, shorten)
         elif until is not None and until < _SOON_SECONDS and self._is_settled:
             yield Finding(Severity.WARNING, "space-short", shown, shorten)
         else:
             yield Finding(Severity.NOTE, "space", shown)
-        if _FREE_BYTES_MIN <= free < 2 * self._block_bytes:
+        if FREE_BYTES_MIN_DEFAULT <= free < 2 * self._block_bytes:
             what = f"two blocks of {self._block_bytes / 1e6:.0f} MB (block_bytes) do not fit into what is free"
             yield Finding(Severity.WARNING, "block-bytes", what, f"{self._commands.serve()} --block-bytes 16MiB")
 

@@ -105,7 +105,7 @@ def test_live_until_it_is_ended(remote, name, how, code):
     remote.run("stream", "create", name)
     remote.run("write", name, stdin=b"a\nb\n")
     terminal = Terminal(["top", "--interval", "0.2", *remote.where], str(remote.folder), 40, 150)
-    terminal.read_until(name[:40])
+    terminal.read_until("STREAM")
     # A second page, with rates.
     terminal.read_until("in 0 rec/s")
     if how == "q":
