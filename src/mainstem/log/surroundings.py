@@ -49,8 +49,9 @@ def _writer(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     inode = folder.stat().st_ino
-    locks = _lines("/proc/locks")
-    if not locks:
+    try:
+        locks = Path("/proc/locks").read_text(errors="replace").splitlines()
+    except OSError:
         return process if _is_alive(process) else None
     # 3: FLOCK  ADVISORY  WRITE 19873 fe:00:10092856 0 EOF
     held = (fields for line in locks if len(fields := line.split()) > 5 and fields[1] == "FLOCK")
