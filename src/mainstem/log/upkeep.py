@@ -69,6 +69,8 @@ _STEP_BYTES: Final = 1 * MIB
 _STEP_ROWS: Final = 1_024
 # More rows than this for the bytes of one step, and they are put together.
 _ROWS_PER_STEP_MAX: Final = 64
+# Blocks whose entries are looked up in one go: a bound for the memory that takes.
+_REWRITTEN_AT_ONCE: Final = 16
 _BUSY_SECONDS: Final = 0.05
 _NEVER_US: Final = 1 << 62
 
@@ -113,6 +115,10 @@ class Commits(Protocol):
         ...
 
     def is_disk_full(self) -> bool: ...
+
+    def has_failed(self) -> bool:
+        """Whether nothing is committed any more, for good."""
+        ...
 
     def request_roll(self) -> None: ...
 
@@ -197,6 +203,8 @@ class Upkeep:
                 # Without room nothing is stored anew; what can be freed without was freed before that.
                 continue
             except Exception as error:
+                if self._commits.has_failed():
+                    return  # whoever commits has said why
                 self._counts["upkeep_errors"] += 1
                 is_bug = not isinstance(error, MainstemError | OSError)
                 logger.error(Event("upkeep failed and is tried again", error=error), exc_info=is_bug)
@@ -475,8 +483,12 @@ class Upkeep:
             self._commits.commit_nothing()
             yield
         mostly_dead = [row for row in rows if _is_to_rewrite(row, now_us) and row.id not in self._stuck]
+        if len(mostly_dead) > _REWRITTEN_AT_ONCE:
+            self._blocks_due = 0.0
         if mostly_dead:
-            yield from self._rewrite({row.id for row in mostly_dead})
+            # Those that are overdue first, then those that give back most for least.
+            mostly_dead.sort(key=lambda row: (row.rewrite_us or _NEVER_US, row.live_bytes))
+            yield from self._rewrite({row.id for row in mostly_dead[:_REWRITTEN_AT_ONCE]})
 
     def _free(self, dead: Sequence[BlockRow]) -> Iterator[None]:
         """Take the files away of blocks in which nothing was alive for a while."""

@@ -1,5 +1,7 @@
 """Upkeep without its thread: every step of it on a clock that the test moves, looked at through readers and files."""
 
+import errno
+
 import pytest
 
 from mainstem.core.errors import DataLoss
@@ -7,8 +9,11 @@ from mainstem.log import compaction, merger, upkeep
 from mainstem.log.administration import Administration
 from mainstem.log.compaction import KeyIndex
 from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
+from mainstem.log.log import Log, LogOptions
+from mainstem.log.upkeep import Pace
+from mainstem.testing.disk import FailingDisk
 from tests.unit.log.keeping import HOUR, SECOND_US, Keeping, damage, marker, pass_time
-from tests.unit.log.parts import append, make_keyed_batch
+from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
 @pytest.fixture
@@ -401,3 +406,20 @@ def test_an_erasure_finds_entries_that_were_merged_meanwhile(keeping, short_runs
     keeping.log.upkeep._commits.execute = overtaken
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 2
     assert sorted(keeping.read(stream)) == sorted(set(range(70)) - {3, 68})
+
+
+def test_the_thread_ends_with_a_log_that_has_failed(tmp_path, caplog):
+    """Nothing is committed any more: trying again would only fill the log lines."""
+    disk = FailingDisk(at=0, error=errno.EIO)
+    log = Log(tmp_path / "data", LogOptions(pace=Pace(interval=0.01)), disk=disk)
+    stream = make_stream(log)
+    log.execute(AlterStream(stream, 1_000_000))
+    append_values(log, stream, b"old")
+    disk._at = len(disk.calls) + 1
+    log.upkeep.start()
+    thread = log.upkeep._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "upkeep failed" not in caplog.text
+    log.close()
