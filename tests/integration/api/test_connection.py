@@ -101,6 +101,7 @@ def test_a_listener_that_never_answers_is_given_up():
 
 
 def test_a_hub_is_one_connection_however_much_it_is_used(server):
+    before = set(threading.enumerate())
     with mainstem.connect(server.url) as hub, mainstem.connect(server.url) as other:
         hub.streams.create("orders")
         producers = [hub.producer() for _ in range(10)]
@@ -111,8 +112,8 @@ def test_a_hub_is_one_connection_however_much_it_is_used(server):
             assert consumer.poll(10) is not None
         found = other.statistics()
         assert (found["connections"], found["subscriptions"]) == (2, 10)
-    threads = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in threads if name.startswith("mainstem")]
+    begun = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not [name for name in begun if name.startswith("mainstem")]
 
 
 def test_many_hubs_at_once(server):
