@@ -19,7 +19,7 @@ the one subtraction is checked.
 import functools
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import gt
 from typing import Final, NamedTuple
 
@@ -204,6 +204,21 @@ def _plain_spans(head: bytes, size: int, layout: int, count: int) -> tuple[int, 
     numbers, spans = _inspect_metadata(head[8:], size - len(head), shape, None, count)
     _inspect_nodes(shape, count, numbers)
     return None if any(numbers[1::2]) else spans
+
+
+def plain_columns(layout: int, count: int, message: bytes) -> list[list[bytes]] | None:
+    """The columns of a raw message of a few records, no value of it null; None for any other. The message was checked
+    when it was stored."""
+    body_at = 8 + _PREFIX.unpack_from(message)[1]
+    spans = _plain_spans(message[:body_at], len(message), layout, count)
+    if spans is None:
+        return None
+    columns = []
+    for column in range(0, len(spans), 6):
+        offsets = _OFFSETS[count].unpack_from(message, body_at + spans[column + 2])
+        data_at = body_at + spans[column + 4]
+        columns.append([message[data_at + begin : data_at + end] for begin, end in pairwise(offsets)])
+    return columns
 
 
 # Making

@@ -197,7 +197,7 @@ class Settings:
     )
     checkpoint_bytes: int = _setting(
         BytesKind(),
-        "4MiB",
+        "2MiB",
         "How large the ledger's write-ahead log grows between two checkpoints.",
         example="16MB",
         commands=_SERVER,

@@ -55,7 +55,7 @@ class LogOptions:
 
     block_bytes: int = BLOCK_BYTES_DEFAULT
     hot_tail_bytes: int = 32 * MIB
-    checkpoint_bytes: int = 4 * MIB
+    checkpoint_bytes: int = 2 * MIB
     snapshot_bytes: int = 256 * MIB
     pace: Pace = field(default_factory=Pace)
     free_bytes_min: int = FREE_BYTES_MIN_DEFAULT

@@ -15,6 +15,7 @@ from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
+from mainstem.core.message import plain_columns
 from mainstem.log.flush import ReplaceEntries, Replacement
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
@@ -90,19 +91,59 @@ def _replacement(
 
 def records_of(batches: Sequence[FetchedBatch]) -> Records:
     """The records of batches that follow each other."""
-    decoded = [_decode(batch) for batch in batches if batch.header.count]
-    sources = [batch for batch in batches if batch.header.count]
-    names = [name for name in layouts.BIT_OF if name != "timestamp" and name != "offset"]
-    present = [name for name in names if any(name in each.schema.names for each in decoded)]
-    columns = {name: _column(name, decoded) for name in present}
+    parts = list(_parts(batches))
+    names = [name for name in ("key", "value", "headers") if any(name in part.columns for part in parts)]
     return Records(
         first=batches[0].base,
         stop=batches[-1].end,
-        offsets=_joined([_offsets(source, each) for source, each in zip(sources, decoded, strict=True)]),
-        times=_joined([_times(source.header, each) for source, each in zip(sources, decoded, strict=True)]),
+        offsets=_joined([part.offsets for part in parts]),
+        times=_joined([part.times for part in parts]),
         generation=batches[-1].header.generation,
-        columns=columns,
+        columns={name: _column(name, parts) for name in names},
     )
+
+
+class _Part(NamedTuple):
+    offsets: np.ndarray
+    times: np.ndarray
+    columns: dict[str, pa.Array]
+
+
+def _parts(batches: Sequence[FetchedBatch]) -> Iterator[_Part]:
+    """The records of each batch; of a run of tiny ones together. Those are looked into without pyarrow, a call of which
+    takes longer than they are worth, and gives the interpreter away."""
+    run: list[tuple[FetchedBatch, list[list[bytes]]]] = []
+    for batch in batches:
+        columns = _plain(batch)
+        if run and (columns is None or batch.header.layout != run[0][0].header.layout or batch.base != run[-1][0].end):
+            yield _joined_run(run)
+            run = []
+        if columns is not None:
+            run.append((batch, columns))
+        elif batch.header.count:
+            decoded = _decode(batch)
+            named = {name: decoded.column(name) for name in decoded.schema.names if name in ("key", "value", "headers")}
+            yield _Part(_offsets(batch, decoded), _times(batch.header, decoded), named)
+    if run:
+        yield _joined_run(run)
+
+
+def _plain(batch: FetchedBatch) -> list[list[bytes]] | None:
+    header = batch.header
+    if header.encoding != payload.RAW or header.layout > layouts.HAS_KEY or not 0 < header.count < layouts.FEW:
+        return None
+    return plain_columns(header.layout, header.count, bytes(batch.payload))
+
+
+def _joined_run(run: Sequence[tuple[FetchedBatch, list[list[bytes]]]]) -> _Part:
+    first, last = run[0][0], run[-1][0]
+    names = ("key", "value") if first.header.layout else ("value",)
+    columns = {
+        name: layouts.binary_array([value for _, found in run for value in found[index]])
+        for index, name in enumerate(names)
+    }
+    times = np.repeat([batch.header.time_low for batch, _ in run], [batch.header.count for batch, _ in run])
+    return _Part(np.arange(first.base, last.end, dtype=np.int64), times.astype(np.int64), columns)
 
 
 def _decode(batch: FetchedBatch) -> pa.RecordBatch:
@@ -114,10 +155,10 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _column(name: str, decoded: Sequence[pa.RecordBatch]) -> pa.Array:
+def _column(name: str, parts: Sequence[_Part]) -> pa.Array:
     kind = layouts.FULL_SCHEMA.field(name).type
     return pa.concat_arrays(
-        [each.column(name) if name in each.schema.names else pa.nulls(each.num_rows, kind) for each in decoded]
+        [part.columns[name] if name in part.columns else pa.nulls(len(part.offsets), kind) for part in parts]
     )
 
 

@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import Clock
 from mainstem.core.errors import (
     Busy,
@@ -63,6 +64,8 @@ logger = logging.getLogger("mainstem.log")
 # Rows are dropped, entries merged and compacted so often; retention and blocks are looked at at the chosen pace.
 _ROUND_SECONDS: Final = 2.0
 _REST_SECONDS_MAX: Final = 5.0
+# Within a step, for how long the interpreter is held from those who commit.
+_MOMENT_SECONDS: Final = 0.001
 # One step: rows dropped in one flush, bytes stored anew in one flush, rows looked at in one go.
 _DROP_ROWS: Final = 500
 _STEP_BYTES: Final = 1 * MIB
@@ -148,6 +151,8 @@ class Upkeep:
         self._clock = clock
         self.pace = pace
         self._rests = pace.share < 1
+        # Of the step under way, rests that it has taken already.
+        self._rested_seconds = 0.0
         self._reader = LogReader(ledger, blocks, recent_bytes=0)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -219,10 +224,29 @@ class Upkeep:
                 next(steps)
             except StopIteration:
                 return
-            if self._rests:
-                worked = self._clock.monotonic() - begun
-                self._closing.wait(min(worked * (1 / self.pace.share - 1), _REST_SECONDS_MAX))
+            self._rest(self._clock.monotonic() - begun - self._rested_seconds)
+            self._rested_seconds = 0.0
             yield
+
+    def _gently(self, batches: Iterator[FetchedBatch]) -> Iterator[FetchedBatch]:
+        """The same batches with a rest whenever reading them took a moment: whoever commits needs the interpreter every
+        moment, and would otherwise wait for it while many small ones are read."""
+        is_upkeep = threading.current_thread() is self._thread
+        begun = self._clock.monotonic()
+        for batch in batches:
+            yield batch
+            worked = self._clock.monotonic() - begun
+            # Who erases waits for it, and does not rest.
+            if is_upkeep and worked > _MOMENT_SECONDS:
+                self._rest(worked)
+                begun = self._clock.monotonic()
+
+    def _rest(self, worked: float) -> None:
+        """For as long as the chosen share asks for after so much work."""
+        if self._rests and worked > 0:
+            rest = min(worked * (1 / self.pace.share - 1), _REST_SECONDS_MAX)
+            self._rested_seconds += rest
+            self._closing.wait(rest)
 
     def round(self) -> Iterator[None]:
         """One round of everything that is due, in steps; what is going on between them is the caller's."""
@@ -342,7 +366,7 @@ class Upkeep:
 
     def _merge_run(self, stream: StreamRow, entries: Sequence[Entry], settled: int) -> None:
         try:
-            records = records_of(list(self._reader.load(stream, entries)))
+            records = records_of(list(self._gently(self._reader.load(stream, entries))))
         except DataLoss as loss:
             logger.warning(Event("entries that cannot be read are not merged", error=loss))
             self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
@@ -418,7 +442,7 @@ class Upkeep:
             if not entries:
                 return
             try:
-                yield entries, records_of(list(self._reader.load(stream, entries)))
+                yield entries, records_of(list(self._gently(self._reader.load(stream, entries))))
             except DataLoss as loss:
                 if list(self._ledger.entries_from(stream.id, shard, offset, len(entries))) != list(entries):
                     continue  # they were moved meanwhile
