@@ -423,3 +423,19 @@ def test_the_thread_ends_with_a_log_that_has_failed(tmp_path, caplog):
     assert not thread.is_alive()
     assert "upkeep failed" not in caplog.text
     log.close()
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_time_is_looked_for_while_rows_are_dropped(keeping, monkeypatch, left):
+    """The shard was looked at before they were."""
+    stream = keeping.create("orders")
+    for number in range(10):
+        keeping.write(stream, (b"k", b"%d" % number))
+    row = keeping.log.ledger.load_shard(stream, 0)
+    keeping.log.execute(TrimShard(stream, 0, 10 - left))
+    keeping.log.upkeep.look_at((stream, 0))
+    keeping.log.upkeep.run_until_idle()
+    reader = keeping.log._upkeep_ledger
+    monkeypatch.setattr(reader, "load_shard", lambda stream, shard: row)
+    found = reader.entry_at_time(stream, 0, 0)
+    assert (found.base if found else None) == (10 - left if left else None)

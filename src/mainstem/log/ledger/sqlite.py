@@ -396,9 +396,13 @@ class SqliteLedgerReader:
         found: Entry | None = None
         while low < high:
             middle = (low + high) // 2
-            entry = self.entries_from(stream, shard, middle, 1)[0]
+            entries = self.entries_from(stream, shard, middle, 1)
+            if not entries:
+                return found  # all of it was trimmed and dropped meanwhile
+            entry = entries[0]
             if entry.time_high >= time_us:
-                found, high = entry, entry.base
+                # Rows below it may have been dropped since the shard was looked at.
+                found, high = entry, min(entry.base, middle)
             else:
                 low = entry.end
         return found
