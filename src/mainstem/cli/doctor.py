@@ -89,7 +89,8 @@ def _examine(loaded: Loaded, deep: bool, json: bool) -> int:
 def _line(finding: "Finding") -> str:
     where = f"{finding.where}: " if finding.where else ""
     command = f"  ->  {finding.command}" if finding.command else ""
-    return f"{finding.severity.name.lower()}  {finding.code}  {where}{finding.what}{command}"
+    what = " ".join(finding.what.split())
+    return f"{finding.severity.name.lower()}  {finding.code}  {where}{what}{command}"
 
 
 def _summary(report: "Report", deep: bool) -> str:

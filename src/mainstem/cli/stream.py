@@ -1,5 +1,6 @@
 """`mainstem stream`: create, list, show, alter, trim and delete streams, erase keys."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ def list_(loaded: Loaded, data: Data = None, json: Json = False) -> None:
             str(info.shards),
             f"{info.records:,}",
             size_text(info.bytes),
-            render_duration(info.retention_us / 1_000_000),
+            render_duration(info.retention_us / 1_000_000) if "delete" in info.cleanup else "compacted",
             time_text(info.created_us)[:19].replace("T", " "),
         )
         for info in found
@@ -185,7 +186,8 @@ def erase(
     with _existing(name), hubs.writing(loaded, data) as hub:
         if not yes:
             _confirm(f"Erase all records of key {key!r} of {name}", f"erasing a key of {name!r}")
-        erased = hub.streams.erase(name, key)
+        # The bytes as they stand on the command line: a key need not be text.
+        erased = hub.streams.erase(name, os.fsencode(key))
     if json:
         gone_by = time_text(erased.gone_by_us) if erased.gone_by_us else None
         print_json({"stream": name, "records": erased.records, "gone_by": gone_by})

@@ -228,6 +228,14 @@ def _check_raw_len(raw_len: int) -> None:
 
 def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX) -> None:
     """Whether a record's key, value and headers are together over the limit. Only batches above it need asking."""
+    sizes = record_sizes(batch)
+    largest = int(sizes.max())
+    if largest > bytes_max:
+        raise RecordTooLarge(f"record {int(sizes.argmax())} is {largest} bytes; record_bytes_max is {bytes_max}")
+
+
+def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
+    """The bytes of key, value and headers of every record."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in ("key", "value"):
         if name in batch.schema.names:
@@ -237,9 +245,7 @@ def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX)
         bounds = headers.offsets.to_numpy()
         for part in (headers.keys, headers.items) if len(headers.keys) else ():
             sizes += np.diff(_offsets(part)[bounds])
-    largest = int(sizes.max())
-    if largest > bytes_max:
-        raise RecordTooLarge(f"record {int(sizes.argmax())} is {largest} bytes; record_bytes_max is {bytes_max}")
+    return sizes
 
 
 def _offsets(array: pa.Array) -> np.ndarray:

@@ -468,7 +468,9 @@ class RemotePort:
         request = self._requests.get(id_)
         if request is None:
             return
-        is_finished = request.answer(answer, is_stalled=self._refusal is not None)
+        # What the first one builds on is not to come any more: its errors are final.
+        first = next((other for other, waiting in self._requests.items() if waiting.is_append), id_)
+        is_finished = request.answer(answer, is_stalled=self._refusal is not None and first != id_)
         if is_finished:
             self._forget(id_)
             if self._is_gathering and not self._appends_in_flight and not self._is_crowd:

@@ -86,8 +86,8 @@ class PendingAppend:
 class AppendRequest:
     """Appends of one or several producers in one message. Each has its own deadline and its own answer.
 
-    `is_under_way`: it was sent, and what the server did with it is not known. `refusal`: the server's last answer, if
-    it was that its disk is full.
+    `is_under_way`: it was sent, and an answer is to come. `is_outcome_known`: whether it is certain that what is not
+    finished was not written. `refusal`: the server's last answer, if it was that its disk is full.
     """
 
     is_append = True
@@ -98,12 +98,13 @@ class AppendRequest:
         self._parts = parts
         self.sent = 0
         self.is_under_way = False
+        self.is_outcome_known = True
         self.refusal: DiskFull | None = None
 
     def pack(self, id_: int, now: float) -> list[Buffer]:
         """What is still wanted: an append that is past its deadline is not sent again."""
         self.sent += 1
-        self.is_under_way = True
+        self.is_under_way, self.is_outcome_known = True, False
         self._parts = [part for part in self._parts if not part.is_finished]
         left = max(part.deadline for part in self._parts) - now
         batches = [batch for part in self._parts for batch in part.batches]
@@ -120,19 +121,22 @@ class AppendRequest:
             self.fail(ProtocolError("the server answered an append with something else"))
             return True
         results: list[AppendResult] = list(answer.bases)
-        if answer.errors:
-            for error in answer.errors.values():
-                if error.code == DiskFull.code:
-                    self.refusal = DiskFull(error.message)
-                if error.code in (DiskFull.code, ServerStopping.code) or (is_stalled and error.code in _PREMATURE):
-                    return False
-            for index, error in answer.errors.items():
+        again: set[int] = set()
+        for index, error in answer.errors.items():
+            if error.code == DiskFull.code:
+                self.refusal = DiskFull(error.message)
+            if error.code in (DiskFull.code, ServerStopping.code) or (is_stalled and error.code in _PREMATURE):
+                again.add(index)
+            else:
                 results[index] = error_from(error)
+        # What was not written is known; what was is told at once, whatever became of others in the same message.
+        self.is_outcome_known = True
         at = 0
         for part in self._parts:
-            part.finish(results[at : at + len(part.batches)])
+            if again.isdisjoint(range(at, at + len(part.batches))):
+                part.finish(results[at : at + len(part.batches)])
             at += len(part.batches)
-        return True
+        return not again
 
     def fail(self, error: MainstemError) -> None:
         for part in self._parts:
@@ -143,7 +147,7 @@ class AppendRequest:
         for part in self._parts:
             if now >= part.deadline and not part.is_finished:
                 late = _late(where, self.name, self.sent)
-                part.fail(late if refusal is None else _still_full(where, refusal, is_known=not self.is_under_way))
+                part.fail(late if refusal is None else _still_full(where, refusal, is_known=self.is_outcome_known))
         return all(part.is_finished for part in self._parts)
 
 

@@ -250,6 +250,11 @@ class Administration(Lookup):
         row = self._require(call.name)
         if (call.before_us is None) == (call.offset is None):
             raise InvalidRequest("trim before a time or before an offset, one of them")
+        ends = [self._ledger.load_shard(row.id, shard).stable for shard in range(row.shards)]
+        if call.offset is not None and not 0 <= call.offset <= max(ends):
+            raise InvalidRequest(
+                f"the shards of {row.name!r} end at offset {max(ends)} at most; nothing is before {call.offset}"
+            )
         if call.shard is not None and not 0 <= call.shard < row.shards:
             raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; there is no shard {call.shard}")
         for shard in range(row.shards) if call.shard is None else (call.shard,):

@@ -291,6 +291,11 @@ class Batcher:
                 return taken
             while self._pending:
                 first = self._pending[0]
+                if self._held and first.is_append:
+                    # Nothing gets before what waits for room: a producer's numbers must come in their order.
+                    self._held.append(self._pending.popleft())
+                    self._count_waiting()
+                    continue
                 if taken and (size + first.size > FLUSH_BYTES_MAX or count + len(first.items) > FLUSH_BATCHES_MAX):
                     break
                 taken.append(self._pending.popleft())
@@ -304,7 +309,7 @@ class Batcher:
         size = sum(map(_stored_bytes, items))
         is_full, announces = self._file.is_full(size), self._maintenance.wants_checkpoint
         if self._roll_wanted:
-            is_full, self._roll_wanted = is_full or self._file.has_entries, False
+            is_full, self._roll_wanted = True, False
         if is_full or announces:
             # The footer lists offsets, which the flush before this one may not have yet; and what is announced to be in
             # a checkpoint must be in the ledger, so that a kill at this moment does not cast doubt on it.

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from mainstem.log.blocks.base import BlockMissing
 from mainstem.log.folder import Folder
 from mainstem.log.ledger.base import LedgerReader
 
@@ -13,7 +14,7 @@ def folder_figures(folder: Folder, ledger: LedgerReader) -> dict[str, int]:
     snapshots = folder.snapshots.numbers()
     return {
         "blocks": totals.blocks,
-        "block_bytes": totals.bytes,
+        "block_bytes": totals.bytes + sum(_block_size(folder, block) for block in totals.growing),
         "live_bytes": totals.live_bytes,
         "ledger_bytes": _size_of(folder.ledger),
         "ledger_wal_bytes": _size_of(folder.ledger.with_name(folder.ledger.name + "-wal")),
@@ -21,6 +22,13 @@ def folder_figures(folder: Folder, ledger: LedgerReader) -> dict[str, int]:
         "snapshot_us": _written_us(folder.snapshots.path(snapshots[0])) if snapshots else 0,
         "free_bytes": _free_bytes(folder.path),
     }
+
+
+def _block_size(folder: Folder, block: int) -> int:
+    try:
+        return folder.blocks.size(block)
+    except BlockMissing:
+        return 0
 
 
 def _size_of(path: Path) -> int:

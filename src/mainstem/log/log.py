@@ -109,6 +109,10 @@ class Log:
         self._file = file
         for block in recovered.ended:
             file.seal_later(block, _size_if_there(folder.blocks, block))
+        there = set(folder.blocks.list())
+        for row in ledger.list_blocks():
+            if row.live_bytes and row.id not in there and row.id not in recovered.ended:
+                _tell_missing(folder.blocks, row.id)
         self._applier = Applier(ledger)
         self.hot = HotTail(options.hot_tail_bytes)
         self._maintenance = Maintenance(
@@ -258,8 +262,12 @@ def _size_if_there(blocks: BlockStore, block: int) -> int:
     try:
         return blocks.size(block)
     except BlockMissing:
-        logger.error(Event("block missing; its records cannot be read until it is back", file=blocks.where(block)))
+        _tell_missing(blocks, block)
         return 0
+
+
+def _tell_missing(blocks: BlockStore, block: int) -> None:
+    logger.error(Event("block missing; its records cannot be read until it is back", file=blocks.where(block)))
 
 
 class _Kept:

@@ -389,6 +389,13 @@ class Recovery:
             expected += 1
 
     def _missing(self, first: int, last: int, number: int, damage: FrameDamaged | None) -> FolderUnusable:
+        if first == 1 and damage is None and number == self._numbers[0]:
+            return FolderUnusable(
+                f"the ledger cannot be made from the blocks alone: the first there is, {self._blocks.where(number)}, "
+                f"begins with flush {last + 1}, and only a snapshot of the ledger knows what came before. Bring "
+                "ledger.db or a file of snapshots/ back, or restore a backup (mainstem restore); mainstem doctor "
+                "--salvage reads single blocks. Nothing was changed"
+            )
         cause = f" ({damage})" if damage else ""
         absent = self._absent_beside(number) if damage is None else []
         if absent:

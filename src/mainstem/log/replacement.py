@@ -4,7 +4,7 @@ Offsets never change. Where records are left out, a batch covers more offsets th
 column says which are left; where none is left, an entry without bytes says so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -22,6 +22,10 @@ from mainstem.log.ledger.base import Entry
 
 # What a batch that is made anew grows to: large enough to be read fast, small enough to be read for one record.
 _BATCH_BYTES: Final = 1 * MIB
+# What a record takes beside its own bytes, about.
+_RECORD_BYTES: Final = 16
+# Records that are taken apart at a time, uncompressed; at least one batch.
+_GROUP_RAW_BYTES: Final = 16 * MIB
 # Distances between offsets of one batch are stored in 32 bits.
 _SPAN_MAX: Final = (1 << 32) - 1
 _COMPRESSION: Final = "lz4"
@@ -58,12 +62,18 @@ def moved(old: Sequence[Entry], batches: Sequence[FetchedBatch], upshot: Upshot)
     return _replacement(old, [(old[-1].end - old[0].base, len(batches))], batches, upshot)
 
 
-def remade(old: Sequence[Entry], records: Records, upshot: Upshot) -> Replacement:
-    """These records, which are what is left of the entries, in batches of a good size."""
-    if not len(records.offsets):
-        return _replacement(old, [(records.stop - records.first, 0)], (), upshot)
-    batches = list(_batches(old[0].stream, old[0].shard, records))
-    entries = [(batch.end - batch.base, 1) for batch in batches]
+def remade(old: Sequence[Entry], pieces: Iterable[Records], upshot: Upshot) -> Replacement:
+    """These records, which are what is left of the entries, in batches of a good size. The pieces follow each other,
+    and each is let go of before the next is asked for."""
+    entries: list[tuple[int, int]] = []
+    batches: list[FetchedBatch] = []
+    for records in pieces:
+        if not len(records.offsets):
+            entries.append((records.stop - records.first, 0))
+            continue
+        made = list(_batches(old[0].stream, old[0].shard, records))
+        entries += [(batch.end - batch.base, 1) for batch in made]
+        batches += made
     return _replacement(old, entries, batches, upshot)
 
 
@@ -87,6 +97,19 @@ def _replacement(
 
 
 # Taking apart.
+
+
+def grouped(batches: Sequence[FetchedBatch]) -> list[Sequence[FetchedBatch]]:
+    """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many."""
+    groups: list[Sequence[FetchedBatch]] = []
+    begin = size = 0
+    for index, batch in enumerate(batches):
+        if index > begin and size + batch.header.raw_len > _GROUP_RAW_BYTES:
+            groups.append(batches[begin:index])
+            begin, size = index, 0
+        size += batch.header.raw_len
+    groups.append(batches[begin:])
+    return groups
 
 
 def records_of(batches: Sequence[FetchedBatch]) -> Records:
@@ -184,9 +207,7 @@ def _times(header: BatchHeader, batch: pa.RecordBatch) -> np.ndarray:
 def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch]:
     """Batches of about the same size that together stand for all the offsets."""
     count = len(records.offsets)
-    size = sum(column.nbytes for column in records.columns.values())
-    per_batch = max(1, min(BATCH_RECORDS_MAX, count * _BATCH_BYTES // max(size, 1)))
-    cuts = [*range(0, count, per_batch), count]
+    cuts = _cuts(records)
     # A batch stands for its own offsets and for those without a record up to the next batch, the first also for those
     # before it. No batch may stand for more than its distances can tell.
     for begin, end in pairwise(cuts):
@@ -194,6 +215,19 @@ def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch
         stop = records.stop if end == count else int(records.offsets[end])
         assert stop - first <= _SPAN_MAX, "what is stored anew at a time covers fewer offsets"
         yield _batch(stream, shard, records, begin, end, first, stop)
+
+
+def _cuts(records: Records) -> list[int]:
+    """Where batches begin and end: a batch is full when the next record would make it too large."""
+    table = pa.RecordBatch.from_arrays(list(records.columns.values()), names=list(records.columns))
+    ends = np.cumsum(payload.record_sizes(table) + _RECORD_BYTES)
+    cuts = [0]
+    while cuts[-1] < len(ends):
+        begin = cuts[-1]
+        full = (int(ends[begin - 1]) if begin else 0) + _BATCH_BYTES
+        end = max(begin + 1, int(np.searchsorted(ends, full, side="right")))
+        cuts.append(min(end, begin + BATCH_RECORDS_MAX))
+    return cuts
 
 
 def _batch(stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int) -> FetchedBatch:

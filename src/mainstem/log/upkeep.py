@@ -18,7 +18,7 @@ moment longer, and by a rebuild of the ledger until both kept snapshots are beyo
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Protocol
@@ -38,8 +38,8 @@ from mainstem.core.errors import (
     UnknownStream,
 )
 from mainstem.core.events import Event
-from mainstem.core.limits import MIB
-from mainstem.log.blocks.base import BlockStore
+from mainstem.core.limits import KIB, MIB
+from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.compaction import KeyIndex, is_due, tombstones, without_key
 from mainstem.log.flush import (
     Command,
@@ -55,7 +55,7 @@ from mainstem.log.ledger.base import BlockRow, Entry, ShardKey, ShardRow, Stream
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.merger import RUN_ENTRIES, plan_merge
 from mainstem.log.reader import LogReader
-from mainstem.log.replacement import Records, Upshot, moved, records_of, remade
+from mainstem.log.replacement import Records, Upshot, grouped, moved, records_of, remade
 from mainstem.log.retention import expired
 from mainstem.log.snapshots import Snapshots
 
@@ -72,6 +72,9 @@ _STEP_BYTES: Final = 1 * MIB
 _STEP_ROWS: Final = 1_024
 # More rows than this for the bytes of one step, and they are put together.
 _ROWS_PER_STEP_MAX: Final = 64
+# A block that grows is ended early if most of it is dead and it has so many bytes, fewer on a full disk.
+_ROLLED_BYTES: Final = 16 * MIB
+_ROLLED_BYTES_URGENT: Final = 256 * KIB
 # Blocks whose entries are looked up in one go: a bound for the memory that takes.
 _REWRITTEN_AT_ONCE: Final = 16
 _BUSY_SECONDS: Final = 0.05
@@ -167,6 +170,8 @@ class Upkeep:
         self._oldest_tombstone_us: dict[ShardKey, int] = {}
         # Blocks that cannot be rewritten because they are damaged.
         self._stuck: set[int] = set()
+        # Streams of which keys were erased: what is sent again afterwards is in no row, and still to go.
+        self._erased: set[int] = set()
         self._retention_due = self._blocks_due = 0.0
         self._counts = dict.fromkeys(
             (
@@ -292,14 +297,19 @@ class Upkeep:
                 self._trimmed.update((stream.id, shard) for shard in range(stream.shards))
         for key in sorted(self._trimmed):
             # Refused if an erasure changes the same rows in the same flush: the next round finds them.
-            with contextlib.suppress(Refused):
+            self._trimmed.discard(key)
+            try:
                 yield from self._drop_rows(streams.get(key[0]), key)
-                self._trimmed.discard(key)
+            except Refused:
+                self._trimmed.add(key)
+            except BaseException:
+                self._trimmed.add(key)
+                raise
         for stream in streams.values():
             if stream.deleted_us and self._is_forgettable(stream):
                 self._execute(ForgetStream(stream.id))
                 yield
-            elif stream.deleted_us and self._has_undated(stream):
+            elif (stream.deleted_us or stream.id in self._erased) and self._has_undated(stream):
                 # What never had a row, because it was written twice or too late, also has to go.
                 self._execute(HurryBlocks(stream.id, self.pace.rewrite_us(self._clock.now_us())))
                 yield
@@ -366,12 +376,12 @@ class Upkeep:
 
     def _merge_run(self, stream: StreamRow, entries: Sequence[Entry], settled: int) -> None:
         try:
-            records = records_of(list(self._gently(self._reader.load(stream, entries))))
+            groups = grouped(list(self._gently(self._reader.load(stream, entries))))
         except DataLoss as loss:
             logger.warning(Event("entries that cannot be read are not merged", error=loss))
             self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
             return
-        self._execute(remade(entries, records, self._upshot(merged=settled)))
+        self._execute(remade(entries, map(records_of, groups), self._upshot(merged=settled)))
         self._counts["entries_merged"] += len(entries)
 
     def _upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
@@ -406,43 +416,46 @@ class Upkeep:
         key = (stream.id, shard)
         row = self._commits.shard(key)
         self._dirty_since.pop(key, None)
-        self._oldest_tombstone_us[key] = _NEVER_US
         index = KeyIndex()
         index.end = max(row.compacted, row.start)
-        for entries, records in self._pieces(stream, shard, index.end, row.stable):
-            if records is not None:
-                index.learn(records)
-            else:
-                # Passed over, or the shard would look as if it had not been compacted, for ever.
-                index.end = entries[-1].end
+        for entries, groups in self._pieces(stream, shard, index.end, row.stable):
+            for group in groups or ():
+                index.learn(records_of(group))
+            # What cannot be read is passed over, or the shard would look as if it had not been compacted, for ever.
+            index.end = entries[-1].end
             yield
             if index.is_full:
                 break
         before_us = self._clock.now_us() - stream.tombstone_us
-        for entries, records in self._pieces(stream, shard, row.start, index.end):
-            if records is None:
-                continue
-            kept = index.kept(records, before_us)
-            left = records.times[kept & tombstones(records)]
-            if len(left):
-                self._oldest_tombstone_us[key] = min(self._oldest_tombstone_us[key], int(left.min()))
-            self._counts["records_compacted"] += self._leave(entries, records, kept, self._upshot())
-            yield
+        oldest_us = _NEVER_US
+
+        def kept(records: Records) -> np.ndarray:
+            nonlocal oldest_us
+            found = index.kept(records, before_us)
+            left = records.times[found & tombstones(records)]
+            oldest_us = min(oldest_us, int(left.min())) if len(left) else oldest_us
+            return found
+
+        for entries, groups in self._pieces(stream, shard, row.start, index.end):
+            if groups is not None:
+                self._counts["records_compacted"] += self._leave(entries, groups, kept, self._upshot())
+                yield
         self._execute(NoteUpkeep(stream.id, shard, compacted=index.end))
+        self._oldest_tombstone_us[key] = oldest_us
         yield
 
     def _pieces(
         self, stream: StreamRow, shard: int, offset: int, stop: int
-    ) -> Iterator[tuple[Sequence[Entry], Records | None]]:
-        """The entries of a shard with their records, from the one that holds `offset` to before `stop`, as many at a
-        time as make one step. None where they cannot be read."""
+    ) -> Iterator[tuple[Sequence[Entry], Sequence[Sequence[FetchedBatch]] | None]]:
+        """The entries of a shard with their batches in groups, from the one that holds `offset` to before `stop`, as
+        many at a time as make one step. None where they cannot be read."""
         while offset < stop:
             found = self._ledger.entries_from(stream.id, shard, offset, _STEP_ROWS)
             entries = _one_step([entry for entry in found if entry.base < stop])
             if not entries:
                 return
             try:
-                yield entries, records_of(list(self._gently(self._reader.load(stream, entries))))
+                yield entries, grouped(list(self._gently(self._reader.load(stream, entries))))
             except DataLoss as loss:
                 if list(self._ledger.entries_from(stream.id, shard, offset, len(entries))) != list(entries):
                     continue  # they were moved meanwhile
@@ -450,12 +463,20 @@ class Upkeep:
                 yield entries, None
             offset = entries[-1].end
 
-    def _leave(self, entries: Sequence[Entry], records: Records, kept: np.ndarray, upshot: Upshot) -> int:
+    def _leave(
+        self,
+        entries: Sequence[Entry],
+        groups: Sequence[Sequence[FetchedBatch]],
+        keep: Callable[[Records], np.ndarray],
+        upshot: Upshot,
+    ) -> int:
         """Store anew what is kept, if that is not all; how many records are gone."""
-        gone = int(len(kept) - kept.sum())
+        masks = [keep(records_of(group)) for group in groups]
+        gone = sum(int(len(mask) - mask.sum()) for mask in masks)
         # Many entries of which little was left before are put together on the occasion.
-        if gone or len(entries) > _ROWS_PER_STEP_MAX:
-            self._execute(remade(entries, records.take(kept), upshot))
+        if gone or (len(entries) > _ROWS_PER_STEP_MAX and not upshot.erases):
+            pieces = (records_of(group).take(mask) for group, mask in zip(groups, masks, strict=True))
+            self._execute(remade(entries, pieces, upshot))
         return gone
 
     def erase(self, stream: StreamRow, key: bytes) -> int:
@@ -463,10 +484,13 @@ class Upkeep:
         erased = 0
         for shard in range(stream.shards):
             row = self._commits.shard((stream.id, shard))
+            # What was trimmed a moment ago may be of this key too.
+            while self._has_rows_to_drop(stream, (stream.id, shard)):
+                self._execute(DropEntries(stream.id, shard, _DROP_ROWS, self._clock.now_us()))
             offset = row.start
             while offset < row.stable:
-                for entries, records in self._pieces(stream, shard, offset, row.stable):
-                    if records is None:
+                for entries, groups in self._pieces(stream, shard, offset, row.stable):
+                    if groups is None:
                         raise DataLoss(
                             f"stream {stream.name!r} shard {shard}: records {entries[0].base} to {entries[-1].end - 1} "
                             "cannot be read, so it is not known whether they are of this key; run mainstem doctor",
@@ -476,18 +500,16 @@ class Upkeep:
                             last=entries[-1].end - 1,
                             reason="damaged",
                         )
-                    kept = without_key(records, key)
-                    if not kept.all():
-                        try:
-                            self._execute(remade(entries, records.take(kept), self._upshot(erases=True)))
-                        except Refused:
-                            break  # the entries were merged or compacted meanwhile: look at them as they are now
-                        erased += int(len(kept) - kept.sum())
+                    try:
+                        erased += self._leave(entries, groups, lambda r: without_key(r, key), self._upshot(erases=True))
+                    except Refused:
+                        break  # the entries were merged or compacted meanwhile: look at them as they are now
                     offset = entries[-1].end
                 else:
                     break
         # Copies from before a merge, and what was compacted away before, are in the same hurry.
         self._execute(HurryBlocks(stream.id, self._clock.now_us()))
+        self._erased.add(stream.id)
         self._counts["records_erased"] += erased
         self._blocks_due = 0.0
         return erased
@@ -502,9 +524,11 @@ class Upkeep:
         dead = [row for row in rows if row.dead_us and (is_urgent or self.pace.is_freeable(row, now_us))]
         if dead:
             yield from self._free(dead)
-        if any(row.state == "open" and row.rewrite_us and row.rewrite_us <= now_us for row in rows):
+        if any(row.state == "open" and self._is_to_roll(row, now_us, is_urgent=is_urgent) for row in rows):
             self._commits.request_roll()
             self._commits.commit_nothing()
+            # Sealed, it can be rewritten or freed.
+            self._blocks_due = 0.0
             yield
         mostly_dead = [row for row in rows if _is_to_rewrite(row, now_us) and row.id not in self._stuck]
         if len(mostly_dead) > _REWRITTEN_AT_ONCE:
@@ -513,6 +537,16 @@ class Upkeep:
             # Those that are overdue first, then those that give back most for least.
             mostly_dead.sort(key=lambda row: (row.rewrite_us or _NEVER_US, row.live_bytes))
             yield from self._rewrite({row.id for row in mostly_dead[:_REWRITTEN_AT_ONCE]})
+
+    def _is_to_roll(self, row: BlockRow, now_us: int, *, is_urgent: bool) -> bool:
+        """Whether the block that grows should end, because what is dead in it is overdue, or most of it."""
+        if row.rewrite_us and row.rewrite_us <= now_us:
+            return True
+        try:
+            size = self._blocks.size(row.id)
+        except BlockMissing:
+            return False
+        return 2 * row.live_bytes < size and size >= (_ROLLED_BYTES_URGENT if is_urgent else _ROLLED_BYTES)
 
     def _free(self, dead: Sequence[BlockRow]) -> Iterator[None]:
         """Take the files away of blocks in which nothing was alive for a while."""

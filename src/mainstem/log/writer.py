@@ -107,11 +107,6 @@ class FlushFile:
             return True
         return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer)
 
-    @property
-    def has_entries(self) -> bool:
-        """Whether the open block holds entries."""
-        return bool(self._footer)
-
     def roll(self, flush: int, applied: int) -> None:
         """Seal the open block, if any, and open the next, which begins with flush `flush`."""
         self.seal(flush, applied)

@@ -52,7 +52,7 @@ def remake(batches: Sequence[FetchedBatch], kept: Sequence[bool] | None = None) 
     if kept is not None:
         records = records.take(np.array(kept, bool))
     old = rows(batches)
-    made = remade(old, records, UPSHOT)
+    made = remade(old, [records], UPSHOT)
     command = made.command
     assert (command.base, command.end, command.rows) == (batches[0].base, batches[-1].end, len(batches))
     assert command.fingerprint == fingerprint(old)
@@ -132,7 +132,7 @@ def test_gaps(kept):
 
 def test_nothing_left_is_an_entry_without_frames():
     found = stored([make_keyed_batch([one(), one()]), make_keyed_batch([one()])], 7)
-    made = remade(rows(found), records_of(found).take(np.zeros(3, bool)), UPSHOT)
+    made = remade(rows(found), [records_of(found).take(np.zeros(3, bool))], UPSHOT)
     assert made.batches == ()
     assert made.command.entries == ((3, 0),)
 

@@ -439,3 +439,32 @@ def test_a_time_is_looked_for_while_rows_are_dropped(keeping, monkeypatch, left)
     monkeypatch.setattr(reader, "load_shard", lambda stream, shard: row)
     found = reader.entry_at_time(stream, 0, 0)
     assert (found.base if found else None) == (10 - left if left else None)
+
+
+def test_large_records_among_many_tiny_ones_are_erased_too(keeping):
+    """By their average size all of them would go into one batch, which would be larger than a batch may be."""
+    stream = keeping.create("orders")
+    keeping.write(stream, *((b"k", b"tiny") for _ in range(3_000)))
+    for number in range(20):
+        keeping.write(stream, (b"large-%d" % number, bytes([number]) * (1 << 20)))
+    keeping.write(stream, (b"me", b"mine"))
+    before = keeping.read(stream)
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"me") == 1
+    keeping.log.upkeep.run_until_idle()
+    assert keeping.log.upkeep.counters()["upkeep_errors"] == 0
+    assert keeping.read(stream) == {offset: pair for offset, pair in before.items() if pair[0] != b"me"}
+
+
+def test_a_trim_while_upkeep_rests_is_not_forgotten(keeping):
+    stream = keeping.create("orders")
+    for number in range(20):
+        keeping.write(stream, (b"k", b"%d" % number))
+    keeping.log.execute(TrimShard(stream, 0, 10))
+    keeping.log.upkeep.look_at((stream, 0))
+    steps = keeping.log.upkeep._drop()
+    next(steps)
+    keeping.log.execute(TrimShard(stream, 0, 15))
+    keeping.log.upkeep.look_at((stream, 0))
+    assert list(steps) == []
+    keeping.log.upkeep.run_until_idle()
+    assert keeping.log.ledger.oldest_entries(stream, 0, 15, -1).rows == 0

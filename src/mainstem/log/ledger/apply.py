@@ -429,7 +429,8 @@ class _Step:
         self._rearrange(key, command.base, command.end)
         found = self._base.ledger.entries_from(*key, command.base, command.rows)
         if (
-            fingerprint(found) != command.fingerprint
+            not found
+            or fingerprint(found) != command.fingerprint
             or (found[0].base, found[-1].end) != (command.base, command.end)
             or sum(span for span, _ in command.entries) != command.end - command.base
         ):

@@ -151,11 +151,15 @@ class OldestEntries(NamedTuple):
 
 
 class BlockTotals(NamedTuple):
-    """All blocks together: how many, their bytes, and the bytes in them that entries point to."""
+    """All blocks together: how many, the bytes of those that are sealed, and the bytes in all that entries point to.
+
+    `growing` are the others, whose size only their files know.
+    """
 
     blocks: int
     bytes: int
     live_bytes: int
+    growing: tuple[int, ...] = ()
 
 
 class LedgerReader(Protocol):

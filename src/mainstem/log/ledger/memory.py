@@ -99,8 +99,8 @@ class MemoryLedger:
 
     def block_totals(self) -> BlockTotals:
         rows = self.list_blocks()
-        sizes = (max(row.bytes, row.live_bytes) for row in rows)
-        return BlockTotals(len(rows), sum(sizes), sum(row.live_bytes for row in rows))
+        growing = tuple(row.id for row in rows if row.state == "open")
+        return BlockTotals(len(rows), sum(row.bytes for row in rows), sum(row.live_bytes for row in rows), growing)
 
     def dead_totals(self) -> dict[int, int]:
         totals: dict[int, int] = defaultdict(int)

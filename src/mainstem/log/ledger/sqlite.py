@@ -184,6 +184,11 @@ def copy_ledger(source: Path, target: Path) -> LedgerCopy:
                     copying.step(-1)
                 except apsw.FullError:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from None
+    with _Translated(source), closing(_connect_unchanging(target)) as copied:
+        # A cut file is copied as if the rest had never been: a copy that is not whole must not take a good one's place.
+        found = [row[0] for row in copied.execute("PRAGMA quick_check(1)")]
+        if found != ["ok"]:
+            raise LedgerDamaged(f"{source.name} is damaged: {' '.join(str(found[0]).split())}; run mainstem doctor")
     return read_copy(target)
 
 
@@ -338,9 +343,10 @@ class SqliteLedgerReader:
         return [BlockRow._make(row) for row in self._rows(f"SELECT {_BLOCK_COLUMNS} FROM blocks ORDER BY id")]
 
     def block_totals(self) -> BlockTotals:
-        # A block that grows has no size yet, only what points into it.
-        sql = "SELECT count(*), coalesce(sum(max(bytes, live_bytes)), 0), coalesce(sum(live_bytes), 0) FROM blocks"
-        return BlockTotals._make(self._rows(sql)[0])
+        sql = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(live_bytes), 0) FROM blocks"
+        blocks, size, live = self._rows(sql)[0]
+        growing = self._rows("SELECT id FROM blocks WHERE state = 'open'")
+        return BlockTotals(blocks, size, live, tuple(row[0] for row in growing))
 
     def dead_totals(self) -> dict[int, int]:
         return dict(self._rows("SELECT stream, sum(bytes) FROM dead GROUP BY stream"))
@@ -654,5 +660,6 @@ class _Translated:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
         if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError | apsw.SQLError | apsw.CantOpenError):
             raise LedgerDamaged(
-                f"{self._path.name}: {error}; start the process again and the ledger is rebuilt from the blocks"
+                f"{self._path.name} is damaged ({error}); the next start of a writer rebuilds it from the blocks, or: "
+                "mainstem doctor --rebuild"
             ) from error
