@@ -90,7 +90,7 @@ def test_trim_by_offset(hub):
     assert made.starts == (5, 5)
     # Back is not possible, and says nothing.
     assert hub.streams.trim("orders", offset=1).starts == (5, 5)
-    # An offset that no shard has reached is a mistake; of all shards, those that end before one that is there are emptied.
+    # An offset that no shard has reached is a mistake. Of all shards, those that end before it are emptied.
     for mistaken in (max(ends) + 1, -1):
         with pytest.raises(mainstem.InvalidRequest, match=f"end at offset {max(ends)}"):
             hub.streams.trim("orders", offset=mistaken)
