@@ -205,6 +205,17 @@ def places_lost(path: Path, handed_out: Places) -> int:
     return sum(1 for place, value in handed_out.items() if found.get(place) != value)
 
 
+def refusal(path: Path) -> str:
+    """Why a log does not start whose writer hands out places before it writes; nothing if the kill came when everything
+    happened to be written."""
+    write_until_killed(path, 0, 20, change=PLANT)
+    try:
+        mainstem.open(path).close()
+    except mainstem.FolderUnusable as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.mechanism("K30")
 @pytest.mark.slow("starts a writer and kills it ten times")
 def test_k30_kills(tmp_path):
@@ -214,9 +225,7 @@ def test_k30_kills(tmp_path):
     for life in range(10):
         handed_out |= write_until_killed(tmp_path / "right", 100_000 * life, 20 + 13 * life)
         assert places_lost(tmp_path / "right", handed_out) == 0
-    write_until_killed(tmp_path / "control", 0, 20, change=PLANT)
-    with pytest.raises(mainstem.FolderUnusable, match="acknowledged are gone"):
-        mainstem.open(tmp_path / "control")
+    assert any("acknowledged are gone" in refusal(tmp_path / f"control-{turn}") for turn in range(5))
 
 
 def lost_after_losing_the_ledger(path: Path) -> int:
