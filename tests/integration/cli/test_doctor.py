@@ -19,6 +19,7 @@ from mainstem.log.doctor import examine
 from tests.faults.folders import FolderImage
 from tests.integration.cli.conftest import COMMAND, Cli, environment
 
+ROOT = Path(__file__).parents[3]
 BLOCK = "data/blocks/0000000000000001.block"
 SALVAGE = f"mainstem doctor --salvage {BLOCK} --output 0000000000000001.parquet"
 # Streams, small blocks, checkpoints and snapshots as fast as it goes, until it is stopped. Rows are dropped, and blocks
@@ -167,7 +168,7 @@ def test_no_rebuild_while_another_process_writes(filled):
 @pytest.mark.slow("looks at a log at work again and again")
 def test_beside_a_busy_writer_nothing_is_found(tmp_path):
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, "data"], cwd=tmp_path, stdout=subprocess.PIPE, env=environment()
+        [sys.executable, "-c", WRITER, str(tmp_path / "data")], cwd=ROOT, stdout=subprocess.PIPE, env=environment()
     )
     try:
         assert writer.stdout is not None
