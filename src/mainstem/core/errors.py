@@ -4,6 +4,7 @@
     ├── InvalidRequest          what the caller asked for can never work as asked; do not retry
     │   ├── InvalidName, InvalidSetting, InvalidCursor, InvalidPayload, InvalidRecord, RecordTooLarge
     │   ├── UnknownStream, StreamExists, StreamDeleted
+    │   ├── InvalidSchema (IncompatibleSchema), SchemaMismatch, InvalidPredicate
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
@@ -90,6 +91,38 @@ class StreamDeleted(InvalidRequest):
     """The stream was deleted while it was being written or read."""
 
     code = 112
+
+
+class InvalidSchema(InvalidRequest):
+    """A schema that cannot be one; the message names the field."""
+
+    code = 113
+
+
+class IncompatibleSchema(InvalidSchema):
+    """A schema that readers or writers of the versions before it could not live with; the message names the field."""
+
+    code = 114
+
+
+class SchemaMismatch(InvalidRequest, TypeError):
+    """A row that does not fit the schema of its stream. `path` is the field that does not."""
+
+    code = 115
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {"path": self.path}
+
+
+class InvalidPredicate(InvalidRequest, ValueError):
+    """A WHERE expression that cannot be understood, has no meaning for these columns, or is over a limit."""
+
+    code = 116
 
 
 class ProtocolError(InvalidRequest):
@@ -278,8 +311,8 @@ BY_CODE = _by_code()
 def from_wire(code: int, message: str, facts: dict[str, Any] | None = None) -> MainstemError:
     """The error a peer sent. An unknown code keeps its meaning as far as its range tells."""
     kind = BY_CODE.get(code)
-    if kind is DataLoss:
-        return DataLoss(message, **(facts or {}))
+    if kind in (DataLoss, SchemaMismatch):
+        return kind(message, **(facts or {}))
     if kind is None:
         kind = Retriable if 300 <= code < 400 else InternalError
     return kind(message)

@@ -28,6 +28,12 @@ PAYLOAD_COMPRESS_MIN: Final = 1 * KIB
 # Up to this the whole payload is one zstd frame; above it each Arrow buffer is its own, so columns can be read alone.
 PAYLOAD_WHOLE_ZSTD_MAX: Final = 64 * KIB
 
+# One schema. Names as long as PostgreSQL, Spark and Parquet readers take them without trouble.
+SCHEMA_FIELDS_MAX: Final = 2_000
+SCHEMA_DEPTH_MAX: Final = 16
+SCHEMA_NAME_CHARS_MAX: Final = 255
+SCHEMA_BYTES_MAX: Final = 512 * KIB
+
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
@@ -95,6 +101,8 @@ assert PAYLOAD_STORED_BYTES_MAX <= FLUSH_BYTES_MAX
 assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 # A producer may resend everything it has in flight and must get the original offsets for all of it.
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
+# A schema travels in a command, and in the header of a message.
+assert 2 * SCHEMA_BYTES_MAX <= min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX)
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
