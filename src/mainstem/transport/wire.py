@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from mainstem.core.batch import U32, U63, BatchHeader, Buffer
-from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, from_wire
+from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, SchemaMismatch, from_wire
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
     ERROR_TEXT_CHARS_MAX,
@@ -216,7 +216,7 @@ def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]
 
 def wire_error(error: MainstemError, chars_max: int = ERROR_TEXT_CHARS_MAX) -> WireError:
     """The error as it is sent: its text may repeat what a peer said, at any length, and is cut."""
-    facts = error.facts() if isinstance(error, DataLoss) else {}
+    facts = error.facts() if isinstance(error, DataLoss | SchemaMismatch) else {}
     text = str(error)
     return WireError(error.code, text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", facts)
 
