@@ -29,12 +29,15 @@ from mainstem.core.errors import (
     FolderLocked,
     FolderUnusable,
     ForkedHub,
+    IncompatibleSchema,
     InternalError,
     InvalidCursor,
     InvalidName,
     InvalidPayload,
+    InvalidPredicate,
     InvalidRecord,
     InvalidRequest,
+    InvalidSchema,
     InvalidSetting,
     LedgerDamaged,
     MainstemError,
@@ -45,6 +48,7 @@ from mainstem.core.errors import (
     RecordTooLarge,
     Refused,
     Retriable,
+    SchemaMismatch,
     ServerStopping,
     StaleGeneration,
     StreamDeleted,
@@ -55,7 +59,18 @@ from mainstem.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from mainstem.hub.classes import Ack, BatchAck, Consumer, Erasure, Hub, Producer, Record, RecordBatch, StreamInfo
+    from mainstem.hub.classes import (
+        Ack,
+        BatchAck,
+        Consumer,
+        Erasure,
+        Hub,
+        Producer,
+        Record,
+        RecordBatch,
+        Schema,
+        StreamInfo,
+    )
 
 __version__ = "0.1.0"
 
@@ -77,12 +92,15 @@ __all__ = [
     "FolderUnusable",
     "ForkedHub",
     "Hub",
+    "IncompatibleSchema",
     "InternalError",
     "InvalidCursor",
     "InvalidName",
     "InvalidPayload",
+    "InvalidPredicate",
     "InvalidRecord",
     "InvalidRequest",
+    "InvalidSchema",
     "InvalidSetting",
     "LedgerDamaged",
     "MainstemError",
@@ -96,6 +114,8 @@ __all__ = [
     "RecordTooLarge",
     "Refused",
     "Retriable",
+    "Schema",
+    "SchemaMismatch",
     "ServerStopping",
     "StaleGeneration",
     "StreamDeleted",

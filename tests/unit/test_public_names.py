@@ -18,7 +18,7 @@ from mainstem.transport.port import Erasure, StreamInfo
 # Beside these, the package shows its errors.
 PACKAGE = {"Cursor", "connect", "open"}
 # To annotate with; loaded when asked for.
-CLASSES = {"Ack", "BatchAck", "Consumer", "Erasure", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
+CLASSES = {"Ack", "BatchAck", "Consumer", "Erasure", "Hub", "Producer", "Record", "RecordBatch", "Schema", "StreamInfo"}
 
 NAMES = {
     Hub: "close consumer overview producer statistics streams",
@@ -29,6 +29,7 @@ NAMES = {
     Consumer: "batches close cursor poll poll_batch seek seek_shard stream",
     Record: "headers key offset shard timestamp timestamp_us value",
     RecordBatch: "count end last offset offsets records shard stream to_arrow to_pandas values",
+    mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
         "bytes cleanup created_us ends epoch generation gone_by_us hash id name oldest_us records restored "
