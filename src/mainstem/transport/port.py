@@ -229,8 +229,38 @@ AppendResult = int | MainstemError
 AppendDone = Callable[[Sequence[AppendResult]], None]
 
 
+class Query(msgspec.Struct, frozen=True):
+    """What a reader wants of a stream: the rows for which `where` is true, all if it is empty; these columns, all if
+    that is None; as rows of this schema, 0 for records without one."""
+
+    where: str = ""
+    columns: tuple[str, ...] | None = None
+    schema_id: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it wants everything."""
+        return not self.where and self.columns is None
+
+
+class ReadCounts(msgspec.Struct):
+    """How many batches were opened for a query, how many were passed over because no row of theirs could match, and how
+    many records were no rows of the schema and so could not match."""
+
+    opened: int = 0
+    skipped: int = 0
+    undecoded: int = 0
+
+    def add(self, opened: int, skipped: int, undecoded: int) -> None:
+        self.opened += opened
+        self.skipped += skipped
+        self.undecoded += undecoded
+
+
 class Subscription(Protocol):
     """Batches of one stream on their way to one reader, in order within each shard. One thread at a time."""
+
+    counts: ReadCounts
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         """The next batch; None when `timeout` seconds passed without one. Raises DataLoss once per lost range, then
@@ -272,9 +302,15 @@ class Port(Protocol):
         ...
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> Subscription:
-        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead."""
+        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead. With a query
+        only what it asks for, in batches that cover the same offsets."""
         ...
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
