@@ -35,18 +35,25 @@ SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB
 # Versions of one stream's schema.
 SCHEMA_VERSIONS_MAX: Final = 1_000
-# Columns that make up the key of a row, or are named to be found by their values.
-KEY_COLUMNS_MAX: Final = 16
-INDEX_COLUMNS_MAX: Final = 16
 # Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of
 # these, one more at a time is possible a hundred times.
 BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
+# Columns that make up the key of a row, and columns whose values are looked up by filters.
+KEY_FIELDS_MAX: Final = 8
+INDEX_FIELDS_MAX: Final = 8
 
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
 COMMAND_BYTES_MAX: Final = 1 * MIB
-STATISTICS_BYTES_MAX: Final = 4 * KIB
+# What is known of a batch without its payload: bounds of this many columns, each so long, and filters of the key and of
+# indexed columns, which together take at most an eighth of what they describe. Batches of fewer records have none until
+# they are merged.
+STATISTICS_BYTES_MAX: Final = 1 * MIB
+STATISTICS_RANGES_MAX: Final = 8
+STATISTICS_BOUND_BYTES_MAX: Final = 16
+STATISTICS_RECORDS_MIN: Final = 512
+FILTER_BYTES_MAX: Final = 512 * KIB
 # What may wait for the next flush; more than this and appends are told to wait.
 PENDING_BYTES_MAX: Final = 64 * MIB
 
@@ -111,6 +118,8 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.
 assert 2 * SCHEMA_BYTES_MAX <= min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX)
+# Beside the filters there is room for every range, and for the place of every filter.
+assert 2 * FILTER_BYTES_MAX <= STATISTICS_BYTES_MAX and STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
@@ -124,7 +133,7 @@ assert 4 * CLIENT_NAME_CHARS_MAX + STREAM_NAME_CHARS_MAX + 512 <= CONNECTION_INF
 assert (
     9 * (2 + RESTORED_EPOCHS_MAX) * SHARDS_PER_STREAM_MAX
     + 9 * BARRIERS_PER_STREAM_MAX
-    + 4 * SCHEMA_NAME_CHARS_MAX * (KEY_COLUMNS_MAX + INDEX_COLUMNS_MAX)
+    + 4 * SCHEMA_NAME_CHARS_MAX * (KEY_FIELDS_MAX + INDEX_FIELDS_MAX)
     + SCHEMA_BYTES_MAX
     + 4 * KIB
     < MESSAGE_HEADER_BYTES_MAX

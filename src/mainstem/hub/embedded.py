@@ -20,7 +20,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES
 from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.administration import Administration, Lookup
+from mainstem.log.administration import Administration, Lookup, accept_any
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
@@ -77,7 +77,7 @@ class LogPort:
 
     def _start(self, auto_create_shards: int) -> None:
         self._administration = Administration(
-            self.log, check_schema=check_compatible, auto_create_shards=auto_create_shards
+            self.log, check_schema=accept_any, auto_create_shards=auto_create_shards
         )
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
@@ -360,7 +360,7 @@ class FolderPort:
             raise
         self._schemas = KnownSchemas(self._ledger.load_schema)
         self._reader = LogReader(self._ledger, folder.blocks)
-        self._lookup = Lookup(self._ledger, self._reader)
+        self._lookup = Lookup(self._ledger, self._reader, self._schemas)
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced

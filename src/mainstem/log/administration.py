@@ -26,9 +26,10 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.identity import new_stream_uuid
+from mainstem.core.keys import check_key_fields
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import (
-    INDEX_COLUMNS_MAX,
-    KEY_COLUMNS_MAX,
+    INDEX_FIELDS_MAX,
     LIST_BYTES_MAX,
     RESTORED_EPOCHS_MAX,
     SHARDS_PER_STREAM_MAX,
@@ -100,9 +101,15 @@ class Lookup:
     """What can be asked of a log that is only read. Any thread."""
 
     def __init__(
-        self, ledger: LedgerReader, reader: LogReader, clock: Clock = SYSTEM_CLOCK, pace: Pace | None = None
+        self,
+        ledger: LedgerReader,
+        reader: LogReader,
+        schemas: KnownSchemas,
+        clock: Clock = SYSTEM_CLOCK,
+        pace: Pace | None = None,
     ) -> None:
         self._ledger = ledger
+        self._schemas = schemas
         self._reader = reader
         self._clock = clock
         # Who only reads a folder does not know how it is kept, and takes it that nothing was changed about that.
@@ -116,9 +123,9 @@ class Lookup:
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
             case SchemasCall():
-                return self._schemas(self._require(call.name), call.after)
+                return self._versions(self._require(call.name), call.after)
             case SchemaCall():
-                return Answer(schemas=(SchemaInfo(call.id, self._schema(call.id).serialized),))
+                return Answer(schemas=(SchemaInfo(call.id, self._schemas.get(call.id).serialized),))
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
             case StatisticsCall():
@@ -131,6 +138,11 @@ class Lookup:
     def find(self, name: str) -> Answer:
         """The stream of this name, or UnknownStream."""
         return Answer(streams=(self.info(self._require(name), with_restored=True),))
+
+    def find_in_memory(self, name: str) -> Answer | None:
+        """The same, but None if the disk would have to be asked for its schema."""
+        row = self._require(name)
+        return None if row.schema_id and self._schemas.at_hand(row.schema_id) is None else self.find(name)
 
     def _list(self, after: int, oldest: bool) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
@@ -157,23 +169,17 @@ class Lookup:
         entries = self._ledger.entries_from(info.id, shard, info.starts[shard], 1)
         return entries[0].time_high if entries else 0
 
-    def _schemas(self, row: StreamRow, after: int) -> Answer:
+    def _versions(self, row: StreamRow, after: int) -> Answer:
         found: list[SchemaInfo] = []
         size = 0
         for version in self._ledger.load_versions(row.id):
             if version.version > after:
-                schema = self._schema(version.schema_id).serialized
+                schema = self._schemas.get(version.schema_id).serialized
                 size += len(schema) + _SCHEMA_INFO_BYTES
                 if found and size > LIST_BYTES_MAX:
                     return Answer(schemas=tuple(found), more=True)
                 found.append(SchemaInfo(version.schema_id, schema, version.version, version.created_us))
         return Answer(schemas=tuple(found))
-
-    def _schema(self, schema: int) -> Schema:
-        found = self._ledger.load_schema(schema)
-        if found is None:
-            raise InvalidSchema(f"no schema has id {schema}")
-        return found
 
     def info(
         self, row: StreamRow, *, details: bool = False, with_restored: bool = False, is_listed: bool = False
@@ -201,7 +207,7 @@ class Lookup:
             gone_by_us=gone_by,
             restored=self._restored(row) if with_restored else (),
             schema_id=row.schema_id,
-            schema=b"" if is_listed or not row.schema_id else self._schema(row.schema_id).serialized,
+            schema=b"" if is_listed or not row.schema_id else self._schemas.get(row.schema_id).serialized,
             schema_version=row.schema_version,
             key=row.key,
             index=row.index,
@@ -288,7 +294,7 @@ class Administration(Lookup):
         retention_us: int = RETENTION_US_DEFAULT,
         auto_create_shards: int = 0,
     ) -> None:
-        super().__init__(log.ledger, log.reader, log.clock, log.upkeep.pace)
+        super().__init__(log.ledger, log.reader, log.schemas, log.clock, log.upkeep.pace)
         self._log = log
         self._check_schema = check_schema
         self._retention_us = retention_us
@@ -334,7 +340,7 @@ class Administration(Lookup):
         for _ in range(_SET_SCHEMA_TRIES):
             row = self._require(call.name)
             # The newest version again: a call that is repeated changes nothing more.
-            is_same = bool(row.schema_id) and self._schema(row.schema_id) == schema
+            is_same = bool(row.schema_id) and self._schemas.get(row.schema_id) == schema
             if not is_same:
                 self._check_next_schema(row, schema, call.compatibility or row.compatibility)
             if call.dry_run:
@@ -350,7 +356,7 @@ class Administration(Lookup):
 
     def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> None:
         _check_columns(schema, row.key, row.index)
-        earlier = [self._schema(version.schema_id) for version in self._ledger.load_versions(row.id)]
+        earlier = [self._schemas.get(version.schema_id) for version in self._ledger.load_versions(row.id)]
         if earlier:
             self._check_schema(schema, earlier, compatibility)
 
@@ -439,6 +445,10 @@ class Administration(Lookup):
         return Answer(streams=(self.info(row, with_restored=True),))
 
 
+def accept_any(schema: Schema, earlier: Sequence[Schema], compatibility: str) -> None:
+    """No check."""
+
+
 def _listed_bytes(row: StreamRow) -> int:
     """What a stream takes in a list at most."""
     names = sum(4 * len(name) + 8 for name in (*row.key, *row.index))
@@ -454,13 +464,12 @@ def _check_compatibility(compatibility: str | None) -> None:
 
 def _check_columns(schema: Schema, key: Sequence[str], index: Sequence[str]) -> None:
     """The columns that a stream names are there, and of a type that can be what they are for."""
-    for what, names, most in (("key", key, KEY_COLUMNS_MAX), ("index", index, INDEX_COLUMNS_MAX)):
-        if len(names) > most:
-            raise InvalidSetting(f"{what} names {len(names)} columns; at most {most} are possible")
-        if len(set(names)) != len(names):
-            raise InvalidSetting(f"{what} names a column twice: {', '.join(names)}")
     check_key_fields(schema, key)
-    for name in index:
+    if len(index) > INDEX_FIELDS_MAX:
+        raise InvalidSchema(f"an index of {len(index)} columns; at most {INDEX_FIELDS_MAX} are possible")
+    for at, name in enumerate(index):
+        if name in index[:at]:
+            raise InvalidSchema(f"column {name!r} is in the index twice")
         if pa.types.is_nested(schema.field(name).type):
             raise InvalidSchema(f"index column {name!r} is {schema.field(name).type}; index plain columns")
 
