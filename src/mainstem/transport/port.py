@@ -18,6 +18,10 @@ from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.schema import Schema
 
 
+# A schema as it is stored and sent; `bytes` is the name of a field below.
+Serialized = bytes
+
+
 class StreamInfo(msgspec.Struct, frozen=True):
     """A stream as users see it. `starts` and `ends` have one offset per shard: `start` to `end - 1` are there.
 
@@ -53,7 +57,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
     oldest_us: int = 0
     schema_id: int = 0
-    schema: bytes = b""  # type: ignore[valid-type]  # `bytes` above is a field's name
+    schema: Serialized = b""
     schema_version: int = 0
     key: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
