@@ -12,12 +12,12 @@ last filled up with zeros:
     h = 0x243F6A8885A308D3 ^ length; for each word: h = (h ^ word) * 0xA0761D6478BD642F, then h ^= h >> 32
     at the end: h ^= h >> 33, h *= 0xFF51AFD7ED558CCD, h ^= h >> 33, h *= 0xC4CEB9FE1A85EC53, h ^= h >> 33
 
-all in 64 bits. More than 256 bytes are hashed as their BLAKE2b digest of 16 bytes. A whole number is hashed as one word,
-two's complement, of length 8; a floating-point number like the bytes of its double, -0.0 as 0.0; NaN is equal to nothing
-and not in any filter.
+all in 64 bits. More than 256 bytes are hashed as their BLAKE2b digest of 16 bytes. A whole number is hashed as one
+word, two's complement, of length 8; a floating-point number like the bytes of its double, -0.0 as 0.0; NaN is equal to
+nothing and not in any filter.
 
-A filter with two blocks for one of this becomes this one when neighbours are joined by `or`. So a filter is made as if all
-values were different, and halved as long as it would still be mostly empty: nobody has to count what is different.
+Neighbouring blocks joined by `or` make the filter of half as many blocks. So one is made as if all values were
+different, and halved as long as it stays mostly empty: nobody has to count how many are different.
 """
 
 import hashlib

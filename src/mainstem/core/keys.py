@@ -1,4 +1,4 @@
-"""The key of a row: bytes made of one or several of its columns, the same whether one row is at hand or a column of them.
+"""The key of a row: bytes made of one or several of its columns, the same for one row and for a column of them.
 
     text, bytes      as they are, text as UTF-8
     whole numbers    as decimal text

@@ -46,9 +46,8 @@ INDEX_FIELDS_MAX: Final = 8
 FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
 COMMAND_BYTES_MAX: Final = 1 * MIB
-# What is known of a batch without its payload: bounds of this many columns, each so long, and filters of the key and of
-# indexed columns, which together take at most an eighth of what they describe. Batches of fewer records have none until
-# they are merged.
+# What is known of a batch without its payload: bounds of so many columns, each at most so long, and filters of the key
+# and of indexed columns. Batches of fewer records have none until they are merged.
 STATISTICS_BYTES_MAX: Final = 1 * MIB
 STATISTICS_RANGES_MAX: Final = 8
 STATISTICS_BOUND_BYTES_MAX: Final = 16
@@ -118,8 +117,8 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.
 assert 2 * SCHEMA_BYTES_MAX <= min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX)
-# Beside the filters there is room for every range, and for the place of every filter.
-assert 2 * FILTER_BYTES_MAX <= STATISTICS_BYTES_MAX and STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
+# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
+assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
