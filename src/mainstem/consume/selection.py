@@ -11,20 +11,20 @@ What is left of a batch covers the same offsets as before, so that positions mov
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from mainstem.consume.transcoded import Transcoded
+from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import Decoded, View
 from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
 from mainstem.core.predicate import BoundPredicate, Predicate
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, aliases_of
 from mainstem.core.statistics import Range
 from mainstem.transport.port import Query
 
@@ -52,13 +52,6 @@ class Place(Protocol):
 
     @property
     def statistics(self) -> bytes: ...
-
-
-class Selected(NamedTuple):
-    """What is left of a batch, and how many of its records were no rows of the schema and so could not match."""
-
-    batches: Sequence[FetchedBatch]
-    undecoded: int = 0
 
 
 class Selection:
@@ -132,7 +125,7 @@ class Selection:
         if self._schema_of is None:
             return {}
         old = self._schema_of(schema_id).arrow
-        same = {field.name for field in view.schema.arrow if _is_comparable(old, field)}
+        same = {field.name for field in view.schema.arrow if _is_comparable(old, view.schema.arrow, field)}
         return _Renamed(statistics.parse(found, old), {name: name for name in same})
 
     # What is in it.
@@ -144,16 +137,8 @@ class Selection:
             return Selected((fetched,))
         if self._cache is None or len(self.readers) < _READERS_SHARING:
             return self._apply(fetched)
-        undecoded = 0
-
-        def make() -> Sequence[FetchedBatch]:
-            nonlocal undecoded
-            made = self._apply(fetched)
-            undecoded = made.undecoded
-            return made.batches
-
         content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
-        return Selected(self._cache.get((*content, *self._identity), make), undecoded)
+        return self._cache.get((*content, *self._identity), lambda: self._apply(fetched))
 
     def needs(self, header: BatchHeader) -> bool:
         """Whether a batch has to go through `apply`."""
@@ -379,10 +364,10 @@ class _Renamed(Mapping[str, Range]):
         return sum(1 for _ in self)
 
 
-def _is_comparable(old: pa.Schema, field: pa.Field) -> bool:
-    """Whether values of a column of an older schema are stored in the same way as those of the column now."""
+def _is_comparable(old: pa.Schema, new: pa.Schema, field: pa.Field) -> bool:
+    """Whether a column of an older schema is this one for sure, and its values are stored in the same way."""
     place = old.get_field_index(field.name)
-    if place < 0:
+    if place < 0 or any(field.name in aliases_of(other) for other in new):
         return False
     before = old.field(place).type
     return before == field.type or (pa.types.is_integer(before) and pa.types.is_integer(field.type))

@@ -7,11 +7,19 @@ on its bytes and on what is asked; both are in the key, so nothing here can be o
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES
 
 Key = tuple[Hashable, ...]
+
+
+class Selected(NamedTuple):
+    """What is left of a batch, and how many of its records were no rows of the schema and so could not match."""
+
+    batches: Sequence[FetchedBatch]
+    undecoded: int = 0
 
 
 class Transcoded:
@@ -23,14 +31,14 @@ class Transcoded:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: OrderedDict[Key, Sequence[FetchedBatch]] = OrderedDict()
+        self._kept: OrderedDict[Key, Selected] = OrderedDict()
         self._under_way: dict[Key, threading.Event] = {}
         self._lock = threading.Lock()
         # How often something was made, and how often it was there already.
         self.made = 0
         self.shared = 0
 
-    def get(self, key: Key, make: Callable[[], Sequence[FetchedBatch]]) -> Sequence[FetchedBatch]:
+    def get(self, key: Key, make: Callable[[], Selected]) -> Selected:
         """What is kept under this key, else what `make` makes; if that raises, the next one who asks tries again."""
         while True:
             with self._lock:
@@ -52,7 +60,7 @@ class Transcoded:
             with self._lock:
                 self._under_way.pop(key).set()
 
-    def _keep(self, key: Key, made: Sequence[FetchedBatch]) -> None:
+    def _keep(self, key: Key, made: Selected) -> None:
         size = _bytes(made)
         with self._lock:
             self.made += 1
@@ -68,5 +76,5 @@ class Transcoded:
         return self._bytes
 
 
-def _bytes(batches: Sequence[FetchedBatch]) -> int:
-    return BATCH_OVERHEAD_BYTES + sum(len(batch.payload) + BATCH_OVERHEAD_BYTES for batch in batches)
+def _bytes(made: Selected) -> int:
+    return BATCH_OVERHEAD_BYTES + sum(len(batch.payload) + BATCH_OVERHEAD_BYTES for batch in made.batches)

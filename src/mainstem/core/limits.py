@@ -104,6 +104,9 @@ READ_BYTES_MAX: Final = 1 * MIB
 # Bytes read from blocks a moment ago that are kept for the next who asks.
 RECENT_READS_BYTES_MAX: Final = 8 * MIB
 READ_ENTRIES_MAX: Final = 256
+# Filters that were looked into a moment ago, and batches that were turned into what several readers want.
+RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
+TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.

@@ -1,19 +1,33 @@
 """Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX, RECENT_READS_BYTES_MAX
+from mainstem.core.limits import (
+    BATCH_OVERHEAD_BYTES,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    RECENT_READS_BYTES_MAX,
+    RECENT_STATISTICS_BYTES_MAX,
+)
+from mainstem.core.statistics import length_of
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.frame import FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
+from mainstem.log.frame import FRAME_BYTES, FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
 from mainstem.log.recent_reads import RecentReads
 
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
 _GAP_BYTES_MAX: Final = 16 * 1_024
+
+
+# Whether no record of an entry is wanted; the second brings its whole statistics, of which the entry has a part.
+CanSkip = Callable[[Entry, Callable[[], bytes]], bool]
 
 
 class LogReader:
@@ -30,6 +44,7 @@ class LogReader:
         self._blocks = blocks
         self._hot = hot
         self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        self._statistics = _RecentStatistics(RECENT_STATISTICS_BYTES_MAX)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:
@@ -43,10 +58,12 @@ class LogReader:
         offset: int,
         bytes_max: int = READ_BYTES_MAX,
         entries_max: int = READ_ENTRIES_MAX,
+        can_skip: CanSkip | None = None,
     ) -> list[FetchedBatch]:
         """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
 
-        DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
+        Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
+        other. DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
         before: Sequence[Entry] = ()
         while True:
@@ -63,7 +80,10 @@ class LogReader:
                 return self._dropped(stream, shard, offset)
             found: list[FetchedBatch] = []
             try:
-                found.extend(self._batches(stream, entries, offset, bytes_max))
+                if can_skip is None:
+                    found.extend(self._batches(stream, entries, offset, bytes_max))
+                else:
+                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip))
             except _FileMissing as missing:
                 # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
                 # called a loss.
@@ -77,6 +97,45 @@ class LogReader:
                 if not found:
                     raise
             return found
+
+    def statistics_of(self, entry: Entry) -> bytes:
+        """The whole statistics of an entry that has them, filters included; b"" if they cannot be read: then its
+        records are looked at, and whoever does is told of the damage."""
+        place = (entry.block, entry.position)
+        found = self._statistics.get(place)
+        if found is None:
+            found = self._read_statistics(entry)
+            self._statistics.put(place, found)
+        return found
+
+    def _read_statistics(self, entry: Entry) -> bytes:
+        size = FRAME_BYTES + length_of(entry.statistics)
+        try:
+            data = self._read_block(entry.block, entry.position, size)
+            header = parse_header(data, 0, entry.position, entry.block)
+        except (OSError, FrameDamaged):
+            return b""
+        is_its = (header.stream, header.shard) == (entry.stream, entry.shard)
+        return data[FRAME_BYTES : header.header_len] if is_its else b""
+
+    def _wanted(
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, can_skip: "CanSkip"
+    ) -> Iterator[FetchedBatch]:
+        """Batches of the entries that are not skipped, and one without records for each run of those that are."""
+        got = 0
+
+        def is_unwanted(entry: Entry) -> bool:
+            return can_skip(entry, partial(self.statistics_of, entry))
+
+        for is_skipped, run in _runs(entries, is_unwanted, bytes_max):
+            if is_skipped:
+                yield _without_records(run[0]._replace(span=run[-1].end - run[0].base))
+                continue
+            for batch in self._batches(stream, run, offset, bytes_max - got):
+                yield batch
+                got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
+            if 2 * got >= bytes_max:
+                return
 
     def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
         """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
@@ -203,6 +262,33 @@ class LogReader:
         )
 
 
+class _RecentStatistics:
+    """Statistics by the place of their frame, the most recently used within `bytes_max`. Any thread. What a place holds
+    never changes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, place: tuple[int, int]) -> bytes | None:
+        with self._lock:
+            found = self._kept.get(place)
+            if found is not None:
+                self._kept.move_to_end(place)
+            return found
+
+    def put(self, place: tuple[int, int], found: bytes) -> None:
+        if not found:
+            return
+        with self._lock:
+            self._bytes += len(found) - len(self._kept.pop(place, b""))
+            self._kept[place] = found
+            while self._bytes > self._bytes_max:
+                self._bytes -= len(self._kept.popitem(last=False)[1])
+
+
 class _FileMissing(Exception):
     """The block of an entry is not there. `loss` is what to tell the reader if the entry is still the same."""
 
@@ -214,6 +300,25 @@ def _without_records(entry: Entry) -> FetchedBatch:
     """What stands for offsets whose records were all compacted away or erased."""
     header = BatchHeader(entry.stream, entry.shard, *(0,) * 13, span=entry.span)
     return FetchedBatch(entry.base, header, b"")
+
+
+def _runs(
+    entries: Sequence[Entry], is_skipped: Callable[[Entry], bool], bytes_max: int
+) -> Iterator[tuple[bool, list[Entry]]]:
+    """Entries grouped by whether they are skipped, in their order; those that are not, about `bytes_max` at a time. Only
+    the first of the next group has been asked about when a group is taken."""
+    run: list[Entry] = []
+    was_skipped, size = False, 0
+    for entry in entries:
+        skipped = not entry.length or is_skipped(entry)
+        if run and (skipped != was_skipped or size >= bytes_max):
+            yield was_skipped, run
+            run, size = [], 0
+        was_skipped = skipped
+        size += 0 if skipped else entry.length
+        run.append(entry)
+    if run:
+        yield was_skipped, run
 
 
 def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:
