@@ -26,8 +26,8 @@
 
 All numbers are little-endian. A bound of form 1 is a signed number in as few bytes as it takes: an integer, 0 or 1 for
 a boolean, or what the column stores for a date, a time, a timestamp or a duration. Form 2 is a double. Form 3 are the
-bytes of binary or of text in UTF-8, cut to 16: then the lower bound is the first 16, the upper one the lowest bytes above
-all that begin with them, if there are any. Form 4 is the number without its decimal point. NaN is in no range.
+bytes of binary or of text in UTF-8, cut to 16: then the lower bound is the first 16, the upper one the lowest above all
+that begin with them, if there are any. Form 4 is the number without its decimal point. NaN is in no range.
 
 The part before the filters is the summary, which the ledger keeps. Where the key is one column, that column's filter is
 the key's: two filters may lie at one place.

@@ -18,8 +18,8 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
     InvalidRequest,
-    InvalidSetting,
     InvalidSchema,
+    InvalidSetting,
     ReadOnly,
     Refused,
     StreamExists,

@@ -17,7 +17,6 @@ from mainstem.core.histogram import Distribution
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.schema import Schema
 
-
 # A schema as it is stored and sent; `bytes` is the name of a field below.
 Serialized = bytes
 
