@@ -116,7 +116,7 @@ class Feed:
     def read(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches of one shard, from memory or disk; [] when there is nothing now. DataLoss moves on behind
         the lost range."""
-        if self._select is not None:
+        if self._select is not None and not self._is_plain:
             return self._read_selected(self._bound(), bytes_max)
         while self._ready:
             shard = self._ready[0]
@@ -128,9 +128,16 @@ class Feed:
             if batches:
                 self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)
                 self._advance(shard, batches[-1].end)
-                return batches
+                return batches if self._select is None else self._convert(batches)
             self._rest(shard)
         return []
+
+    def _convert(self, batches: list[FetchedBatch]) -> list[FetchedBatch]:
+        """Batches of which everything is wanted, some of them in another form."""
+        if all(batch.header.schema_id for batch in batches):
+            return batches
+        selection = self._bound()
+        return [left for batch in batches for left in selection.apply(batch).batches]
 
     def _bound(self) -> Selection:
         if self._selection is None:

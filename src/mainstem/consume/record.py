@@ -10,7 +10,6 @@ import msgspec
 import pyarrow as pa
 
 from mainstem.consume.view import METADATA_SCHEMA, Decoded, View
-from mainstem.core import layouts
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.markup import cut, table
 from mainstem.registry import formats
@@ -105,7 +104,7 @@ class RecordBatch:
         return f"<RecordBatch {self.stream} shard {self.shard} offsets {self.offset} to {self.end - 1}>"
 
     def _repr_html_(self) -> str:
-        rows = [[cut(value) for value in row.values()] for row in self.last_or_first(_SHOWN_ROWS).to_dicts()]
+        rows = [[cut(value) for value in row.values()] for row in self.first(_SHOWN_ROWS).to_dicts()]
         more = f", the first {_SHOWN_ROWS} of {self.count}" if self.count > _SHOWN_ROWS else ""
         caption = f"{self.stream} shard {self.shard} offsets {self.offset} to {self.end - 1}{more}"
         return table(caption, self._view.names, rows)
@@ -192,6 +191,12 @@ class RecordBatch:
 
     # Rows that could not be made.
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether every record is a row, or none needs to be one."""
+        header = self._fetched.header
+        return self._view.schema is None or bool(header.schema_id) or not header.count
+
     def bad(self) -> Sequence[BadRow]:
         """Which records are no rows of the schema, and why: their bytes are JSON of something else, or no JSON."""
         self._narrow()
@@ -227,7 +232,8 @@ class RecordBatch:
         found.offset = offsets[first] if stop > first else found.end
         return found
 
-    def last_or_first(self, count: int) -> "RecordBatch":
+    def first(self, count: int) -> "RecordBatch":
+        """The first `count` records as a batch of their own; all if there are no more."""
         return self if self.count <= count else self.part(0, count)
 
     def _narrow(self) -> pa.RecordBatch:
