@@ -47,11 +47,12 @@ FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
 COMMAND_BYTES_MAX: Final = 1 * MIB
 # What is known of a batch without its payload: bounds of so many columns, each at most so long, and filters of the key
-# and of indexed columns. Batches of fewer records have none until they are merged.
+# and of indexed columns. Batches of fewer records and bytes have none until they are merged.
 STATISTICS_BYTES_MAX: Final = 1 * MIB
 STATISTICS_RANGES_MAX: Final = 8
 STATISTICS_BOUND_BYTES_MAX: Final = 16
 STATISTICS_RECORDS_MIN: Final = 512
+STATISTICS_RAW_BYTES_MIN: Final = 64 * KIB
 FILTER_BYTES_MAX: Final = 512 * KIB
 # What may wait for the next flush; more than this and appends are told to wait.
 PENDING_BYTES_MAX: Final = 64 * MIB
@@ -103,9 +104,10 @@ BATCH_OVERHEAD_BYTES: Final = 128
 READ_BYTES_MAX: Final = 1 * MIB
 # Bytes read from blocks a moment ago that are kept for the next who asks.
 RECENT_READS_BYTES_MAX: Final = 8 * MIB
-READ_ENTRIES_MAX: Final = 256
-# Filters that were looked into a moment ago, and batches that were turned into what several readers want.
+# And statistics, which whoever looks for a record asks of every batch.
 RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
+READ_ENTRIES_MAX: Final = 256
+# Batches that were turned into what several readers want.
 TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB

@@ -142,7 +142,13 @@ class Log:
         opened.callback(self._upkeep_ledger.close)
         # Not begun here: whoever opens the log decides whether a thread keeps it.
         self.upkeep = Upkeep(
-            _Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock, options.pace
+            _Kept(self),
+            self._upkeep_ledger,
+            folder.blocks,
+            folder.snapshots,
+            self.clock,
+            options.pace,
+            self.schemas.get,
         )
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch

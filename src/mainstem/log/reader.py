@@ -1,7 +1,5 @@
 """Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -17,7 +15,15 @@ from mainstem.core.limits import (
 )
 from mainstem.core.statistics import length_of
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.frame import FRAME_BYTES, FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
+from mainstem.log.frame import (
+    FRAME_BYTES,
+    FrameDamaged,
+    FrameHeader,
+    FrameKind,
+    parse_header,
+    payload_of,
+    statistics_of,
+)
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
 from mainstem.log.recent_reads import RecentReads
@@ -44,7 +50,7 @@ class LogReader:
         self._blocks = blocks
         self._hot = hot
         self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
-        self._statistics = _RecentStatistics(RECENT_STATISTICS_BYTES_MAX)
+        self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:
@@ -72,7 +78,8 @@ class LogReader:
                 raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
             if offset >= row.stable:
                 return []
-            hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
+            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either.
+            hot = self._find_hot(stream.id, shard, offset, bytes_max) if can_skip is None else []
             if hot:
                 return hot
             entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
@@ -98,28 +105,8 @@ class LogReader:
                     raise
             return found
 
-    def statistics_of(self, entry: Entry) -> bytes:
-        """The whole statistics of an entry that has them, filters included; b"" if they cannot be read: then its
-        records are looked at, and whoever does is told of the damage."""
-        place = (entry.block, entry.position)
-        found = self._statistics.get(place)
-        if found is None:
-            found = self._read_statistics(entry)
-            self._statistics.put(place, found)
-        return found
-
-    def _read_statistics(self, entry: Entry) -> bytes:
-        size = FRAME_BYTES + length_of(entry.statistics)
-        try:
-            data = self._read_block(entry.block, entry.position, size)
-            header = parse_header(data, 0, entry.position, entry.block)
-        except (OSError, FrameDamaged):
-            return b""
-        is_its = (header.stream, header.shard) == (entry.stream, entry.shard)
-        return data[FRAME_BYTES : header.header_len] if is_its else b""
-
     def _wanted(
-        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, can_skip: "CanSkip"
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, can_skip: CanSkip
     ) -> Iterator[FetchedBatch]:
         """Batches of the entries that are not skipped, and one without records for each run of those that are."""
         got = 0
@@ -131,11 +118,19 @@ class LogReader:
             if is_skipped:
                 yield _without_records(run[0]._replace(span=run[-1].end - run[0].base))
                 continue
-            for batch in self._batches(stream, run, offset, bytes_max - got):
+            at, stop = max(offset, run[0].base), run[-1].end
+            found = self._find_hot(stream.id, run[0].shard, at, bytes_max - got)
+            hot = [batch for batch in found if batch.end <= stop]
+            for batch in hot or self._batches(stream, run, offset, bytes_max - got):
                 yield batch
                 got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
-            if 2 * got >= bytes_max:
+                at = batch.end
+            if at < stop or 2 * got >= bytes_max:
+                # Of this run something is left, which comes before anything else.
                 return
+
+    def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
+        return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
 
     def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
         """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
@@ -146,13 +141,31 @@ class LogReader:
         return []
 
     def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
-        """Every batch of these entries, which are a shard's and in order, from their blocks. DataLoss if one of them
-        cannot be read."""
+        """Every batch of these entries, which are a shard's and in order, from their blocks, with its statistics.
+        DataLoss if one of them cannot be read."""
         for run in _neighbours(entries, READ_BYTES_MAX):
             try:
-                yield from self._frames(stream, run, run[0].base) if run[0].length else map(_without_records, run)
+                if run[0].length:
+                    yield from self._frames(stream, run, run[0].base, with_statistics=True)
+                else:
+                    yield from map(_without_records, run)
             except _FileMissing as missing:
                 raise missing.loss from None
+
+    def statistics_of(self, entry: Entry) -> bytes:
+        """All statistics of an entry's batch, checked; b"" if it has none. Also if they cannot be read: then the batch
+        has to be, and whoever does is told what is the matter."""
+        length = length_of(entry.statistics)
+        if not length:
+            return b""
+        try:
+            return self._statistics.read(entry.block, entry.position, FRAME_BYTES + length)
+        except (FrameDamaged, BlockMissing, OSError):
+            return b""
+
+    def _read_statistics(self, block: int, position: int, length: int) -> bytes:
+        data = self._read_block(block, position, length)
+        return statistics_of(data, 0, parse_header(data, 0, position, block))
 
     def offset_at_time(self, stream: StreamRow, shard: int, time_us: int) -> int:
         """The base of the first stored run that holds a record of `time_us` or later, else the end."""
@@ -183,7 +196,9 @@ class LogReader:
                 # Another run would be read for a part of it only.
                 return
 
-    def _frames(self, stream: StreamRow, run: list[Entry], offset: int) -> Iterator[FetchedBatch]:
+    def _frames(
+        self, stream: StreamRow, run: list[Entry], offset: int, *, with_statistics: bool = False
+    ) -> Iterator[FetchedBatch]:
         """The batches of entries that lie near each other in one block, from the one that holds `offset`."""
         origin = run[0].position
         data = self._load(stream, run, max(offset, run[0].base))
@@ -194,7 +209,9 @@ class LogReader:
             while at < stop:
                 header = self._header(stream, data, at, origin + at, entry, max(base, offset))
                 if base + header.span > offset:
-                    yield self._checked(stream, data, at, header, base, max(base, offset))
+                    payload = self._checked(stream, data, at, header, base, max(base, offset))
+                    known = statistics_of(data, at, header) if with_statistics else b""
+                    yield FetchedBatch(base, header.batch_header(known), payload)
                 base += header.span
                 at += header.total_len
 
@@ -240,14 +257,13 @@ class LogReader:
 
     def _checked(
         self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int, wanted: int
-    ) -> FetchedBatch:
+    ) -> memoryview:
         try:
-            payload = payload_of(data, at, header)
+            return payload_of(data, at, header)
         except FrameDamaged as error:
             entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
             last = base + header.span - 1
             raise self._damaged(stream, entry, wanted, last, error.position, error.reason) from error
-        return FetchedBatch(base, header.batch_header(b""), payload)
 
     def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, detail: str) -> DataLoss:
         return DataLoss(
@@ -260,33 +276,6 @@ class LogReader:
             position=position,
             detail=detail,
         )
-
-
-class _RecentStatistics:
-    """Statistics by the place of their frame, the most recently used within `bytes_max`. Any thread. What a place holds
-    never changes."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, place: tuple[int, int]) -> bytes | None:
-        with self._lock:
-            found = self._kept.get(place)
-            if found is not None:
-                self._kept.move_to_end(place)
-            return found
-
-    def put(self, place: tuple[int, int], found: bytes) -> None:
-        if not found:
-            return
-        with self._lock:
-            self._bytes += len(found) - len(self._kept.pop(place, b""))
-            self._kept[place] = found
-            while self._bytes > self._bytes_max:
-                self._bytes -= len(self._kept.popitem(last=False)[1])
 
 
 class _FileMissing(Exception):
