@@ -24,8 +24,9 @@ from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
 from mainstem.core.predicate import BoundPredicate, Predicate
-from mainstem.core.schema import Schema, aliases_of
+from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
+from mainstem.registry.promotion import Promotion, promotion
 from mainstem.transport.port import Query
 
 # So many readers must want the same before what one of them gets is kept for the others.
@@ -124,9 +125,8 @@ class Selection:
             return statistics.parse(found, view.schema.arrow)
         if self._schema_of is None:
             return {}
-        old = self._schema_of(schema_id).arrow
-        same = {field.name for field in view.schema.arrow if _is_comparable(old, view.schema.arrow, field)}
-        return _Renamed(statistics.parse(found, old), {name: name for name in same})
+        way = promotion(self._schema_of(schema_id), view.schema)
+        return _Renamed(statistics.parse(found, way.old.arrow), _sources(way))
 
     # What is in it.
 
@@ -364,13 +364,16 @@ class _Renamed(Mapping[str, Range]):
         return sum(1 for _ in self)
 
 
-def _is_comparable(old: pa.Schema, new: pa.Schema, field: pa.Field) -> bool:
-    """Whether a column of an older schema is this one for sure, and its values are stored in the same way."""
-    place = old.get_field_index(field.name)
-    if place < 0 or any(field.name in aliases_of(other) for other in new):
-        return False
-    before = old.field(place).type
-    return before == field.type or (pa.types.is_integer(before) and pa.types.is_integer(field.type))
+def _sources(way: Promotion) -> dict[str, str]:
+    """Columns whose values are exactly those of a column of an older schema, and of which."""
+    found = {}
+    for name in way.unchanged:
+        source = way.sources[name]
+        assert source is not None
+        # Where nulls get a default, it is in no statistics.
+        if way.new.field(name).nullable or not way.old.field(source).nullable:
+            found[name] = source
+    return found
 
 
 def _distances(columns: pa.RecordBatch, view: View) -> np.ndarray:

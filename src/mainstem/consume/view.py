@@ -18,8 +18,8 @@ from mainstem.core.errors import InternalError, InvalidSetting, SchemaMismatch
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HEADERS_TYPE, TIMESTAMP_TYPE
 from mainstem.core.schema import METADATA_COLUMNS, Schema
-from mainstem.registry.promotion import promote
-from mainstem.registry.rows import BadRow, RowConverter
+from mainstem.registry.promotion import promotion
+from mainstem.registry.rows import BadRow, converter_of
 
 # What every record has beside its row, as columns.
 METADATA_SCHEMA: Final = pa.schema(
@@ -69,7 +69,6 @@ class View:
         if self.columns is not None:
             _check_columns(self.columns, self.all.names)
         self.names = list(rows.names) if self.columns is None else list(self.columns)
-        self._converter = None if schema is None else RowConverter(schema)
         self.time_name = "timestamp" if schema is None else "_timestamp"
         # What batches of this schema have once only the named columns are left of them.
         self.kept = schema if schema is None or self.columns is None else _part(schema, self.columns)
@@ -91,8 +90,12 @@ class View:
             return self._convert(_open(fetched, None, None))
         if self._schema_of is None:
             raise InternalError(f"schema {header.schema_id} of a batch is not known")
-        old = self._schema_of(header.schema_id)
-        return Decoded(promote(_open(fetched, old, None), old, self.schema))
+        way = promotion(self._schema_of(header.schema_id), self.schema)
+        if names is None:
+            return Decoded(way.apply(_open(fetched, way.old, None)))
+        wanted = {name for name in names if name in self.schema.names} or {self.schema.names[0]}
+        beside = {name for name in names if name in METADATA_COLUMNS}
+        return Decoded(way.apply(_open(fetched, way.old, {*way.needed(wanted), *beside}), wanted))
 
     def decode_kept(self, fetched: FetchedBatch) -> Decoded:
         """The columns of a batch that has only those of the view left."""
@@ -118,8 +121,8 @@ class View:
 
     def _convert(self, records: pa.RecordBatch) -> Decoded:
         """Rows of values that are JSON. What is beside the value stays."""
-        assert self.schema is not None and self._converter is not None
-        rows, bad = self._converter.from_json(records.column("value"))
+        assert self.schema is not None
+        rows, bad = converter_of(self.schema).from_json(records.column("value"))
         arrays, fields = list(rows.columns), [field.remove_metadata() for field in self.schema.arrow]
         for field in _ROW_FIELDS:
             if _COMPANIONS[field.name] in records.schema.names:
