@@ -204,7 +204,7 @@ class RecordBatch:
         if not self._opened.bad:
             return ()
         first, last = self._skip, self._skip + self.count
-        return [row._replace(index=row.index - first) for row in self._opened.bad if first <= row.index < last]
+        return [BadRow(row.index - first, row.path, row.reason) for row in self._opened.bad if first <= row.index < last]
 
     def _stored_values(self) -> list[bytes | None]:
         raw = _AS_BYTES.decode(self._fetched).columns.column("value")
