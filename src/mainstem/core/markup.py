@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from mainstem.core.plain import one_line
+
 _CELL_CHARS_MAX: Final = 80
 _COLUMNS_MAX: Final = 20
 _ROWS_MAX: Final = 50
@@ -14,8 +16,7 @@ def cut(value: Any) -> str:
     """A value as text that fits a cell. Bytes that are UTF-8 are shown as text."""
     if isinstance(value, bytes):
         value = value[: 4 * _CELL_CHARS_MAX].decode("utf-8", "backslashreplace")
-    text = "" if value is None else str(value)
-    return text if len(text) <= _CELL_CHARS_MAX else f"{text[: _CELL_CHARS_MAX - 1]}…"
+    return "" if value is None else one_line(str(value), _CELL_CHARS_MAX)
 
 
 def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

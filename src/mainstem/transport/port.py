@@ -14,7 +14,9 @@ import msgspec
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
+from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
+from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
 
 # A schema as it is stored and sent; `bytes` is the name of a field below.
@@ -67,6 +69,25 @@ class StreamInfo(msgspec.Struct, frozen=True):
     def records(self) -> int:
         """How many records can be read now; of a compacted stream, how many there were before."""
         return sum(self.ends) - sum(self.starts)
+
+    def __repr__(self) -> str:
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        schema = f", schema version {self.schema_version}" if self.schema_id else ""
+        return f"<StreamInfo {self.name}: {shards}, {self.records} records, {self.bytes:,} bytes{schema}>"
+
+    def _repr_html_(self) -> str:
+        schema = Schema.parse(self.schema).names if self.schema else []
+        facts = {
+            "shards": self.shards,
+            "records": self.records,
+            "bytes": f"{self.bytes:,}",
+            "columns": ", ".join(schema) or ("known" if self.schema_id else "key, value, headers, timestamp"),
+            "key": ", ".join(self.key),
+            "index": ", ".join(self.index),
+            "cleanup": self.cleanup,
+            "retention": render_duration(self.retention_us / 1_000_000) if self.retention_us else "no limit",
+        }
+        return table(f"stream {self.name}", ["", ""], [(name, cut(fact)) for name, fact in facts.items()])
 
 
 # Administration: a request and its answer, the same over the wire and in process.
