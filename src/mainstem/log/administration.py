@@ -18,8 +18,8 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
     InvalidRequest,
-    InvalidSetting,
     InvalidSchema,
+    InvalidSetting,
     ReadOnly,
     Refused,
     StreamExists,
@@ -213,6 +213,7 @@ class Lookup:
             index=row.index,
             compatibility=row.compatibility,
             generations=() if is_listed else self._generations(row),
+            statistics_bytes=self._ledger.statistics_bytes(row.id) if details else 0,
         )
 
     def _generations(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -19,8 +19,8 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.histogram import Distribution
-from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.known_schemas import KnownSchemas
+from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
 from mainstem.log.batcher import Batcher, Outcomes, Submission
@@ -320,6 +320,7 @@ class _LiveLedger:
         self.block_totals = entries.block_totals
         self.dead_totals = entries.dead_totals
         self.dead_bytes = entries.dead_bytes
+        self.statistics_bytes = entries.statistics_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
 
