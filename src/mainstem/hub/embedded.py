@@ -15,11 +15,14 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.administration import Administration, Lookup
+from mainstem.log.administration import Administration, Lookup, accept_any
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
+from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
@@ -74,7 +77,9 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, auto_create_shards=auto_create_shards)
+        self._administration = Administration(
+            self.log, check_schema=accept_any, auto_create_shards=auto_create_shards
+        )
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
@@ -91,13 +96,27 @@ class LogPort:
         with SHORT_TURNS, DeferredInterrupt():
             return self._administration.handle(call)
 
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self.log.schema(schema)
+
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         patience = self.log.clock.monotonic() + timeout
+        batches = self._described(batches)
         submission = Submission(batches, lambda result: done(_results(result, len(batches))), patience)
         with self._lock:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
         self._pump.wake()
+
+    def _described(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches, those that are large enough with statistics: a server's gateway does the same."""
+        return [self._with_statistics(batch) if is_worth_statistics(batch.header) else batch for batch in batches]
+
+    def _with_statistics(self, batch: Batch) -> Batch:
+        row = self.log.ledger.load_stream(batch.header.stream)
+        # Of a stream that is gone the log says so when it gets the batch.
+        return batch if row is None else Contents.of(row, self.log.schema).described(batch)
 
     def _submit_deferred(self) -> None:
         """Hand over in order what the log takes; the rest waits until it has room."""
@@ -135,7 +154,7 @@ class LogPort:
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         try:
-            self.log.append(batches, lambda result: None)
+            self.log.append(self._described(batches), lambda result: None)
         except MainstemError:
             return False
         self._pump.wake()
@@ -350,8 +369,9 @@ class FolderPort:
         except FolderUnusable:
             self._ledger.close()
             raise
+        self._schemas = KnownSchemas(self._ledger.load_schema)
         self._reader = LogReader(self._ledger, folder.blocks)
-        self._lookup = Lookup(self._ledger, self._reader)
+        self._lookup = Lookup(self._ledger, self._reader, self._schemas)
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced
@@ -377,6 +397,10 @@ class FolderPort:
                     f"{self._epoch}); open it again"
                 )
         self.check_usable()
+
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self._schemas.get(schema)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")
