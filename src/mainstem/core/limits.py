@@ -42,6 +42,15 @@ BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
 KEY_FIELDS_MAX: Final = 8
 INDEX_FIELDS_MAX: Final = 8
 
+# One predicate, as text; together they keep reading any text under 50 ms. The depth counts brackets, CASE and signs.
+PREDICATE_BYTES_MAX: Final = 16 * KIB
+PREDICATE_TOKENS_MAX: Final = 1_000
+PREDICATE_DEPTH_MAX: Final = 32
+# A pattern of LIKE is matched in linear time, and every character of it is a factor.
+PREDICATE_PATTERN_CHARS_MAX: Final = 256
+# Each || may add the bytes of a whole column to what a batch needs in memory.
+PREDICATE_JOINS_MAX: Final = 8
+
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
