@@ -79,6 +79,12 @@ class Selection:
         self._schema_of = schema_of
         self._compression = compression
         self._cache = cache
+        times = {"_timestamp"} if view.schema is not None else {"_timestamp", "timestamp"}
+        self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
+            self._predicate.columns
+        )
+        # By schema: see `_ask`. Schemas of one stream are few.
+        self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
         wanted = view.names if self._predicate is None else self._predicate.columns
         self._tested = self._stored(wanted)
         self._given = self._stored(view.names)
@@ -90,43 +96,68 @@ class Selection:
         predicate = self._predicate
         if predicate is None:
             return False
+        # This is asked of every row of the ledger: nothing is looked at that the predicate does not ask for.
+        ranges = self._place(place.shard, place.base, place.end, None, place.time_high) if self._asks_place else {}
+        if not place.statistics:
+            return bool(ranges) and not predicate.may_match(ranges)
         known = self._known(place.schema_id, place.statistics)
-        own = {
-            "_shard": Range(place.shard, place.shard, has_null=False),
-            "_offset": Range(place.base, place.end - 1, has_null=False),
-            "_timestamp": Range(None, place.time_high, has_null=False),
-        }
-        if not predicate.may_match(_Ranges(own, known)):
+        ranges.update(known)
+        if not predicate.may_match(ranges):
             return True
-        if not any((found := known.get(name)) is not None and found.has_filter for name in predicate.indexed):
+        if not any(name in known and known[name].has_filter for name in predicate.indexed):
             return False
-        return not predicate.may_match(_Ranges(own, self._known(place.schema_id, filters())))
+        ranges.update(self._known(place.schema_id, filters()))
+        return not predicate.may_match(ranges)
 
     def can_skip_batch(self, fetched: FetchedBatch) -> bool:
         """The same of a batch that is in memory, by its header."""
         predicate, header = self._predicate, fetched.header
-        if predicate is None:
+        if predicate is None or not self._asks_place:
             return False
-        own = {
-            "_shard": Range(header.shard, header.shard, has_null=False),
-            "_offset": Range(fetched.base, fetched.end - 1, has_null=False),
-            "_timestamp": Range(header.time_low, header.time_high, has_null=False),
-        }
-        return not predicate.may_match(_Ranges(own, self._known(header.schema_id, header.statistics)))
+        return not predicate.may_match(
+            self._place(header.shard, fetched.base, fetched.end, header.time_low, header.time_high)
+        )
 
-    def _known(self, schema_id: int, found: bytes) -> Mapping[str, Range]:
-        """Ranges of a batch under the names that the predicate has for them."""
+    def _place(self, shard: int, base: int, end: int, time_low: int | None, time_high: int) -> dict[str, Range]:
+        """What is known of records by where they stand."""
+        found = {
+            "_shard": Range(shard, shard, has_null=False),
+            "_offset": Range(base, end - 1, has_null=False),
+            "_timestamp": Range(time_low, time_high, has_null=False),
+        }
+        if self.view.schema is None:
+            found["timestamp"] = found["_timestamp"]
+        return found
+
+    def _known(self, schema_id: int, found: bytes) -> dict[str, Range]:
+        """What statistics say of the columns that the predicate asks for, under its names for them."""
         if not found:
             return {}
+        asked = self._asked.get(schema_id)
+        if asked is None:
+            asked = self._asked[schema_id] = self._ask(schema_id)
+        arrow, names = asked
+        known = statistics.parse(found, arrow)
+        return {name: found_range for name, source in names if (found_range := known.get(source)) is not None}
+
+    def _ask(self, schema_id: int) -> tuple[pa.Schema | None, list[tuple[str, str]]]:
+        """The schema of batches, and which of their columns the predicate's columns are, where their values are the
+        same."""
+        assert self._predicate is not None
         view = self.view
-        if view.schema is None or not schema_id:
-            return _Renamed(statistics.parse(found, None), _OF_RECORDS if view.schema is None else {})
-        if schema_id == view.schema_id:
-            return statistics.parse(found, view.schema.arrow)
-        if self._schema_of is None:
-            return {}
-        way = promotion(self._schema_of(schema_id), view.schema)
-        return _Renamed(statistics.parse(found, way.old.arrow), _sources(way))
+        own = {"_key": "_key", "_timestamp": "_timestamp"}
+        if view.schema is None:
+            arrow, sources = None, {**own, "key": "_key", "timestamp": "_timestamp"}
+        elif not schema_id:
+            arrow, sources = None, own
+        elif schema_id == view.schema_id:
+            arrow, sources = view.schema.arrow, {**own, **{name: name for name in view.schema.names}}
+        elif self._schema_of is None:
+            arrow, sources = None, own
+        else:
+            way = promotion(self._schema_of(schema_id), view.schema)
+            arrow, sources = way.old.arrow, {**own, **_sources(way)}
+        return arrow, [(name, sources[name]) for name in self._predicate.columns if name in sources]
 
     # What is in it.
 
@@ -323,45 +354,6 @@ class Selections:
 def nothing(stream: int, shard: int, base: int, end: int) -> FetchedBatch:
     """What stands for offsets none of whose records is wanted."""
     return FetchedBatch(base, BatchHeader(stream, shard, *(0,) * 13, span=end - base), b"")
-
-
-# Statistics of records without a schema, under the names of their columns.
-_OF_RECORDS: Final = {"key": "_key", "timestamp": "_timestamp"}
-
-
-class _Ranges(Mapping[str, Range]):
-    """What is known of a place; what its statistics say goes before what its row says."""
-
-    def __init__(self, own: Mapping[str, Range], known: Mapping[str, Range]) -> None:
-        self._own = own
-        self._known = known
-
-    def __getitem__(self, name: str) -> Range:
-        found = self._known.get(name)
-        return self._own[name] if found is None else found
-
-    def __iter__(self) -> Any:
-        return iter({**self._own, **self._known})
-
-    def __len__(self) -> int:
-        return len({**self._own, **self._known})
-
-
-class _Renamed(Mapping[str, Range]):
-    """Ranges under other names; what every record has keeps its own."""
-
-    def __init__(self, known: Mapping[str, Range], names: Mapping[str, str]) -> None:
-        self._known = known
-        self._names = {**names, "_key": "_key", "_timestamp": "_timestamp"}
-
-    def __getitem__(self, name: str) -> Range:
-        return self._known[self._names[name]]
-
-    def __iter__(self) -> Any:
-        return (name for name, other in self._names.items() if other in self._known)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def _sources(way: Promotion) -> dict[str, str]:
