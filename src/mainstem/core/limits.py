@@ -39,7 +39,7 @@ SCHEMA_DEFAULT_BYTES_MAX: Final = 1 * KIB
 PROMOTED_BYTES_MAX: Final = 256 * MIB
 FORMATTED_BYTES_MAX: Final = 256 * MIB
 # An Avro file that is read: its blocks, and all of it, once they are decompressed.
-AVRO_BLOCK_BYTES_MAX: Final = 64 * MIB
+AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
 AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
 
 # One flush: what becomes durable together.
