@@ -41,6 +41,14 @@ BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
 # Columns that make up the key of a row, and columns whose values are looked up by filters.
 KEY_FIELDS_MAX: Final = 8
 INDEX_FIELDS_MAX: Final = 8
+# A default is repeated for every row that was written before its field was there.
+SCHEMA_DEFAULT_BYTES_MAX: Final = 1 * KIB
+# What the rows of a batch may grow by at once when they are read in another schema, or written as text.
+PROMOTED_BYTES_MAX: Final = 256 * MIB
+FORMATTED_BYTES_MAX: Final = 256 * MIB
+# An Avro file that is read: its blocks, and all of it, once they are decompressed.
+AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
+AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
 
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB
@@ -117,9 +125,13 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 # A producer may resend everything it has in flight and must get the original offsets for all of it.
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.
-assert 2 * SCHEMA_BYTES_MAX <= min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX)
 # Beside the filters there is room for every range, and for the place of every filter.
 assert 2 * FILTER_BYTES_MAX <= STATISTICS_BYTES_MAX and STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
+assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
+# One record of any stream can be read in another schema, and all the text of its values written.
+assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
+assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
+assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
