@@ -361,7 +361,8 @@ class SqliteLedgerReader:
 
     def load_generations(self, stream: int) -> list[GenerationRow]:
         sql = "SELECT stream, generation, shards, barriers FROM generations WHERE stream = ? ORDER BY generation"
-        return [GenerationRow(*row[:3], unpack_barriers(row[3])) for row in self._rows(sql, (stream,))]
+        rows = self._rows(sql, (stream,))
+        return [GenerationRow(row[0], row[1], row[2], unpack_barriers(row[3])) for row in rows]
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         rows = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
