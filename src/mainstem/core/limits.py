@@ -54,13 +54,13 @@ AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
 FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
 COMMAND_BYTES_MAX: Final = 1 * MIB
-# What is known of a batch without its payload: bounds of this many columns, each so long, and filters of the key and of
-# indexed columns, which together take at most an eighth of what they describe. Batches of fewer records have none until
-# they are merged.
+# What is known of a batch without its payload: bounds of so many columns, each at most so long, and filters of the key
+# and of indexed columns. Batches of fewer records and bytes have none until they are merged.
 STATISTICS_BYTES_MAX: Final = 1 * MIB
 STATISTICS_RANGES_MAX: Final = 8
 STATISTICS_BOUND_BYTES_MAX: Final = 16
 STATISTICS_RECORDS_MIN: Final = 512
+STATISTICS_RAW_BYTES_MIN: Final = 64 * KIB
 FILTER_BYTES_MAX: Final = 512 * KIB
 # What may wait for the next flush; more than this and appends are told to wait.
 PENDING_BYTES_MAX: Final = 64 * MIB
@@ -112,6 +112,8 @@ BATCH_OVERHEAD_BYTES: Final = 128
 READ_BYTES_MAX: Final = 1 * MIB
 # Bytes read from blocks a moment ago that are kept for the next who asks.
 RECENT_READS_BYTES_MAX: Final = 8 * MIB
+# And statistics, which whoever looks for a record asks of every batch.
+RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
@@ -125,13 +127,13 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 # A producer may resend everything it has in flight and must get the original offsets for all of it.
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.
-# Beside the filters there is room for every range, and for the place of every filter.
-assert 2 * FILTER_BYTES_MAX <= STATISTICS_BYTES_MAX and STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
 # One record of any stream can be read in another schema, and all the text of its values written.
 assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
 assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
 assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
+# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
+assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX

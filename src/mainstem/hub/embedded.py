@@ -22,6 +22,7 @@ from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
+from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
@@ -77,7 +78,9 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards)
+        self._administration = Administration(
+            self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
+        )
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
@@ -100,11 +103,21 @@ class LogPort:
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         patience = self.log.clock.monotonic() + timeout
+        batches = self._described(batches)
         submission = Submission(batches, lambda result: done(_results(result, len(batches))), patience)
         with self._lock:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
         self._pump.wake()
+
+    def _described(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches, those that are large enough with statistics: a server's gateway does the same."""
+        return [self._with_statistics(batch) if is_worth_statistics(batch.header) else batch for batch in batches]
+
+    def _with_statistics(self, batch: Batch) -> Batch:
+        row = self.log.ledger.load_stream(batch.header.stream)
+        # Of a stream that is gone the log says so when it gets the batch.
+        return batch if row is None else Contents.of(row, self.log.schema).described(batch)
 
     def _submit_deferred(self) -> None:
         """Hand over in order what the log takes; the rest waits until it has room."""
@@ -142,7 +155,7 @@ class LogPort:
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         try:
-            self.log.append(batches, lambda result: None)
+            self.log.append(self._described(batches), lambda result: None)
         except MainstemError:
             return False
         self._pump.wake()

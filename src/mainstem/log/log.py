@@ -142,7 +142,13 @@ class Log:
         opened.callback(self._upkeep_ledger.close)
         # Not begun here: whoever opens the log decides whether a thread keeps it.
         self.upkeep = Upkeep(
-            _Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock, options.pace
+            _Kept(self),
+            self._upkeep_ledger,
+            folder.blocks,
+            folder.snapshots,
+            self.clock,
+            options.pace,
+            self.schemas.get,
         )
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
@@ -314,6 +320,7 @@ class _LiveLedger:
         self.block_totals = entries.block_totals
         self.dead_totals = entries.dead_totals
         self.dead_bytes = entries.dead_bytes
+        self.statistics_bytes = entries.statistics_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
 

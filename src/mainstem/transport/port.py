@@ -33,7 +33,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     `schema` is the newest version of its schema, serialized; a stream without one has none, and a list leaves it out.
     `key` and `index` name columns of it; `compatibility` says what its next version must keep to. `generations` has,
     for each change of the number of shards, how many there are since, and where those that were there before ended; a
-    list leaves it out.
+    list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
+    that was asked.
     """
 
     id: int
@@ -62,6 +63,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     index: tuple[str, ...] = ()
     compatibility: str = "backward"
     generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    statistics_bytes: int = 0
 
     @property
     def records(self) -> int:

@@ -4,7 +4,8 @@ Used for every commit and for every replay after a crash, against any backend: s
 repeated batches, gives offsets, and refuses what breaks a rule; it does no I/O but loading rows it needs.
 
 What one flush does to one shard becomes one entry, as long as the accepted frames lie next to each other; a refused
-or repeated frame in between splits it, because an entry covers a single run of bytes.
+or repeated frame in between splits it, because an entry covers a single run of bytes. A batch with statistics is an entry
+of its own, which has their summary.
 """
 
 import struct
@@ -35,6 +36,7 @@ from mainstem.core.limits import (
     SHARDS_PER_STREAM_MAX,
     STREAMS_MAX,
 )
+from mainstem.core.statistics import summary
 from mainstem.log.flush import (
     AlterStream,
     Appended,
@@ -321,6 +323,8 @@ class _Step:
             or run.position + run.length != batch.position
             or entry.schema_id != header.schema_id
             or entry.transaction != header.transaction
+            or entry.statistics
+            or header.statistics
         ):
             self._close_entry(run)
             run.entry, run.base, run.position, run.length = header, base, batch.position, 0
@@ -361,8 +365,6 @@ class _Step:
         block = self._flush.block
         self._live[block] = self._live.get(block, 0) + run.length
         span = run.next - run.base
-        # Statistics describe a single batch; an entry of several has none until the merger makes them.
-        statistics = first.statistics if span == first.count else b""
         self._changes.entries.append(
             Entry(
                 first.stream,
@@ -376,7 +378,7 @@ class _Step:
                 run.time_high,
                 first.schema_id,
                 first.transaction,
-                statistics,
+                summary(first.statistics),
             )
         )
         run.entry = None
@@ -713,7 +715,7 @@ def _replacing(
                 found[old].time_high,
                 own[0].header.schema_id if own else 0,
                 own[0].header.transaction if own else 0,
-                own[0].header.statistics if len(own) == 1 else b"",
+                summary(own[0].header.statistics) if len(own) == 1 else b"",
             )
         )
         base += span
