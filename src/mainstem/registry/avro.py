@@ -67,9 +67,9 @@ def from_avro(given: Mapping[str, Any] | str) -> Schema:
     return as_schema(pa.schema(_Reader().fields("", parsed, 1)))
 
 
-def to_avro(schema: Schema, name: str = "row") -> dict[str, Any]:
+def to_avro(schema: Schema | pa.Schema, name: str = "row") -> dict[str, Any]:
     """The Avro record schema of a schema; `from_avro` makes the same schema of it."""
-    return _Writer().record(avro_names([name])[0], list(schema.arrow))
+    return _Writer().record(avro_names([name])[0], list(schema.arrow if isinstance(schema, Schema) else schema))
 
 
 def _from_json(text: str) -> Any:
