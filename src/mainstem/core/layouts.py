@@ -246,6 +246,15 @@ def narrow(columns: dict[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
+def narrow_rows(columns: dict[str, Any], schema: Schema) -> pa.RecordBatch:
+    """A batch of rows with these columns, and without those beside its schema's that are null throughout."""
+    layout = sum(
+        bit for bit, field in _ROW_FIELDS if (own := columns.get(field.name)) is not None and own.null_count < len(own)
+    )
+    shape = shape_of(layout, schema)
+    return pa.RecordBatch.from_arrays([columns[name] for name in shape.schema.names], schema=shape.schema)
+
+
 def widen(batch: pa.RecordBatch, layout: int, time_us: int) -> pa.RecordBatch:
     """The same records with all four columns. Columns that are there are shared, not copied."""
     count = batch.num_rows

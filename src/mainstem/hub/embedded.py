@@ -15,10 +15,12 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.administration import Administration, Lookup
+from mainstem.log.administration import Administration, Lookup, accept_any
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
@@ -74,7 +76,7 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, auto_create_shards=auto_create_shards)
+        self._administration = Administration(self.log, check_schema=accept_any, auto_create_shards=auto_create_shards)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
@@ -90,6 +92,10 @@ class LogPort:
         call = checked(call)
         with SHORT_TURNS, DeferredInterrupt():
             return self._administration.handle(call)
+
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self.log.schema(schema)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         patience = self.log.clock.monotonic() + timeout
@@ -350,8 +356,9 @@ class FolderPort:
         except FolderUnusable:
             self._ledger.close()
             raise
+        self._schemas = KnownSchemas(self._ledger.load_schema)
         self._reader = LogReader(self._ledger, folder.blocks)
-        self._lookup = Lookup(self._ledger, self._reader)
+        self._lookup = Lookup(self._ledger, self._reader, self._schemas)
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced
@@ -377,6 +384,10 @@ class FolderPort:
                     f"{self._epoch}); open it again"
                 )
         self.check_usable()
+
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self._schemas.get(schema)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")

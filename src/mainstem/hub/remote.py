@@ -39,7 +39,9 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import RECORD_BYTES_MAX
+from mainstem.core.schema import Schema
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import GATHER_BYTES, AppendRequest, CallRequest, PendingAppend, Request, gather
 from mainstem.hub.subscription import RemoteSubscription
@@ -53,6 +55,7 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     EndReached,
     EpochChanged,
+    SchemaCall,
     StreamInfo,
     checked,
 )
@@ -109,6 +112,7 @@ class RemotePort:
         self._is_exiting = False
         self._ids = _Ids()
         self._retries = RetryRatio(clock)
+        self._schemas = KnownSchemas(self._load_schema)
         # Handed over by any thread: what to do at the next turn, and appends in the order of their sequence numbers.
         self._actions: deque[Callable[[], None]] = deque()
         self._appends: deque[PendingAppend] = deque()
@@ -181,7 +185,19 @@ class RemotePort:
             raise error
 
         policy = _CALL if timeout is None else replace(_CALL, deadline=min(max(timeout, 0.001), _CALL.deadline))
-        return retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
+        answer = retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
+        for stream in answer.streams:
+            # Whoever looks a stream up needs its schema next.
+            if stream.schema and self._schemas.at_hand(stream.schema_id) is None:
+                self._schemas.add(stream.schema_id, Schema.parse(stream.schema))
+        return answer
+
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self._schemas.get(schema)
+
+    def _load_schema(self, schema: int) -> Schema:
+        return self.call(SchemaCall(schema)).schemas[0].parse()
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         append = PendingAppend(batches, self._clock.monotonic() + timeout, done)
@@ -408,6 +424,7 @@ class RemotePort:
             logger.warning(Event("connected again", server=self._where))
         if self._epoch not in (0, welcome.epoch):
             logger.warning(Event("the log was restored from a backup", server=self._where, epoch=welcome.epoch))
+            self._schemas.clear()
         assert self._connection is not None
         self._connection.allow_large()
         self._log_uuid, self._epoch = welcome.log, welcome.epoch

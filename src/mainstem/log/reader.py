@@ -5,9 +5,24 @@ from typing import Final
 
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX, RECENT_READS_BYTES_MAX
+from mainstem.core.limits import (
+    BATCH_OVERHEAD_BYTES,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    RECENT_READS_BYTES_MAX,
+    RECENT_STATISTICS_BYTES_MAX,
+)
+from mainstem.core.statistics import length_of
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.frame import FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
+from mainstem.log.frame import (
+    FRAME_BYTES,
+    FrameDamaged,
+    FrameHeader,
+    FrameKind,
+    parse_header,
+    payload_of,
+    statistics_of,
+)
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
 from mainstem.log.recent_reads import RecentReads
@@ -30,6 +45,7 @@ class LogReader:
         self._blocks = blocks
         self._hot = hot
         self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:
@@ -87,13 +103,31 @@ class LogReader:
         return []
 
     def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
-        """Every batch of these entries, which are a shard's and in order, from their blocks. DataLoss if one of them
-        cannot be read."""
+        """Every batch of these entries, which are a shard's and in order, from their blocks, with its statistics.
+        DataLoss if one of them cannot be read."""
         for run in _neighbours(entries, READ_BYTES_MAX):
             try:
-                yield from self._frames(stream, run, run[0].base) if run[0].length else map(_without_records, run)
+                if run[0].length:
+                    yield from self._frames(stream, run, run[0].base, with_statistics=True)
+                else:
+                    yield from map(_without_records, run)
             except _FileMissing as missing:
                 raise missing.loss from None
+
+    def statistics_of(self, entry: Entry) -> bytes:
+        """All statistics of an entry's batch, checked; b"" if it has none. Also if they cannot be read: then the batch
+        has to be, and whoever does is told what is the matter."""
+        length = length_of(entry.statistics)
+        if not length:
+            return b""
+        try:
+            return self._statistics.read(entry.block, entry.position, FRAME_BYTES + length)
+        except (FrameDamaged, BlockMissing, OSError):
+            return b""
+
+    def _read_statistics(self, block: int, position: int, length: int) -> bytes:
+        data = self._read_block(block, position, length)
+        return statistics_of(data, 0, parse_header(data, 0, position, block))
 
     def offset_at_time(self, stream: StreamRow, shard: int, time_us: int) -> int:
         """The base of the first stored run that holds a record of `time_us` or later, else the end."""
@@ -124,7 +158,9 @@ class LogReader:
                 # Another run would be read for a part of it only.
                 return
 
-    def _frames(self, stream: StreamRow, run: list[Entry], offset: int) -> Iterator[FetchedBatch]:
+    def _frames(
+        self, stream: StreamRow, run: list[Entry], offset: int, *, with_statistics: bool = False
+    ) -> Iterator[FetchedBatch]:
         """The batches of entries that lie near each other in one block, from the one that holds `offset`."""
         origin = run[0].position
         data = self._load(stream, run, max(offset, run[0].base))
@@ -135,7 +171,9 @@ class LogReader:
             while at < stop:
                 header = self._header(stream, data, at, origin + at, entry, max(base, offset))
                 if base + header.span > offset:
-                    yield self._checked(stream, data, at, header, base, max(base, offset))
+                    payload = self._checked(stream, data, at, header, base, max(base, offset))
+                    known = statistics_of(data, at, header) if with_statistics else b""
+                    yield FetchedBatch(base, header.batch_header(known), payload)
                 base += header.span
                 at += header.total_len
 
@@ -181,14 +219,13 @@ class LogReader:
 
     def _checked(
         self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int, wanted: int
-    ) -> FetchedBatch:
+    ) -> memoryview:
         try:
-            payload = payload_of(data, at, header)
+            return payload_of(data, at, header)
         except FrameDamaged as error:
             entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
             last = base + header.span - 1
             raise self._damaged(stream, entry, wanted, last, error.position, error.reason) from error
-        return FetchedBatch(base, header.batch_header(b""), payload)
 
     def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, detail: str) -> DataLoss:
         return DataLoss(

@@ -40,6 +40,7 @@ from mainstem.log.frame import (
     BLOCK_HEADER_BYTES,
     FRAME,
     FRAME_BYTES,
+    HEADER_BYTES_MAX,
     FRAME_MAGIC,
     BlockHeader,
     FrameDamaged,
@@ -158,7 +159,7 @@ class Salvage:
         """The number of the block, as the first frame says whose checksum holds and that stands where it says."""
         position = 0
         while position + FRAME_BYTES <= self._size:
-            data = self._file.read(position, _WINDOW_BYTES + FRAME_BYTES * 32)
+            data = self._file.read(position, _WINDOW_BYTES + HEADER_BYTES_MAX)
             at = data.find(_MAGIC)
             while 0 <= at <= _WINDOW_BYTES and at + FRAME_BYTES <= len(data):
                 claimed = FrameHeader._make(FRAME.unpack_from(data, at))

@@ -15,7 +15,7 @@ from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopp
 from mainstem.core.events import Event
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
-from mainstem.log.administration import Administration
+from mainstem.log.administration import Administration, accept_any
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
@@ -65,6 +65,7 @@ class Server:
         self.log = Log(settings.data, options, clock=clock, disk=disk)
         self._administration = Administration(
             self.log,
+            check_schema=accept_any,
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
@@ -261,7 +262,7 @@ class Server:
         if call.details:
             return None
         try:
-            return self._administration.find(call.name)
+            return self._administration.find_in_memory(call.name)
         except UnknownStream:
             if call.auto_create and self.settings.auto_create:
                 return None

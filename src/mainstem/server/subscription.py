@@ -18,6 +18,7 @@ from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_SCHEMAS,
     VERSION_OF_SPANS,
     Batches,
     Kind,
@@ -187,8 +188,8 @@ class PushSubscription:
         self.push()
 
     def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
-        if self._version < VERSION_OF_SPANS:
-            understood = list(takewhile(lambda batch: not batch.header.span, batches))
+        if self._version < VERSION_OF_SCHEMAS:
+            understood = list(takewhile(lambda batch: _version_of(batch) <= self._version, batches))
             if len(understood) < len(batches):
                 if understood:
                     self._send(understood, encode)
@@ -207,11 +208,17 @@ class PushSubscription:
 
     def _end_not_understood(self, batch: FetchedBatch) -> None:
         name, shard = self._feed.stream.name, batch.header.shard
+        offsets = f"offsets {batch.base} to {batch.end - 1}"
+        what = (
+            f"{offsets} hold rows of a schema, which protocol version {self._version} does not know"
+            if batch.header.schema_id
+            else f"of {offsets} some records were compacted away or erased, which protocol version {self._version} "
+            "cannot say"
+        )
         self.end(
             ProtocolError(
-                f"stream {name!r} shard {shard}: between offsets {batch.base} and {batch.end - 1} records were "
-                f"compacted away or erased, which protocol version {self._version} cannot say; this server speaks "
-                f"{VERSION_MIN} to {VERSION}: upgrade the client"
+                f"stream {name!r} shard {shard}: {what}; this server speaks {VERSION_MIN} to {VERSION}: upgrade the "
+                "client"
             )
         )
 
@@ -223,3 +230,10 @@ class PushSubscription:
         self._ended = True
         if error is not None:
             self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
+
+
+def _version_of(batch: FetchedBatch) -> int:
+    """The protocol that a client must speak to read this batch."""
+    if batch.header.schema_id:
+        return VERSION_OF_SCHEMAS
+    return VERSION_OF_SPANS if batch.header.span else VERSION_MIN

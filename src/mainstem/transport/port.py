@@ -15,6 +15,10 @@ from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
+from mainstem.core.schema import Schema
+
+# A schema as it is stored and sent; `bytes` is the name of a field below.
+Serialized = bytes
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
@@ -25,6 +29,11 @@ class StreamInfo(msgspec.Struct, frozen=True):
     0 if there are none. `restored` has, for the newest epochs that a restore from a backup ended, where the shards
     ended in that backup; a list of streams leaves it out. `oldest_us` is about when the first record that can be read
     was written, as far as that was asked and is known, else 0.
+
+    `schema` is the newest version of its schema, serialized; a stream without one has none, and a list leaves it out.
+    `key` and `index` name columns of it; `compatibility` says what its next version must keep to. `generations` has,
+    for each change of the number of shards, how many there are since, and where those that were there before ended; a
+    list leaves it out.
     """
 
     id: int
@@ -46,6 +55,13 @@ class StreamInfo(msgspec.Struct, frozen=True):
     gone_by_us: int = 0
     restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
     oldest_us: int = 0
+    schema_id: int = 0
+    schema: Serialized = b""
+    schema_version: int = 0
+    key: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+    compatibility: str = "backward"
+    generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def records(self) -> int:
@@ -68,6 +84,10 @@ class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
     retention_bytes: int = 0
     cleanup: str = "delete"
     tombstone_us: int | None = None
+    schema: bytes = b""
+    key: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+    compatibility: str = "backward"
 
 
 class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
@@ -95,6 +115,32 @@ class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
     retention_bytes: int | None = None
     cleanup: str | None = None
     tombstone_us: int | None = None
+    shards: int | None = None
+
+
+class SetSchemaCall(msgspec.Struct, frozen=True, tag="set_schema"):
+    """The next version of a stream's schema, or its first, checked against those before it as `compatibility` says:
+    None stands for what the stream has. With `dry_run` nothing is changed. Answered with the stream. The version that
+    is the newest already stays the newest."""
+
+    name: str
+    schema: bytes
+    compatibility: str | None = None
+    dry_run: bool = False
+
+
+class SchemasCall(msgspec.Struct, frozen=True, tag="schemas"):
+    """Answered with the versions of a stream's schema above `after`, the oldest first, as many as fit; `more` says
+    whether others follow."""
+
+    name: str
+    after: int = 0
+
+
+class SchemaCall(msgspec.Struct, frozen=True, tag="schema"):
+    """Answered with the schema of this id."""
+
+    id: int
 
 
 class DeleteStreamCall(msgspec.Struct, frozen=True, tag="delete"):
@@ -138,6 +184,18 @@ class ConnectionsCall(msgspec.Struct, frozen=True, tag="connections"):
     after: int = 0
 
 
+class SchemaInfo(msgspec.Struct, frozen=True):
+    """A schema, serialized. `version` and `created_us` are of the stream that was asked about, else 0."""
+
+    id: int
+    schema: bytes
+    version: int = 0
+    created_us: int = 0
+
+    def parse(self) -> Schema:
+        return Schema.parse(self.schema)
+
+
 class ConnectionInfo(msgspec.Struct, frozen=True):
     """A client as the server sees it. `client` is what it calls itself, which may be anything; its appends are counted
     since it connected.
@@ -165,6 +223,9 @@ Call = (
     | GetStreamCall
     | ListStreamsCall
     | AlterStreamCall
+    | SetSchemaCall
+    | SchemasCall
+    | SchemaCall
     | DeleteStreamCall
     | TrimStreamCall
     | EraseKeyCall
@@ -223,6 +284,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     histograms: dict[str, Distribution] = {}
     connections: tuple[ConnectionInfo, ...] = ()
     server: str = ""
+    schemas: tuple[SchemaInfo, ...] = ()
 
 
 AppendResult = int | MainstemError
@@ -256,6 +318,10 @@ class Port(Protocol):
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""
+        ...
+
+    def schema(self, schema: int) -> Schema:
+        """The schema of this id; InvalidSchema if there is none. One that was seen is never asked for again."""
         ...
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:

@@ -11,6 +11,8 @@ must not send what the other would pass over and should not:
 
     2   `span` in batch headers; the calls trim and erase; limits by size and compaction in create and alter; what
         streams say of bytes that wait to be off the disk, and of restores
+    3   rows: `schema_id` in batch headers; the calls set_schema, schemas and schema; schemas, keys and indexes in
+        create; more shards in alter; what streams say of these
 """
 
 import struct
@@ -40,13 +42,18 @@ from mainstem.transport.port import (
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
+    SchemaCall,
+    SchemasCall,
+    SetSchemaCall,
     StatisticsCall,
 )
 
-VERSION: Final = 2
+VERSION: Final = 3
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
+# And cannot read a batch that has a schema.
+VERSION_OF_SCHEMAS: Final = 3
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -184,10 +191,14 @@ def version_needed(call: Call) -> int:
     match call:
         case GetStreamCall() | ListStreamsCall() | DeleteStreamCall() | OffsetsAtTimeCall() | StatisticsCall():
             return 1
-        case CreateStreamCall(retention_bytes=0, cleanup="delete", tombstone_us=None):
-            return 1
-        case AlterStreamCall(retention_bytes=None, cleanup=None, tombstone_us=None):
-            return 1
+        case SetSchemaCall() | SchemasCall() | SchemaCall():
+            return 3
+        case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
+            return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (0, "delete", None) else 2
+        case AlterStreamCall(shards=None):
+            return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (None, None, None) else 2
+        case CreateStreamCall() | AlterStreamCall():
+            return 3
         case _:
             return 2
 

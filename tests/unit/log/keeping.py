@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mainstem.consume.record import RecordBatch
 from mainstem.core.identity import new_stream_uuid
-from mainstem.log.administration import Administration
+from mainstem.log.administration import Administration, accept_any
 from mainstem.log.flush import CreateStream
 from mainstem.log.ledger.base import BlockRow, Entry, StreamRow
 from mainstem.log.log import Log, LogOptions
@@ -118,7 +118,7 @@ class Keeping:
 
     def info(self, stream: int) -> StreamInfo:
         """With what waits to be freed."""
-        return Administration(self.log).info(self.row(stream), details=True)
+        return Administration(self.log, check_schema=accept_any).info(self.row(stream), details=True)
 
     def counts(self) -> dict[str, int]:
         return self.log.upkeep.counters()

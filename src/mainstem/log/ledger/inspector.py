@@ -21,7 +21,7 @@ import apsw
 from mainstem.core.errors import LedgerDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import AppliedPlace, BlockRow, Entry, ShardKey, ShardRow, StreamRow
-from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader
+from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader, stream_row
 
 # A writer that is just restarting its WAL turns a reader away for a moment.
 _BUSY_MS = 1_000
@@ -30,11 +30,14 @@ _TRY_SECONDS = 0.02
 # Wrong rows that are named one by one.
 _FLAWS_MAX = 20
 
-# The columns by format; what format 1 had not has its default value.
+# The columns by format; what a format had not has its default value.
 _BLOCKS_1: Final = "id, writer_epoch, state, bytes, live_bytes, created_us"
 _STREAMS_1: Final = "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us"
-_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: f"{_BLOCKS_1}, dead_us, rewrite_us"}
-_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"}
+_BLOCKS_2: Final = f"{_BLOCKS_1}, dead_us, rewrite_us"
+_STREAMS_2: Final = f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"
+_STREAMS_3: Final = f"{_STREAMS_2}, schema_version, key_columns, index_columns, compatibility"
+_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: _BLOCKS_2, 3: _BLOCKS_2}
+_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: _STREAMS_2, 3: _STREAMS_3}
 _SHARD_COLUMNS: Final = "start, next, stable, time_high, bytes"
 _ENTRY_COLUMNS: Final = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 # Rows that no flush can have made, and rows that do not begin where the one before them ends. -1: the first of a shard.
@@ -168,7 +171,7 @@ class LedgerInspector(SqliteLedgerReader):
 
     def list_streams(self) -> list[StreamRow]:
         return [
-            StreamRow(*row)
+            stream_row(row)
             for row in self._rows(f"SELECT {_STREAM_COLUMNS[self._found_format]} FROM streams ORDER BY id")
         ]
 
