@@ -3,7 +3,8 @@
 The client made the bytes and the server stores the same bytes, so everything a reader will rely on is proven now: the
 checksum, the Arrow message, the number of records, the range of their times, the limits of a record. Rows have a schema
 of their stream, any version of it, and keep what it promises. Records without one in a stream that has a schema, from
-clients that know nothing of rows, are JSON that fits, or tombstones.
+clients that know nothing of rows, are JSON that fits, or tombstones. What is to be known of a batch without reading it
+is found out here too, while it is open.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,16 +31,13 @@ from mainstem.core.keys import key_column
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
 from mainstem.core.limits import JSON_BATCH_BYTES_MAX, JSON_BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from mainstem.core.schema import Schema
+from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
 from mainstem.log.ledger.base import StreamRow, VersionRow
 from mainstem.produce.admission import check_batches, check_keyed, check_row_batch, has_keys
 from mainstem.registry.rows import converter_of
 
 # Pairs of a stream and a schema that were found to belong together.
 _KNOWN_MAX: Final = 10_000
-
-
-def _no_schema(schema: int) -> Schema:
-    raise InvalidSchema(f"no schema has id {schema}")
 
 
 def _no_versions(stream: int) -> Sequence[VersionRow]:
@@ -54,7 +52,7 @@ class Gateway:
         self,
         stream_of: Callable[[int], StreamRow | None],
         record_bytes_max: int,
-        schema_of: Callable[[int], Schema] = _no_schema,
+        schema_of: SchemaOf = no_schema,
         versions_of: Callable[[int], Sequence[VersionRow]] = _no_versions,
     ) -> None:
         self._stream_of = stream_of
@@ -71,10 +69,12 @@ class Gateway:
             row = self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
-            self._check_payload(row, header, data)
+            batch = self._check_payload(row, header, data)
         except MainstemError as error:
             self.refused += 1
             return error
+        if is_worth_statistics(header):
+            header = Contents.of(row, self._schema_of).with_statistics(header, batch)
         return Batch(header, data)
 
     def _check_place(self, header: BatchHeader) -> StreamRow:
@@ -104,16 +104,23 @@ class Gateway:
         self._known.add((row.id, schema))
         return True
 
-    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> None:
+    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch | None:
+        """The batch, safe to use; None of a small one that did not have to be opened."""
         if crc32c(data) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
         # In a payload that is not longer than the longest key no key is too long.
         has_long_key = header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX
         if header.schema_id:
-            times = self._check_rows(row, header, data)
+            batch = self._check_rows(row, header, data)
+            times = payload.row_time_range(batch)
         elif header.layout & HAS_HEADERS or has_long_key or row.compacts or row.schema_id:
-            times = self._check_records(row, header, data)
+            batch = self._check_records(row, header, data)
+            times = payload.time_range(batch)
+        elif is_worth_statistics(header):
+            batch = self._opened(header, data)
+            times = payload.time_range(batch)
         else:
+            batch = None
             times = payload.verify(
                 header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
             )
@@ -127,30 +134,25 @@ class Gateway:
             raise InvalidPayload(
                 f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
             )
+        return batch
 
-    def _check_records(self, row: StreamRow, header: BatchHeader, data: bytes) -> tuple[int, int] | None:
-        """Check keys and headers too, by whole columns; the range of times, if the batch has its own."""
-        batch = payload.check(
-            header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
-        )
+    def _check_records(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch:
+        """Check keys and headers too, by whole columns."""
+        batch = self._opened(header, data)
         check_batches(row.name, (batch,))
         check_keyed(row.name, row.cleanup, has_keys(batch))
         if row.schema_id:
             self._check_json(row, header, batch)
-        return payload.time_range(batch)
+        return batch
 
-    def _check_rows(self, row: StreamRow, header: BatchHeader, data: bytes) -> tuple[int, int] | None:
+    def _opened(self, header: BatchHeader, data: bytes, schema: Schema | None = None) -> pa.RecordBatch:
+        sizes = (header.encoding, header.layout, header.count, header.raw_len)
+        return payload.check(*sizes, data, self._record_bytes_max, schema=schema)
+
+    def _check_rows(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch:
         """A batch of rows: what its schema promises, its keys and headers."""
         schema = self._schema_of(header.schema_id)
-        batch = payload.check(
-            header.encoding,
-            header.layout,
-            header.count,
-            header.raw_len,
-            data,
-            self._record_bytes_max,
-            schema=schema,
-        )
+        batch = self._opened(header, data, schema)
         if row.key and header.layout & HAS_KEY:
             raise InvalidRecord(f"stream {row.name!r}: the key of a row is made of {', '.join(row.key)}")
         try:
@@ -160,7 +162,7 @@ class Gateway:
         keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
         check_row_batch(row.name, batch, keys)
         check_keyed(row.name, row.cleanup, keys is not None and not keys.null_count)
-        return payload.row_time_range(batch)
+        return batch
 
     def _check_json(self, row: StreamRow, header: BatchHeader, batch: pa.RecordBatch) -> None:
         """Records without a schema in a stream that has one: JSON that fits its newest, or tombstones with a key."""
