@@ -229,6 +229,7 @@ class Hub:
         delivery_timeout: float = 120.0,
         compression: Literal["zstd", "lz4"] | None = "lz4",
         on_full: Literal["block", "raise"] = "block",
+        on_bad: Literal["raise", "dead_letter"] = "raise",
     ) -> Producer:
         """A producer.
 
@@ -236,6 +237,8 @@ class Hub:
         `batch_bytes` are shipped at once; fewer when nothing of this producer is under way, after `linger` seconds.
         `buffer_bytes` may wait to be acknowledged; then `send` blocks, or raises BufferFull, as `on_full` says.
         `delivery_timeout`: seconds until a record that was not acknowledged counts as failed.
+        `on_bad`: a row that does not fit the schema of its stream is a SchemaMismatch of `send`; "dead_letter" keeps it
+        instead in the stream `<stream>.dead`, with the reason: its ack then says its place there. See `redrive`.
         """
         options = ProducerOptions(
             acks=acks,
@@ -245,6 +248,7 @@ class Hub:
             delivery_timeout=delivery_timeout,
             compression=compression,
             on_full=on_full,
+            on_bad=on_bad,
         )
         self._port.check_usable()
         self._port.check_writable()

@@ -71,7 +71,9 @@ class Server:
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
-        self.gateway = Gateway(self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema)
+        self.gateway = Gateway(
+            self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
+        )
         self.push_encoder = PushEncoder()
         self.selections = Selections(self.log.schema, "lz4")
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
