@@ -27,6 +27,7 @@ from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.core.predicate import Predicate
 from mainstem.core.schema import Schema
+from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
     EpochChanged,
@@ -61,9 +62,9 @@ class Consumer:
     headers then come only if _key and _headers are among them. Rows are of the newest schema that the stream had when
     the consumer was opened, or, without `where` and `columns`, of the newest that was met.
 
-    Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss; with
-    `on_bad="skip"` they are passed over and counted (`undecoded`), with "keep" they come without a value, their bytes in
-    `record.undecoded`. Where there is a `where` they match nothing and are counted.
+    Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
+    `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
+    in `record.undecoded`. Where there is a `where` they match nothing and are counted.
     """
 
     def __init__(
@@ -278,11 +279,8 @@ class Consumer:
                 parts.append(batch.part(at, run.start))
             at = run.stop
             if self._on_bad == "raise":
-                offsets, why = batch.offsets(), next(row for row in bad if row.index == run.start)
-                where = {"first": offsets[run.start], "last": offsets[run.stop - 1], "path": why.path}
-                parts.append(
-                    UndecodedRecords(stream=self._info.name, shard=batch.shard, reason=why.reason, **where)
-                )
+                why = next(row for row in bad if row.index == run.start)
+                parts.append(self._undecoded(batch, run, why))
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
             parts.append(batch.part(at, batch.count))
@@ -290,6 +288,17 @@ class Consumer:
             parts[-1].end = batch.end
         self._parts = parts
         return True
+
+    def _undecoded(self, batch: RecordBatch, run: range, why: BadRow) -> UndecodedRecords:
+        offsets = batch.offsets()
+        return UndecodedRecords(
+            stream=self._info.name,
+            shard=batch.shard,
+            first=offsets[run.start],
+            last=offsets[run.stop - 1],
+            path=why.path,
+            reason=why.reason,
+        )
 
     def _next_part(self) -> RecordBatch:
         part = self._parts.popleft()

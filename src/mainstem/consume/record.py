@@ -70,9 +70,7 @@ class RecordBatch:
         "stream",
     )
 
-    def __init__(
-        self, stream: str, fetched: FetchedBatch, start: int, end: int | None, view: View = _AS_BYTES
-    ) -> None:
+    def __init__(self, stream: str, fetched: FetchedBatch, start: int, end: int | None, view: View = _AS_BYTES) -> None:
         self._fetched = fetched
         self._view = view
         # The whole of what was fetched, and what of it belongs to this batch.
@@ -130,9 +128,9 @@ class RecordBatch:
 
     def to_polars(self) -> Any:
         """A polars DataFrame of `to_arrow()`; polars must be installed."""
-        import polars
+        import polars as pl
 
-        return polars.from_arrow(self.to_arrow())
+        return pl.from_arrow(self.to_arrow())
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """The rows as dicts, of the columns of `to_arrow()`."""
@@ -203,8 +201,8 @@ class RecordBatch:
         assert self._opened is not None
         if not self._opened.bad:
             return ()
-        first, last = self._skip, self._skip + self.count
-        return [BadRow(row.index - first, row.path, row.reason) for row in self._opened.bad if first <= row.index < last]
+        own = range(self._skip, self._skip + self.count)
+        return [BadRow(row.index - self._skip, row.path, row.reason) for row in self._opened.bad if row.index in own]
 
     def _stored_values(self) -> list[bytes | None]:
         raw = _AS_BYTES.decode(self._fetched).columns.column("value")
@@ -246,5 +244,3 @@ class RecordBatch:
 
 def _headers(pairs: list[tuple[str, bytes]] | None) -> dict[str, bytes] | None:
     return None if pairs is None else dict(pairs)
-
-

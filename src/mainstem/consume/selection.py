@@ -11,6 +11,7 @@ What is left of a batch covers the same offsets as before, so that positions mov
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -180,21 +181,22 @@ class Selection:
         return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
+        header = fetched.header
         decoded = self.view.decode(fetched, self._tested)
         if self._predicate is None:
             if decoded.bad:
                 return Selected(self._pack_around(fetched, decoded))
             return Selected(self._pack(fetched, decoded.columns, None, fetched.base, fetched.end))
-        undecoded = len(decoded.bad)
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
-            return Selected((nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded)
-        if count < len(mask):
-            return Selected(self._pack(fetched, self._rest(fetched, decoded), mask, fetched.base, fetched.end), undecoded)
-        if self.view.columns is None and fetched.header.schema_id == self.view.schema_id:
-            return Selected((fetched,), undecoded)
-        return Selected(self._pack(fetched, self._rest(fetched, decoded), None, fetched.base, fetched.end), undecoded)
+            left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
+        elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
+            left = [fetched]
+        else:
+            some = mask if count < len(mask) else None
+            left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
+        return Selected(left, len(decoded.bad))
 
     def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
         """All columns that are given, of a batch of which those that the predicate needs were decoded."""
@@ -215,9 +217,7 @@ class Selection:
         assert self._predicate is not None
         header = fetched.header
         offsets = fetched.base + _distances(decoded.columns, self.view)
-        table = self.view.assemble(
-            decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low
-        )
+        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad:
@@ -323,7 +323,7 @@ class Selection:
         edges = [0, *(np.flatnonzero(np.diff(is_bad)) + 1).tolist(), len(is_bad)]
         records = View(None).decode(fetched).columns
         packed: list[FetchedBatch] = []
-        for first, stop in zip(edges, edges[1:], strict=False):
+        for first, stop in pairwise(edges):
             base = fetched.base if first == 0 else int(offsets[first])
             end = fetched.end if stop == len(is_bad) else int(offsets[stop])
             if is_bad[first]:
@@ -385,7 +385,9 @@ def _distances(columns: pa.RecordBatch, view: View) -> np.ndarray:
 
 
 def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
-    return {name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"}
+    return {
+        name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"
+    }
 
 
 _AS_BYTES: Final = Selection(View(None))
