@@ -77,9 +77,7 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(
-            self.log, check_schema=accept_any, auto_create_shards=auto_create_shards
-        )
+        self._administration = Administration(self.log, check_schema=accept_any, auto_create_shards=auto_create_shards)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()

@@ -437,7 +437,9 @@ class _Step:
     def _set_schema(self, command: SetSchema) -> Outcome:
         row = self._open_stream(command.stream)
         if command.version != row.schema_version + 1:
-            raise Refused(f"stream {row.name!r} has version {row.schema_version} of its schema by now; check against it")
+            raise Refused(
+                f"stream {row.name!r} has version {row.schema_version} of its schema by now; check against it"
+            )
         if command.version > SCHEMA_VERSIONS_MAX:
             raise InvalidRequest(f"stream {row.name!r} has {SCHEMA_VERSIONS_MAX} versions of its schema, the limit")
         schema = self._schema_id(command.schema, command.fingerprint)
