@@ -96,6 +96,4 @@ class Gateway:
         return batch
 
     def _opened(self, header: BatchHeader, data: bytes) -> pa.RecordBatch:
-        return payload.check(
-            header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
-        )
+        return payload.check(header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max)
