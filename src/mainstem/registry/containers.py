@@ -1,8 +1,8 @@
 """Avro container files: written for others, and read from them with care.
 
-A file is a head with the schema and a mark, then blocks of rows, each compressed for itself and followed by the mark. What
-a file says of its size is compared with a limit before it is believed: a block is decompressed up to AVRO_BLOCK_BYTES_MAX
-and no further, has no more rows than bytes, and becomes columns piece by piece.
+A file is a head with the schema and a mark, then blocks of rows, each compressed for itself and followed by the mark.
+What a file says of its size is compared with a limit before it is believed: a block is decompressed up to
+AVRO_BLOCK_BYTES_MAX and no further, has no more rows than bytes, and becomes columns piece by piece.
 """
 
 import binascii

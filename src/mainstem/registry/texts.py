@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.registry.compatibility import is_nested
-from mainstem.registry.values import UNITS_PER_SECOND
 
+UNITS_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 SECONDS_LOW: Final = -62_135_596_800  # the beginning of the year 1
 SECONDS_HIGH: Final = 253_402_300_800  # the end of the year 9999
 
