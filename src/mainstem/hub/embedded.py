@@ -7,9 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mainstem.consume.feed import Feed
+from mainstem.consume.selection import Selections
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
@@ -20,7 +22,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES
 from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.administration import Administration, Lookup, accept_any
+from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.disk import Disk, LocalDisk
@@ -31,12 +33,14 @@ from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
+from mainstem.registry import compatibility
 from mainstem.transport.port import (
     Answer,
     AppendDone,
     AppendResult,
     Call,
     EndReached,
+    Query,
     StatisticsCall,
     StreamInfo,
     checked,
@@ -77,7 +81,10 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, check_schema=accept_any, auto_create_shards=auto_create_shards)
+        self._administration = Administration(
+            self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
+        )
+        self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
@@ -159,11 +166,17 @@ class LogPort:
         return True
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> "LocalSubscription":
         self.check_usable()
         row = self.log.reader.require_stream(stream.id)
-        subscription = LocalSubscription(Feed(self.log.reader, row, offsets, ends), self._forget)
+        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query)
+        subscription = LocalSubscription(feed, self._forget)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
         try:
@@ -299,6 +312,7 @@ class LocalSubscription:
     def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None]) -> None:
         self.stream: StreamRow = feed.stream
         self._feed = feed
+        self.counts = feed.counts
         self._forget = forget
         self._queue: deque[FetchedBatch] = deque()
         self._touched: set[int] = set()
@@ -368,6 +382,7 @@ class FolderPort:
             self._ledger.close()
             raise
         self._schemas = KnownSchemas(self._ledger.load_schema)
+        self._selections = Selections(self._schemas.get)
         self._reader = LogReader(self._ledger, folder.blocks)
         self._lookup = Lookup(self._ledger, self._reader, self._schemas)
         self._liveness = Liveness("hub", lambda: None)
@@ -410,10 +425,16 @@ class FolderPort:
         raise ReadOnly("this hub only reads")
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
-        return FolderSubscription(Feed(self._reader, row, offsets, ends), self._ledger, self._check_epoch)
+        feed = _feed(self._reader, row, offsets, ends, self._selections, query)
+        return FolderSubscription(feed, self._ledger, self._check_epoch)
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
         raise ReadOnly("this hub only reads")
@@ -442,6 +463,7 @@ class FolderSubscription:
 
     def __init__(self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None]) -> None:
         self._feed = feed
+        self.counts = feed.counts
         self._ledger = ledger
         self._check_usable = check_usable
         self._queue: deque[FetchedBatch] = deque()
@@ -487,6 +509,20 @@ class FolderSubscription:
     def close(self) -> None:
         """Also from another thread: whoever waits is told."""
         self._error = Closed("this consumer is closed; open another with hub.consumer(...)")
+
+
+def _feed(
+    reader: LogReader,
+    row: StreamRow,
+    offsets: Sequence[int],
+    ends: Sequence[int] | None,
+    selections: Selections,
+    query: Query | None,
+) -> Feed:
+    if query is None:
+        return Feed(reader, row, offsets, ends)
+    select = partial(selections.get, row.id, row.key, query)
+    return Feed(reader, row, offsets, ends, select, is_plain=query.is_plain)
 
 
 def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:
