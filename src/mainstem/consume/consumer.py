@@ -25,7 +25,6 @@ from mainstem.core.errors import (
 )
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
-from mainstem.core.predicate import Predicate
 from mainstem.core.schema import Schema
 from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
@@ -100,7 +99,7 @@ class Consumer:
         self._info = port.call(GetStreamCall(stream)).streams[0]
         self._view = self._look_through(self._info)
         if self._where:
-            Predicate.parse(self._where).bind(self._view.all)
+            _check_predicate(self._where, self._view)
         # Schemas that are known to be older than the view's.
         self._older: set[int] = set()
         self._counted = ReadCounts()
@@ -476,6 +475,13 @@ def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:
                 f"{offset - 1} are not in this log any more: it was restored from a backup that ends before them. What "
                 f"is there now at {kept} and after is other. Go on at {kept}, at the earliest or at the latest record"
             )
+
+
+def _check_predicate(where: str, view: View) -> None:
+    # Who asks for everything does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    Predicate.parse(where).bind(view.all)
 
 
 def _names(columns: Sequence[str]) -> tuple[str, ...]:

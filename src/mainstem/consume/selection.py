@@ -12,7 +12,7 @@ What is left of a batch covers the same offsets as before, so that positions mov
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -24,11 +24,13 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
-from mainstem.core.predicate import BoundPredicate, Predicate
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
 from mainstem.registry.promotion import Promotion, promotion
 from mainstem.transport.port import Query
+
+if TYPE_CHECKING:
+    from mainstem.core.predicate import BoundPredicate
 
 # So many readers must want the same before what one of them gets is kept for the others.
 _READERS_SHARING: Final = 2
@@ -75,7 +77,7 @@ class Selection:
         self.is_plain = not where and view.columns is None
         # Who reads with it now.
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._predicate: BoundPredicate | None = Predicate.parse(where).bind(view.all) if where else None
+        self._predicate = _bind(where, view) if where else None
         self._identity = (view.schema_id, where, view.columns)
         self._schema_of = schema_of
         self._compression = compression
@@ -356,6 +358,13 @@ class Selections:
             )
             self._made[stream, query] = found
         return found
+
+
+def _bind(where: str, view: View) -> "BoundPredicate":
+    # Who has no readers with predicates does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    return Predicate.parse(where).bind(view.all)
 
 
 def nothing(stream: int, shard: int, base: int, end: int) -> FetchedBatch:
