@@ -1,6 +1,10 @@
 """Rows read back: by predicate, by column, of several schemas, and what is no row among them. Near and far alike."""
 
 import json
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from typing import Any
@@ -335,6 +339,36 @@ def test_a_filtered_reader_that_takes_nothing_holds_up_nobody(tmp_path):
             assert len(read(hub)) == 40_000
             assert time.monotonic() - began < 10
             assert hub.statistics()["bytes_pushed"] > 0
+
+
+_READ_AND_WAIT = """
+    import sys, mainstem
+    hub = mainstem.connect(sys.argv[1])
+    with hub.consumer("orders", start="earliest", where="amount >= 0") as consumer:
+        for number, record in enumerate(consumer):
+            if number == 10:
+                print("reading", flush=True)
+            if number == int(sys.argv[2]) - 1:
+                print("done", flush=True)
+                break
+"""
+
+
+def test_a_stopped_reader_goes_on_where_it_was(tmp_path):
+    """A process that is stopped takes nothing and holds nothing up; continued, it gets the rest."""
+    count = 60_000
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        orders(hub, count, key=None)
+        script = [sys.executable, "-c", textwrap.dedent(_READ_AND_WAIT), server.url, str(count)]
+        with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+            reader.send_signal(signal.SIGSTOP)
+            before = server.memory_bytes()
+            assert len(read(hub, where="id >= 59900")) == 100
+            assert server.memory_bytes() - before < 64 << 20
+            reader.send_signal(signal.SIGCONT)
+            assert reader.stdout.readline() == "done\n"
 
 
 def test_a_predicate_that_rarely_matches_does_not_hold_the_loop(tmp_path):
