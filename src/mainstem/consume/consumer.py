@@ -280,9 +280,7 @@ class Consumer:
             if self._on_bad == "raise":
                 offsets, why = batch.offsets(), next(row for row in bad if row.index == run.start)
                 where = {"first": offsets[run.start], "last": offsets[run.stop - 1], "path": why.path}
-                parts.append(
-                    UndecodedRecords(stream=self._info.name, shard=batch.shard, reason=why.reason, **where)
-                )
+                parts.append(UndecodedRecords(stream=self._info.name, shard=batch.shard, reason=why.reason, **where))
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
             parts.append(batch.part(at, batch.count))

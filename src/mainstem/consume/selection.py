@@ -189,7 +189,9 @@ class Selection:
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
-            return Selected((nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded)
+            return Selected(
+                (nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded
+            )
         columns = decoded.columns
         if self._given - set(columns.schema.names) and fetched.header.schema_id == self.view.schema_id:
             columns = self._decode(fetched, self._given).columns
@@ -208,9 +210,7 @@ class Selection:
         assert self._predicate is not None
         header = fetched.header
         offsets = fetched.base + _distances(decoded.columns, self.view)
-        table = self.view.assemble(
-            decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low
-        )
+        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad:
@@ -378,7 +378,9 @@ def _distances(columns: pa.RecordBatch, view: View) -> np.ndarray:
 
 
 def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
-    return {name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"}
+    return {
+        name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"
+    }
 
 
 _AS_BYTES: Final = Selection(View(None))
