@@ -65,9 +65,9 @@ def write(
     """Write records from a file or a pipe to a stream.
 
     Ends when all of them are durable. If the stream has a schema, each line, row or frame is a row of it: JSON, cells
-    of CSV, columns of Parquet. If it has none, lines are values as they are, and a row of NDJSON, CSV or Parquet becomes
-    the JSON of that row, unless its columns are value, key, headers and timestamp: then it is a whole record, as
-    `tail --output json` writes them.
+    of CSV, columns of Parquet. If it has none, lines are values as they are, and a row of NDJSON, CSV or Parquet is
+    kept as the JSON of that row, unless its columns are value, key, headers and timestamp: then it is a whole record,
+    as `tail --output json` writes them.
     """
     check_stream_name(name, reserved=True)
     if on_bad not in ("raise", "dead_letter"):
