@@ -10,8 +10,9 @@ What is left of a batch covers the same offsets as before, so that positions mov
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -23,11 +24,13 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
-from mainstem.core.predicate import BoundPredicate, Predicate
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
 from mainstem.registry.promotion import Promotion, promotion
 from mainstem.transport.port import Query
+
+if TYPE_CHECKING:
+    from mainstem.core.predicate import BoundPredicate
 
 # So many readers must want the same before what one of them gets is kept for the others.
 _READERS_SHARING: Final = 2
@@ -74,7 +77,7 @@ class Selection:
         self.is_plain = not where and view.columns is None
         # Who reads with it now.
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._predicate: BoundPredicate | None = Predicate.parse(where).bind(view.all) if where else None
+        self._predicate = _bind(where, view) if where else None
         self._identity = (view.schema_id, where, view.columns)
         self._schema_of = schema_of
         self._compression = compression
@@ -85,9 +88,9 @@ class Selection:
         )
         # By schema: see `_ask`. Schemas of one stream are few.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
-        wanted = view.names if self._predicate is None else self._predicate.columns
-        self._tested = self._stored(wanted)
-        self._given = self._stored(view.names)
+        # The columns of a batch that are needed to say which records match, and those that are given; None: all.
+        self._given = None if view.columns is None else self._stored(view.columns)
+        self._tested = self._given if self._predicate is None else self._stored(self._predicate.columns)
 
     # Whether a batch must be opened at all.
 
@@ -180,30 +183,36 @@ class Selection:
         return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
-        decoded = self._decode(fetched, self._tested)
+        header = fetched.header
+        decoded = self.view.decode(fetched, self._tested)
         if self._predicate is None:
             if decoded.bad:
                 return Selected(self._pack_around(fetched, decoded))
             return Selected(self._pack(fetched, decoded.columns, None, fetched.base, fetched.end))
-        undecoded = len(decoded.bad)
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
-            return Selected(
-                (nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded
-            )
-        columns = decoded.columns
-        if self._given - set(columns.schema.names) and fetched.header.schema_id == self.view.schema_id:
-            columns = self._decode(fetched, self._given).columns
-        if count == len(mask):
-            if self.view.columns is None and fetched.header.schema_id == self.view.schema_id:
-                return Selected((fetched,), undecoded)
-            return Selected(self._pack(fetched, columns, None, fetched.base, fetched.end), undecoded)
-        return Selected(self._pack(fetched, columns, mask, fetched.base, fetched.end), undecoded)
+            left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
+        elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
+            left = [fetched]
+        else:
+            some = mask if count < len(mask) else None
+            left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
+        return Selected(left, len(decoded.bad))
 
-    def _decode(self, fetched: FetchedBatch, names: Collection[str]) -> Decoded:
-        everything = self._predicate is None and self.view.columns is None
-        return self.view.decode(fetched, None if everything else names)
+    def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
+        """All columns that are given, of a batch of which those that the predicate needs were decoded."""
+        header, schema = fetched.header, self.view.schema
+        if schema is None:
+            there = set(layouts.SCHEMAS[header.layout].names)
+        elif header.schema_id:
+            there = {*schema.names, *(field.name for bit, field in layouts.ROW_FIELDS if header.layout & bit)}
+        else:
+            return decoded.columns
+        given = there if self._given is None else there & self._given
+        if given <= set(decoded.columns.schema.names):
+            return decoded.columns
+        return self.view.decode(fetched, self._given).columns
 
     def _match(self, fetched: FetchedBatch, decoded: Decoded) -> np.ndarray:
         """For every record of a batch, whether the predicate is true for it."""
@@ -316,7 +325,7 @@ class Selection:
         edges = [0, *(np.flatnonzero(np.diff(is_bad)) + 1).tolist(), len(is_bad)]
         records = View(None).decode(fetched).columns
         packed: list[FetchedBatch] = []
-        for first, stop in zip(edges, edges[1:], strict=False):
+        for first, stop in pairwise(edges):
             base = fetched.base if first == 0 else int(offsets[first])
             end = fetched.end if stop == len(is_bad) else int(offsets[stop])
             if is_bad[first]:
@@ -349,6 +358,13 @@ class Selections:
             )
             self._made[stream, query] = found
         return found
+
+
+def _bind(where: str, view: View) -> "BoundPredicate":
+    # Who has no readers with predicates does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    return Predicate.parse(where).bind(view.all)
 
 
 def nothing(stream: int, shard: int, base: int, end: int) -> FetchedBatch:

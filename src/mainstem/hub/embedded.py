@@ -22,7 +22,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES
 from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.administration import Administration, Lookup, accept_any
+from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.disk import Disk, LocalDisk
@@ -33,6 +33,7 @@ from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
+from mainstem.registry import compatibility
 from mainstem.transport.port import (
     Answer,
     AppendDone,
@@ -80,7 +81,9 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, check_schema=accept_any, auto_create_shards=auto_create_shards)
+        self._administration = Administration(
+            self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
+        )
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}

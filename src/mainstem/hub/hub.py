@@ -17,6 +17,7 @@ from mainstem.core.schema import Schema
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.registry.forms import as_schema
 from mainstem.transport.port import (
     AlterStreamCall,
     CreateStreamCall,
@@ -189,10 +190,6 @@ class Streams:
     def delete(self, name: str) -> None:
         """Stop writes and reads at once; the name is free for a new stream. The space comes back within a day."""
         self._port.call(DeleteStreamCall(name))
-
-
-def as_schema(given: Any) -> Schema:
-    return given if isinstance(given, Schema) else Schema(given)
 
 
 def _names(what: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -58,9 +58,16 @@ class Contents(NamedTuple):
         header = batch.header
         if not is_worth_statistics(header):
             return batch
-        has_columns = header.schema_id or header.layout & layouts.HAS_KEY
-        return Batch(
-            self.with_statistics(header, self.decode(header, batch.payload) if has_columns else None), batch.payload
+        return Batch(self.with_statistics(header, self._described_columns(header, batch.payload)), batch.payload)
+
+    def _described_columns(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch | None:
+        """Of a batch, what statistics are made of: all of its rows, or only the keys of records without a schema."""
+        if header.schema_id:
+            return self.decode(header, data)
+        if not header.layout & layouts.HAS_KEY:
+            return None
+        return payload.decode_columns(
+            header.encoding, header.layout, header.count, header.raw_len, data, None, ("key",)
         )
 
     def with_statistics(self, header: BatchHeader, batch: pa.RecordBatch | None) -> BatchHeader:

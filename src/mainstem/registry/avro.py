@@ -20,9 +20,8 @@ from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIEL
 from mainstem.core.plain import one_line
 from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
 from mainstem.registry.avro_values import avro_names, from_avro_values, to_avro_values
-from mainstem.registry.texts import json_texts
+from mainstem.registry.defaults import default_array, json_of
 from mainstem.registry.types import DECIMAL_DIGITS_MAX, parse_type, type_text
-from mainstem.registry.values import array_of
 
 # A schema written down has some twenty nodes of JSON for a field, and five levels for each of its types.
 _NODES_MAX: Final = 20 * SCHEMA_FIELDS_MAX
@@ -67,9 +66,9 @@ def from_avro(given: Mapping[str, Any] | str) -> Schema:
     return as_schema(pa.schema(_Reader().fields("", parsed, 1)))
 
 
-def to_avro(schema: Schema, name: str = "row") -> dict[str, Any]:
+def to_avro(schema: Schema | pa.Schema, name: str = "row") -> dict[str, Any]:
     """The Avro record schema of a schema; `from_avro` makes the same schema of it."""
-    return _Writer().record(avro_names([name])[0], list(schema.arrow))
+    return _Writer().record(avro_names([name])[0], list(schema.arrow if isinstance(schema, Schema) else schema))
 
 
 def _from_json(text: str) -> Any:
@@ -138,7 +137,7 @@ class _Reader:
                 f"column {path!r}: its default {one_line(repr(default), 60)} is no {type_text(kind)}: "
                 f"{one_line(str(error), 100)}"
             ) from None
-        return json.loads(json_texts(array)[0].as_py())
+        return json_of(array, path)
 
     def _typed(self, path: str, name: str, given: Any, depth: int) -> pa.Field:
         """A field of a type, which may be null if it is a union with null."""
@@ -252,7 +251,7 @@ class _Writer:
                 found["fieldAliases"] = aliases
         has_default, default = default_of(field)
         if has_default and default is not None:
-            array = array_of(default, field.type, field.name)
+            array = default_array(default, field.type, field.name)
             found["default"] = to_avro_values(array, is_json=True)[0]
             found["type"] = [kind, "null"] if field.nullable else kind
         elif field.nullable:

@@ -11,18 +11,20 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.registry.compatibility import is_nested
 from mainstem.registry.texts import (
     SECONDS_HIGH,
     SECONDS_LOW,
+    UNITS_PER_SECOND,
+    as_list,
     has_double_keys,
     integer_of,
     shown_only,
     time_texts,
     timestamp_texts,
 )
-from mainstem.registry.values import UNITS_PER_SECOND
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -41,23 +43,29 @@ def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def _timestamp_values(array: pa.Array) -> list[Any]:
-    unit, zone = array.type.unit, UTC if array.type.tz else None
-    start, per_second = (_EPOCH if zone else _EPOCH.replace(tzinfo=None)), UNITS_PER_SECOND[unit]
-    low, high = SECONDS_LOW * per_second, SECONDS_HIGH * per_second
-    numbers = array.cast(pa.int64()).to_pylist()
-    texts: list[Any] | None = None
-    values: list[Any] = []
-    for index, number in enumerate(numbers):
-        if number is None:
-            values.append(None)
-        elif not low <= number < high:
-            values.append(number)
-        elif unit == "ns" and number % 1_000:
-            texts = texts or timestamp_texts(array, False).to_pylist()
-            values.append(texts[index])
-        else:
-            values.append(start + timedelta(microseconds=number * 1_000_000 // per_second))
-    return values
+    kind, numbers = array.type, array.cast(pa.int64())
+    low, high = SECONDS_LOW * UNITS_PER_SECOND[kind.unit], SECONDS_HIGH * UNITS_PER_SECOND[kind.unit]
+    extremes = pc.min_max(numbers).as_py()
+    is_near = extremes["min"] is None or (low <= extremes["min"] and extremes["max"] < high)
+    whole = pc.multiply(pc.divide(numbers, 1_000), 1_000)
+    if is_near and (kind.unit != "ns" or pc.all(pc.equal(whole, numbers), min_count=0).as_py()):
+        # numpy makes datetimes, and None of what is null.
+        values = array.cast(pa.timestamp("us", kind.tz)).to_numpy(zero_copy_only=False).tolist()
+        return [value and value.replace(tzinfo=UTC) for value in values] if kind.tz else list(values)
+    texts = timestamp_texts(array, False).to_pylist()
+    is_fine = (pc.not_equal(whole, numbers) if kind.unit == "ns" else numbers.is_null()).to_pylist()
+    rows = zip(numbers.to_pylist(), texts, is_fine, strict=True)
+    return [_timestamp(number, text, fine, kind) if number is not None else None for number, text, fine in rows]
+
+
+def _timestamp(number: int, text: str, is_fine: bool, kind: pa.DataType) -> datetime | str | int:
+    seconds, rest = divmod(number, UNITS_PER_SECOND[kind.unit])
+    if not SECONDS_LOW <= seconds < SECONDS_HIGH:
+        return number
+    if is_fine:
+        return text
+    microseconds = rest * 1_000_000 // UNITS_PER_SECOND[kind.unit]
+    return (_EPOCH if kind.tz else _EPOCH.replace(tzinfo=None)) + timedelta(seconds=seconds, microseconds=microseconds)
 
 
 def _date_values(array: pa.Array) -> list[Any]:
@@ -103,7 +111,7 @@ def _struct_values(array: pa.Array) -> list[Any]:
 
 def _list_values(array: pa.Array) -> list[Any]:
     if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_field))
+        array = as_list(array)
     array = shown_only(array)
     values, ends = python_values(array.values), array.offsets.to_pylist()
     lists = [values[start:end] for start, end in pairwise(ends)]

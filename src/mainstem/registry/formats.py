@@ -61,6 +61,13 @@ def to_arrow_stream(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> byt
     return bytes(sink.getvalue())
 
 
+def to_avro_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, name: str = "row") -> bytes:
+    """The rows as an Avro container file."""
+    from mainstem.registry.containers import write_avro
+
+    return write_avro(batches, schema, name=name)
+
+
 def to_parquet(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
     """The rows as a Parquet file."""
     import pyarrow.parquet

@@ -23,13 +23,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
-from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEFAULT_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
+from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
 from mainstem.core.plain import one_line
 from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
+from mainstem.registry.defaults import default_json
 from mainstem.registry.inference import infer_rows, rows_of_lines
-from mainstem.registry.texts import json_texts
 from mainstem.registry.types import OF_PYTHON, parse_type, type_text
-from mainstem.registry.values import array_of
 
 _DESCRIPTION: Final = {"type", "nullable", "default", "aliases", "doc"}
 _CONTAINERS: Final = {"list": {"items", "size"}, "map": {"keys", "values"}}
@@ -149,7 +148,7 @@ class _Builder:
         field = pa.field(name, kind, nullable=is_nullable)
         default = spec.get("default")
         if default is not None:
-            default = json_of(default, kind, path)
+            default = default_json(default, kind, path)
         return described(field, default=... if default is None else default, aliases=tuple(aliases), doc=doc)
 
     def _container(self, path: str, spec: Mapping[str, Any], depth: int) -> tuple[pa.DataType, bool] | None:
@@ -189,25 +188,6 @@ def _is_description(spec: Any) -> bool:
     return set(spec) <= _DESCRIPTION | (_CONTAINERS.get(name, set()) if isinstance(name, str) else set())
 
 
-def json_of(value: Any, kind: pa.DataType, path: str) -> Any:
-    """A default as it is kept: JSON, whichever way it was given (as JSON, or as a value of Python)."""
-    try:
-        array = array_of(value, kind, path)
-    except InvalidSchema:
-        try:
-            array = pa.array([value], kind)
-        except Exception:  # noqa: BLE001  # whatever it is: what was wrong with it as JSON says more
-            array = None
-        if array is None:
-            raise
-    text = json_texts(array)[0].as_py()
-    if len(text) > SCHEMA_DEFAULT_BYTES_MAX:
-        raise InvalidSchema(
-            f"column {path!r}: a default of {len(text)} bytes; at most {SCHEMA_DEFAULT_BYTES_MAX} are possible"
-        )
-    return json.loads(text)
-
-
 # What a schema must be beyond what `core` looks at: it is made sense of here.
 
 
@@ -233,7 +213,7 @@ def _field(path: str, field: pa.Field) -> pa.Field:
     has_default, default = default_of(field)
     if not has_default:
         return field
-    value = None if default is None else json_of(default, field.type, path)
+    value = None if default is None else default_json(default, field.type, path)
     if value is None and not field.nullable:
         raise InvalidSchema(f"column {path!r} is never null, so null cannot be its default")
     doc = (field.metadata or {}).get(DOC, b"").decode()

@@ -20,11 +20,11 @@ from mainstem.core.errors import IncompatibleSchema, RecordTooLarge
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.plain import one_line
-from mainstem.core.schema import METADATA_COLUMNS, Schema, default_of
+from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.compatibility import fits_list, is_list, is_nested, matched, widens
-from mainstem.registry.texts import shown_only
+from mainstem.registry.defaults import constant_of
+from mainstem.registry.texts import as_list, shown_only
 from mainstem.registry.types import type_text
-from mainstem.registry.values import array_of
 
 # Gives the values of a column, or of a part of one, in another type.
 _Step = Callable[[pa.Array], pa.Array]
@@ -100,13 +100,13 @@ def _column(field: pa.Field, was: pa.Field | None) -> _Step:
     step = _field(field.name, field, was)
     if was is None or field.nullable or not was.nullable:
         return step
-    return functools.partial(_without_nulls, field.name, _constant_of(field, field.name), step)
+    return functools.partial(_without_nulls, field.name, constant_of(field, field.name), step)
 
 
 def _field(path: str, field: pa.Field, was: pa.Field | None) -> _Step:
     if was is not None:
         return _step(path, field.type, was.type)
-    constant = _constant_of(field, path)
+    constant = constant_of(field, path)
     if constant.null_count and not field.nullable:
         raise IncompatibleSchema(
             f"column {path!r} is not in these rows, is never null and has no default; give it one, or let it be null"
@@ -172,7 +172,7 @@ def _struct_step(path: str, new: pa.DataType, old: pa.DataType) -> _Step:
     steps = [_field(f"{path}.{field.name}", field, was) for field, was in pairs]
     indices = [None if was is None else old.get_field_index(was.name) for _, was in pairs]
     strict = [
-        (index, f"{path}.{field.name}", _constant_of(field, path))
+        (index, f"{path}.{field.name}", constant_of(field, path))
         for index, (field, was) in enumerate(pairs)
         if was is not None and was.nullable and not field.nullable
     ]
@@ -206,10 +206,9 @@ def _list_step(path: str, new: pa.DataType, old: pa.DataType) -> _Step:
     step = _step(f"{path}[]", new.value_type, old.value_type)
     is_strict = old.value_field.nullable and not new.value_field.nullable
     becomes_free = pa.types.is_fixed_size_list(old) and pa.types.is_list(new)
-    free = pa.list_(old.value_field)
 
     def apply(array: pa.Array) -> pa.Array:
-        array = shown_only(array.cast(free) if becomes_free else array)
+        array = shown_only(as_list(array) if becomes_free else array)
         if is_strict:
             _no_nulls(f"{path}[]", array.flatten())
         values = step(array.values)
@@ -240,13 +239,7 @@ def _no_nulls(path: str, array: pa.Array) -> None:
         raise IncompatibleSchema(f"column {path!r} is null in some of these rows, and must not be")
 
 
-# Constants
-
-
-def _constant_of(field: pa.Field, path: str) -> pa.Array:
-    """An array of one value: the field's default, or null."""
-    has_default, value = default_of(field)
-    return array_of(value, field.type, path) if has_default else pa.nulls(1, field.type)
+# Growth
 
 
 # What Arrow keeps for each value beside its bytes: a bit that says whether it is there, and where it begins.
@@ -255,7 +248,7 @@ _OVERHEAD_BYTES: Final = 5
 
 def _growth_of(pairs: list[tuple[pa.Field, pa.Field | None]]) -> int:
     """How many bytes a row, or a struct, grows by, for what it does not have."""
-    return sum(_constant_of(field, field.name).nbytes + _OVERHEAD_BYTES for field, was in pairs if was is None)
+    return sum(constant_of(field, field.name).nbytes + _OVERHEAD_BYTES for field, was in pairs if was is None)
 
 
 def _check_growth(count: int, growth: int) -> None:

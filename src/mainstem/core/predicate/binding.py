@@ -181,8 +181,6 @@ def _found(name: str, names: Sequence[str], missing: str) -> str:
 
 def _normal(kind: pa.DataType) -> pa.DataType:
     """The type in which a column is looked at, where it is not its own."""
-    if pa.types.is_date64(kind):
-        return pa.date32()
     return pa.binary() if pa.types.is_fixed_size_binary(kind) else kind
 
 
