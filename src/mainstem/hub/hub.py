@@ -285,9 +285,7 @@ class Hub:
         self._open.add(consumer)
         return consumer
 
-    def find(
-        self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None
-    ) -> Found:
+    def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
 
         Batches of which the ledger or a filter knows that nothing in them can match are not read: an equality on the

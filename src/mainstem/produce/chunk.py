@@ -55,6 +55,7 @@ class Chunk:
         "rank",
         "rows",
         "shard_of",
+        "source",
         "stream",
         "times",
         "values",
@@ -93,6 +94,8 @@ class Chunk:
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
         self.bases: dict[int, int] = {}
+        # The records once encoded, until their fate is known: they may have to be split over other shards.
+        self.source: pa.RecordBatch | Encoded | None = None
         self.error: MainstemError | None = None
         # Whether somebody got the error from an ack.
         self.is_told = False
@@ -134,12 +137,38 @@ class Chunk:
 
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        if self.source is not None:
+            return self._encode_again(sticky, compression)
         few = self._encode_few(compression)
         if few is not None:
+            self.source = few
             self.shard_of = shard = sticky % self.stream.shards
             return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
+        self.source = batch
+        return self._split(batch, keys, sticky, compression)
+
+    def _encode_again(self, sticky: int, compression: str | None) -> list[Batch]:
+        """The same records for other shards."""
+        source = self.source
+        if isinstance(source, Encoded):
+            fields = (source.encoding, source.layout, source.count, source.raw_len)
+            source = payload.decode(*fields, source.payload)
+        assert source is not None
+        found = keys_of(self.stream, source, is_rows=self.rows is not None)
+        batches = self._split(source, None if found is None else found.to_pylist(), sticky, compression)
+        if self.pinned is not None and len(batches) > 1:
+            raise InvalidRequest(
+                f"stream {self.stream.name!r} has {self.stream.shards} shards by now, and the records that were to "
+                "stand next to each other belong to several of them; nothing of them was written"
+            )
+        return batches
+
+    def _split(
+        self, batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, sticky: int, compression: str | None
+    ) -> list[Batch]:
         sticky = sticky if self.pinned is None else self.pinned
+        self.rank = None
         shards = self.stream.shards
         pieces: list[tuple[int, pa.RecordBatch]]
         if keys is None or shards == 1:
@@ -254,7 +283,18 @@ _making_events = threading.Lock()
 class Parcel:
     """Chunks of several streams that travel in one request."""
 
-    __slots__ = ("_event", "_is_over", "batches", "callbacks", "chunks", "deadline", "is_done", "size", "waiter")
+    __slots__ = (
+        "_event",
+        "_is_over",
+        "batches",
+        "callbacks",
+        "chunks",
+        "deadline",
+        "is_done",
+        "number",
+        "size",
+        "waiter",
+    )
 
     def __init__(self, waiter: Callable[["Parcel", float | None], bool], deadline: float) -> None:
         self.chunks: list[Chunk] = []
@@ -266,11 +306,15 @@ class Parcel:
         self._event: threading.Event | None = None
         self.waiter = waiter
         self.deadline = deadline
+        # Counts parcels in the order in which they were first shipped.
+        self.number = 0
         self.size = 0
         self.callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
         """Every record's fate is known: call those who asked to be called, then wake those who wait."""
+        for chunk in self.chunks:
+            chunk.source = None
         self.is_done = True
         self.run_callbacks()
         self._is_over = True
