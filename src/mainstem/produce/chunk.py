@@ -22,6 +22,7 @@ from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
+from mainstem.produce.admission import check_atomic
 from mainstem.produce.row_batches import keys_of, with_envelope
 from mainstem.registry.rows import RowConverter
 from mainstem.transport.port import StreamInfo
@@ -38,6 +39,7 @@ class Chunk:
     """
 
     __slots__ = (
+        "atomic_in",
         "bases",
         "batch",
         "convert",
@@ -91,6 +93,8 @@ class Chunk:
         self.plain = not stream.schema
         # The shard of records without a key, where the chunk must not be spread.
         self.pinned: int | None = None
+        # The generation of the stream in which it is known to belong to one shard, if it must.
+        self.atomic_in: int | None = None
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
         self.bases: dict[int, int] = {}
@@ -137,6 +141,8 @@ class Chunk:
 
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        if self.atomic_in not in (None, self.stream.generation):
+            self._check_atomic()
         if self.source is not None:
             return self._encode_again(sticky, compression)
         few = self._encode_few(compression)
@@ -156,13 +162,14 @@ class Chunk:
             source = payload.decode(*fields, source.payload)
         assert source is not None
         found = keys_of(self.stream, source, is_rows=self.rows is not None)
-        batches = self._split(source, None if found is None else found.to_pylist(), sticky, compression)
-        if self.pinned is not None and len(batches) > 1:
-            raise InvalidRequest(
-                f"stream {self.stream.name!r} has {self.stream.shards} shards by now, and the records that were to "
-                "stand next to each other belong to several of them; nothing of them was written"
-            )
-        return batches
+        return self._split(source, None if found is None else found.to_pylist(), sticky, compression)
+
+    def _check_atomic(self) -> None:
+        """The stream has more shards than when it was checked."""
+        batch = self.batch if self.source is None else self.source
+        assert isinstance(batch, pa.RecordBatch), "what is sent as a table is a batch"
+        self.pinned = check_atomic(self.stream, (batch,), is_rows=self.rows is not None)
+        self.atomic_in = self.stream.generation
 
     def _split(
         self, batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, sticky: int, compression: str | None

@@ -469,6 +469,7 @@ class Producer:
                 check_row_batch(stream, batch, keys)
                 check_keyed(stream, info.cleanup, keys is not None and not keys.null_count)
         pinned = check_atomic(info, batches, is_rows=rows is not None) if atomic else None
+        atomic_in = info.generation if atomic else None
         batches = [batch for batch in batches if batch.num_rows]
         # A caller that is refused may send the same table again: all of it or nothing.
         is_refused_whole = self._options.on_full == "raise"
@@ -481,11 +482,13 @@ class Producer:
                 self._roll()
             if not is_refused_whole:
                 self._await_room(batch.nbytes)
-            chunks.append(self._add_batch(info, rows, batch, pinned))
+            chunks.append(self._add_batch(info, rows, batch, pinned, atomic_in))
             self._ship()
         return BatchAck(chunks)
 
-    def _add_batch(self, info: StreamInfo, rows: RowConverter | None, batch: Any, pinned: int | None) -> Chunk:
+    def _add_batch(
+        self, info: StreamInfo, rows: RowConverter | None, batch: Any, pinned: int | None, atomic_in: int | None
+    ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
         with DeferredInterrupt(), self._lock:
             self._check_open()
@@ -495,6 +498,7 @@ class Producer:
             chunk = self._begin_chunk(info, rows)
             chunk.batch = batch
             chunk.pinned = pinned
+            chunk.atomic_in = atomic_in
             self._add_filled(batch.nbytes)
             self._roll()
             return chunk
