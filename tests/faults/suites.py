@@ -102,7 +102,7 @@ SUITES: dict[str, Suite] = {
         slice=3,
         full=1_000,
         chunk=100,
-        bugs={"compact_too_much": 3, "free_too_early": 3},
+        bugs={"compact_too_much": 3, "free_too_early": 3, "filter_too_little": 1},
     ),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True

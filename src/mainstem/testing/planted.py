@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from mainstem.core import payload
+from mainstem.core import bloom, payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
 from mainstem.log import (
@@ -342,6 +342,18 @@ def compact_too_much() -> Iterator[None]:
         learn(self, records._replace(offsets=records.offsets + 1))
 
     with _patched(compaction.KeyIndex, "learn", learn_wrong):
+        yield
+
+
+@_bug
+def filter_too_little() -> Iterator[None]:
+    """A filter lacks some of the values that are there, so that whoever looks for them passes their batch over."""
+    build = bloom.build
+
+    def build_wrong(hashes: Any, bytes_max: int) -> bytes:
+        return build(hashes[1:], bytes_max)
+
+    with _patched(bloom, "build", build_wrong):
         yield
 
 
