@@ -1,16 +1,16 @@
 """The bloom filter: whether a value may be among many, in at most 16 bits for each of them.
 
-A filter is a row of blocks of 32 bytes; a value sets 8 bits, all of one block, so that asking touches one cache line. A
-value's hash h is a number of 64 bits:
+A filter is a row of blocks of 32 bytes; a value sets 4 bits, all of one block, so that asking touches one cache line.
+Fewer than would be best for its size, because setting them is what takes time. A value's hash h is a number of 64 bits:
 
     block    (h >> 32) * blocks >> 32
-    bits     for i = 0 to 7: bit 32 * i + (byte i of g >> 3) of the block, where g = h * 0x9E3779B97F4A7C15 (64 bits)
+    bits     for i = 0 to 3: bit 64 * i + (byte i of h & 63) of the block, byte 0 being the lowest
 
 Bit n of a block is bit n & 7 of its byte n >> 3. The hash of bytes goes through them in little-endian words of 8, the
 last filled up with zeros:
 
     h = 0x243F6A8885A308D3 ^ length; for each word: h = (h ^ word) * 0xA0761D6478BD642F, then h ^= h >> 32
-    at the end: h ^= h >> 33, h *= 0xFF51AFD7ED558CCD, h ^= h >> 33, h *= 0xC4CEB9FE1A85EC53, h ^= h >> 33
+    at the end: h = h * 0x9E3779B97F4A7C15, then h ^= h >> 32
 
 all in 64 bits. More than 256 bytes are hashed as their BLAKE2b digest of 16 bytes. A whole number is hashed as one
 word, two's complement, of length 8; a floating-point number like the bytes of its double, -0.0 as 0.0; NaN is equal to
@@ -37,9 +37,9 @@ _BLOCK_BITS: Final = 8 * BLOCK_BYTES
 _BITS_PER_VALUE: Final = 16
 # With more bits set than this, a value that is not there is taken for one that is more often than once in 10 times: not
 # worth its bytes.
-_FILL_MAX: Final = 0.75
-# A filter for 16 bits a value has so many bits set; halved, it must not have more.
-_FILL_WANTED: Final = 0.40
+_FILL_MAX: Final = 0.55
+# With 16 bits for a value so many bits are set; halved, a filter must not have more.
+_FILL_WANTED: Final = 0.23
 # A number of blocks has so many significant bits, so that it can be halved often.
 _SIGNIFICANT_BITS: Final = 5
 
@@ -48,17 +48,15 @@ _DIGEST_BYTES: Final = 16
 _MASK: Final = (1 << 64) - 1
 _SEED: Final = 0x243F6A8885A308D3
 _WORD: Final = 0xA0761D6478BD642F
-_FIRST: Final = 0xFF51AFD7ED558CCD
-_SECOND: Final = 0xC4CEB9FE1A85EC53
-_SPREAD: Final = 0x9E3779B97F4A7C15
+_LAST: Final = 0x9E3779B97F4A7C15
 _WORDS: Final = tuple(struct.Struct(f"<{count}Q") for count in range(_LENGTH_MAX // 8 + 1))
 _DOUBLE: Final = struct.Struct("<d")
 _U32: Final = np.uint64(32)
-_U33: Final = np.uint64(33)
 # What is kept of a word of which only so many bytes are the value's.
 _KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-# Where in a block each of the 8 bits of a value is looked for.
-_PLACES: Final = np.arange(0, 256, 32, dtype=np.uint8)[:, None]
+# Where in a block each of the bits of a value is looked for.
+_BITS_SET: Final = 4
+_PLACES: Final = np.arange(0, 256, 64, dtype=np.uint8)[:, None]
 
 
 def build(hashes: U64, bytes_max: int) -> bytes:
@@ -67,9 +65,9 @@ def build(hashes: U64, bytes_max: int) -> bytes:
     if not blocks:
         return b""
     at = ((hashes >> _U32) * np.uint64(blocks) >> _U32).astype(np.intp) << 8
-    spread = (hashes * np.uint64(_SPREAD)).astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    lowest = hashes.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :_BITS_SET]
     # By bit and then by value: numpy is fast where the last dimension is long.
-    places = (np.ascontiguousarray(spread.T) >> np.uint8(3)) | _PLACES
+    places = (np.ascontiguousarray(lowest.T) & np.uint8(63)) | _PLACES
     bits = np.zeros(blocks * _BLOCK_BITS, bool)
     bits[(at + places).ravel()] = True
     while not blocks & 1 and _fill(bits) < _FILL_WANTED:
@@ -97,12 +95,11 @@ def may_contain(data: Buffer, at: int, length: int, value_hash: int) -> bool:
     """Whether a value of this hash may be in the filter at `data[at : at + length]`."""
     blocks = length // BLOCK_BYTES
     begin = at + ((value_hash >> 32) * blocks >> 32) * BLOCK_BYTES
-    spread = value_hash * _SPREAD & _MASK
-    for place in range(0, BLOCK_BYTES, 4):
-        bit = spread >> 3 & 31
+    for place in range(0, BLOCK_BYTES, 8):
+        bit = value_hash & 63
         if not data[begin + place + (bit >> 3)] >> (bit & 7) & 1:
             return False
-        spread >>= 8
+        value_hash >>= 8
     return True
 
 
@@ -132,9 +129,8 @@ def hash_float(value: float) -> int:
 
 
 def _finished(found: int) -> int:
-    found = (found ^ found >> 33) * _FIRST & _MASK
-    found = (found ^ found >> 33) * _SECOND & _MASK
-    return found ^ found >> 33
+    found = found * _LAST & _MASK
+    return found ^ found >> 32
 
 
 # The hashes of a column, without its nulls.
@@ -153,13 +149,11 @@ def hashes_of_bytes(column: pa.Array) -> U64:
     if longest > _LENGTH_MAX:
         return _with_digests(column, lengths)
     first, last = int(ends[0]), int(ends[-1])
-    # The last word of the last value may reach beyond it.
-    data = np.zeros(last - first + 8, np.uint8)
-    if last > first:
-        data[:-8] = np.frombuffer(column.buffers()[2], np.uint8, last - first, first)
-    if int(lengths.min()) == longest:
+    data = np.frombuffer(column.buffers()[2], np.uint8, last - first, first) if longest else np.zeros(0, np.uint8)
+    if int(lengths.min()) == longest >= 8:
         return _hash_even(data, count, longest)
-    return _hash_uneven(data, ends[:-1] - first, lengths)
+    # The last word of a value may reach beyond it, that of the last value beyond all.
+    return _hash_uneven(np.concatenate((data, np.zeros(8, np.uint8))), ends[:-1] - first, lengths)
 
 
 def hashes_of_ints(values: npt.NDArray[Any]) -> U64:
@@ -178,11 +172,13 @@ def hashes_of_floats(values: npt.NDArray[Any]) -> U64:
 
 
 def _hash_even(data: npt.NDArray[np.uint8], count: int, length: int) -> U64:
-    """Values of one length lie at even distances, so that no word has to be looked up."""
+    """Values of one length, at least a word, lie at even distances, so that no word has to be looked up."""
     found = np.full(count, _SEED ^ length, np.uint64)
-    for done in range(0, length, 8):
-        words = np.ndarray((count,), "<u8", data, done, (length,))
-        _mix(found, words if done + 8 <= length else words & _KEPT[length - done])
+    for done in range(0, length - 7, 8):
+        _mix(found, np.ndarray((count,), "<u8", data, done, (length,)))
+    if rest := length % 8:
+        # The last bytes are the highest of the word that ends with them.
+        _mix(found, np.ndarray((count,), "<u8", data, length - 8, (length,)) >> np.uint64(64 - 8 * rest))
     return _finish(found)
 
 
@@ -222,9 +218,6 @@ def _mix(found: U64, words: U64) -> None:
 
 
 def _finish(found: U64) -> U64:
-    found ^= found >> _U33
-    found *= np.uint64(_FIRST)
-    found ^= found >> _U33
-    found *= np.uint64(_SECOND)
-    found ^= found >> _U33
+    found *= np.uint64(_LAST)
+    found ^= found >> _U32
     return found

@@ -37,7 +37,7 @@ def can_be_key(kind: pa.DataType) -> bool:
     """Whether values of this type have one way to be written as the bytes of a key."""
     types = pa.types
     is_bytes = types.is_string(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind)
-    return is_bytes or types.is_integer(kind)
+    return bool(is_bytes or types.is_integer(kind))
 
 
 def key_column(batch: pa.RecordBatch, fields: Sequence[str]) -> pa.BinaryArray:

@@ -164,7 +164,7 @@ ROW_KEY: Final = pa.field("_key", pa.binary())
 ROW_HEADERS: Final = pa.field("_headers", HEADERS_TYPE)
 ROW_TIMESTAMP: Final = pa.field("_timestamp", TIMESTAMP_TYPE)
 ROW_OFFSET: Final = pa.field("_offset", pa.uint32())
-_ROW_FIELDS: Final = (
+ROW_FIELDS: Final = (
     (HAS_KEY, ROW_KEY),
     (HAS_HEADERS, ROW_HEADERS),
     (HAS_TIMESTAMP, ROW_TIMESTAMP),
@@ -176,13 +176,13 @@ _ROW_FIELDS: Final = (
 def _row_shape(layout: int, schema: Schema) -> Shape:
     # Without the metadata of the fields: what is only for people and for promotion is no part of a batch.
     fields = [field.remove_metadata() for field in schema.arrow]
-    return _make_shape(layout, pa.schema(fields + [field for bit, field in _ROW_FIELDS if layout & bit]))
+    return _make_shape(layout, pa.schema(fields + [field for bit, field in ROW_FIELDS if layout & bit]))
 
 
 def row_layout(batch: pa.RecordBatch) -> int:
     """The layout of a batch of rows, by its last columns."""
     names = set(batch.schema.names)
-    return sum(bit for bit, field in _ROW_FIELDS if field.name in names)
+    return sum(bit for bit, field in ROW_FIELDS if field.name in names)
 
 
 def build(
@@ -249,7 +249,7 @@ def narrow(columns: dict[str, Any]) -> pa.RecordBatch:
 def narrow_rows(columns: dict[str, Any], schema: Schema) -> pa.RecordBatch:
     """A batch of rows with these columns, and without those beside its schema's that are null throughout."""
     layout = sum(
-        bit for bit, field in _ROW_FIELDS if (own := columns.get(field.name)) is not None and own.null_count < len(own)
+        bit for bit, field in ROW_FIELDS if (own := columns.get(field.name)) is not None and own.null_count < len(own)
     )
     shape = shape_of(layout, schema)
     return pa.RecordBatch.from_arrays([columns[name] for name in shape.schema.names], schema=shape.schema)

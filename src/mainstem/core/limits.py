@@ -33,14 +33,9 @@ SCHEMA_FIELDS_MAX: Final = 2_000
 SCHEMA_DEPTH_MAX: Final = 16
 SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB
-# A default is repeated for every row that was written before its field was there.
-SCHEMA_DEFAULT_BYTES_MAX: Final = 1 * KIB
-# What the rows of a batch may grow by at once when they are read in another schema, or written as text.
-PROMOTED_BYTES_MAX: Final = 256 * MIB
-FORMATTED_BYTES_MAX: Final = 256 * MIB
-# An Avro file that is read: its blocks, and all of it, once they are decompressed.
-AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
-AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
+# JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
+JSON_BATCH_BYTES_MAX: Final = 4 * MIB
+JSON_BATCH_RECORDS_MAX: Final = 1 << 16
 # Versions of one stream's schema.
 SCHEMA_VERSIONS_MAX: Final = 1_000
 # Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of
@@ -49,6 +44,23 @@ BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
 # Columns that make up the key of a row, and columns whose values are looked up by filters.
 KEY_FIELDS_MAX: Final = 8
 INDEX_FIELDS_MAX: Final = 8
+
+# One predicate, as text; together they keep reading any text under 50 ms. The depth counts brackets, CASE and signs.
+PREDICATE_BYTES_MAX: Final = 16 * KIB
+PREDICATE_TOKENS_MAX: Final = 1_000
+PREDICATE_DEPTH_MAX: Final = 32
+# A pattern of LIKE is matched in linear time, and every character of it is a factor.
+PREDICATE_PATTERN_CHARS_MAX: Final = 256
+# Each || may add the bytes of a whole column to what a batch needs in memory.
+PREDICATE_JOINS_MAX: Final = 8
+# A default is repeated for every row that was written before its field was there.
+SCHEMA_DEFAULT_BYTES_MAX: Final = 1 * KIB
+# What the rows of a batch may grow by at once when they are read in another schema, or written as text.
+PROMOTED_BYTES_MAX: Final = 256 * MIB
+FORMATTED_BYTES_MAX: Final = 256 * MIB
+# An Avro file that is read: its blocks, and all of it, once they are decompressed.
+AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
+AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
 
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB
@@ -115,6 +127,8 @@ RECENT_READS_BYTES_MAX: Final = 8 * MIB
 # And statistics, which whoever looks for a record asks of every batch.
 RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
+# Batches that were turned into what several readers want.
+TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
@@ -128,12 +142,12 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.
 assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
+# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
+assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 # One record of any stream can be read in another schema, and all the text of its values written.
 assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
 assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
 assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
-# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
-assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX

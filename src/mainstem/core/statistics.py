@@ -263,7 +263,7 @@ def _unscaled(value: Decimal, scale: int) -> int:
     """The number without its point. By its digits: arithmetic would round to those of the context."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
-    number = int("".join(map(str, digits))) * 10 ** (scale + exponent)
+    number: int = int("".join(map(str, digits))) * 10 ** (scale + exponent)
     return -number if sign else number
 
 
@@ -448,10 +448,9 @@ def _hash_of(value: Any, form: int, kind: pa.DataType | None) -> int | None:
         number = _whole(value)
         return None if number is None else bloom.hash_int(number)
     if form == _FLOAT:
-        number = float(value)
-        # A number of a column of float32 is compared as one of those.
-        number = float(np.float32(number)) if kind is not None and pa.types.is_float32(kind) else number
-        return None if math.isnan(number) else bloom.hash_float(number)
+        # A number beside a column of float32 is perhaps compared as one of those.
+        double = float(np.float32(value) if kind is not None and pa.types.is_float32(kind) else value)
+        return None if math.isnan(double) else bloom.hash_float(double)
     if form == _DECIMAL:
         return _hash_decimal(value, kind)
     if form == _KEY_TEXT and kind is not None and pa.types.is_integer(kind):

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
+from mainstem.consume.found import Found, find
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
@@ -231,6 +232,7 @@ class Hub:
         delivery_timeout: float = 120.0,
         compression: Literal["zstd", "lz4"] | None = "lz4",
         on_full: Literal["block", "raise"] = "block",
+        on_bad: Literal["raise", "dead_letter"] = "raise",
     ) -> Producer:
         """A producer.
 
@@ -238,6 +240,8 @@ class Hub:
         `batch_bytes` are shipped at once; fewer when nothing of this producer is under way, after `linger` seconds.
         `buffer_bytes` may wait to be acknowledged; then `send` blocks, or raises BufferFull, as `on_full` says.
         `delivery_timeout`: seconds until a record that was not acknowledged counts as failed.
+        `on_bad`: a row that does not fit the schema of its stream is a SchemaMismatch of `send`; "dead_letter" keeps it
+        instead in the stream `<stream>.dead`, with the reason: its ack then says its place there. See `redrive`.
         """
         options = ProducerOptions(
             acks=acks,
@@ -247,6 +251,7 @@ class Hub:
             delivery_timeout=delivery_timeout,
             compression=compression,
             on_full=on_full,
+            on_bad=on_bad,
         )
         self._port.check_usable()
         self._port.check_writable()
@@ -255,12 +260,43 @@ class Hub:
         return producer
 
     def consumer(
-        self, stream: str, *, start: Start = "latest", follow: bool = True, prefetch_bytes: int = PREFETCH_BYTES
+        self,
+        stream: str,
+        *,
+        start: Start = "latest",
+        follow: bool = True,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        on_bad: OnBad = "raise",
     ) -> Consumer:
-        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor."""
-        consumer = Consumer(self._port, stream, start, follow=follow, prefetch_bytes=prefetch_bytes)
+        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
+
+        `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
+        `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
+        """
+        consumer = Consumer(
+            self._port,
+            stream,
+            start,
+            follow=follow,
+            prefetch_bytes=prefetch_bytes,
+            where=where,
+            columns=columns,
+            on_bad=on_bad,
+        )
         self._open.add(consumer)
         return consumer
+
+    def find(
+        self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None
+    ) -> Found:
+        """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
+
+        Batches of which the ledger or a filter knows that nothing in them can match are not read: an equality on the
+        key or on an indexed column finds its record in milliseconds. What is found is held in memory.
+        """
+        return find(self._port, stream, where, limit, columns, SYSTEM_CLOCK)
 
     def statistics(self) -> dict[str, int]:
         """Counters of the log, or of the server behind this hub."""

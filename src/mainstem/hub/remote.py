@@ -55,6 +55,7 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     EndReached,
     EpochChanged,
+    Query,
     SchemaCall,
     StreamInfo,
     checked,
@@ -223,7 +224,12 @@ class RemotePort:
         return True
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> RemoteSubscription:
         self.check_usable()
         subscription = RemoteSubscription(
@@ -232,6 +238,7 @@ class RemotePort:
             offsets,
             ends,
             prefetch_bytes,
+            query,
             give_credit=self._give_credit,
             remove=self._end_subscription,
         )
@@ -473,13 +480,15 @@ class RemotePort:
         if not self._is_ready or self._connection is None:
             return
         if request.version > self._version:
-            error = ProtocolError(
-                f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
-                f"{request.name} needs version {request.version}: upgrade the server"
-            )
-            self._forget(id_).fail(error)
+            self._forget(id_).fail(self._not_understood(request.name, request.version))
         else:
             self._connection.send(request.pack(id_, self._clock.monotonic()))
+
+    def _not_understood(self, what: str, version: int) -> ProtocolError:
+        return ProtocolError(
+            f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
+            f"{what} needs version {version}: upgrade the server"
+        )
 
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
@@ -545,6 +554,9 @@ class RemotePort:
             # Its offsets may be of other records; whoever reads has to look.
             self._subscriptions.pop(subscription.id, None)
             subscription.finish(EpochChanged())
+            return
+        if self._is_ready and subscription.version > self._version:
+            subscription.finish(self._not_understood("consumer", subscription.version))
             return
         self._subscriptions[subscription.id] = subscription
         self._send(subscription.subscribe_message())

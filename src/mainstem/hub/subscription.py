@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from mainstem.core.batch import Buffer, FetchedBatch
 from mainstem.core.errors import Closed, DataLoss, MainstemError, ProtocolError
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES
-from mainstem.transport.port import EndReached, EpochChanged, StreamInfo
-from mainstem.transport.wire import Batches, Kind, Subscribe, pack
+from mainstem.transport.port import EndReached, EpochChanged, Query, ReadCounts, StreamInfo
+from mainstem.transport.wire import VERSION_MIN, VERSION_OF_SCHEMAS, Batches, Kind, Subscribe, pack
 
 
 class RemoteSubscription:
@@ -21,6 +21,7 @@ class RemoteSubscription:
         offsets: Sequence[int],
         ends: Sequence[int] | None,
         prefetch_bytes: int,
+        query: Query | None = None,
         *,
         give_credit: Callable[[int, int], None],
         remove: Callable[[int], None],
@@ -32,6 +33,10 @@ class RemoteSubscription:
         # Per shard, the offset after the last batch that arrived: where a new connection goes on.
         self._offsets = list(offsets)
         self._ends = None if ends is None else list(ends)
+        self._query = query or Query()
+        # Of the protocol: an older server would pass over what is asked and send everything.
+        self.version = VERSION_MIN if self._query.is_plain else VERSION_OF_SCHEMAS
+        self.counts = ReadCounts()
         self._credit = prefetch_bytes
         self._queue: deque[FetchedBatch | MainstemError | EndReached | EpochChanged] = deque()
         self._arrived = threading.Condition(threading.Lock())
@@ -46,7 +51,10 @@ class RemoteSubscription:
         with self._arrived:
             credit = max(1, self._credit - self._queued_bytes)
             self._taken_bytes = 0
-        return pack(Kind.SUBSCRIBE, self.id, Subscribe(self._stream.id, self._offsets, self._ends, credit))
+        query = self._query
+        columns = None if query.columns is None else list(query.columns)
+        message = Subscribe(self._stream.id, self._offsets, self._ends, credit, query.where, columns, query.schema_id)
+        return pack(Kind.SUBSCRIBE, self.id, message)
 
     def receive(self, header: Batches, payloads: list[bytes]) -> None:
         with self._arrived:
@@ -58,6 +66,7 @@ class RemoteSubscription:
                 self._offsets[shard] = batch.end
                 self._queue.append(batch)
                 self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
+            self.counts.add(header.opened, header.skipped, header.undecoded)
             self._arrived.notify()
 
     def lose(self, loss: DataLoss) -> None:

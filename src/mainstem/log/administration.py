@@ -213,6 +213,7 @@ class Lookup:
             index=row.index,
             compatibility=row.compatibility,
             generations=() if is_listed else self._generations(row),
+            statistics_bytes=self._ledger.statistics_bytes(row.id) if details else 0,
         )
 
     def _generations(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -320,6 +320,7 @@ class _LiveLedger:
         self.block_totals = entries.block_totals
         self.dead_totals = entries.dead_totals
         self.dead_bytes = entries.dead_bytes
+        self.statistics_bytes = entries.statistics_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
 

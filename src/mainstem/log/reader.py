@@ -1,6 +1,7 @@
 """Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from mainstem.core.batch import BatchHeader, FetchedBatch
@@ -31,6 +32,10 @@ from mainstem.log.recent_reads import RecentReads
 _GAP_BYTES_MAX: Final = 16 * 1_024
 
 
+# Whether no record of an entry is wanted; the second brings its whole statistics, of which the entry has a part.
+CanSkip = Callable[[Entry, Callable[[], bytes]], bool]
+
+
 class LogReader:
     """Batches of any shard from any offset. Any thread. Holds no state of any reader."""
 
@@ -59,10 +64,12 @@ class LogReader:
         offset: int,
         bytes_max: int = READ_BYTES_MAX,
         entries_max: int = READ_ENTRIES_MAX,
+        can_skip: CanSkip | None = None,
     ) -> list[FetchedBatch]:
         """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
 
-        DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
+        Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
+        other. DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
         before: Sequence[Entry] = ()
         while True:
@@ -71,7 +78,8 @@ class LogReader:
                 raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
             if offset >= row.stable:
                 return []
-            hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
+            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either.
+            hot = self._find_hot(stream.id, shard, offset, bytes_max) if can_skip is None else []
             if hot:
                 return hot
             entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
@@ -79,7 +87,10 @@ class LogReader:
                 return self._dropped(stream, shard, offset)
             found: list[FetchedBatch] = []
             try:
-                found.extend(self._batches(stream, entries, offset, bytes_max))
+                if can_skip is None:
+                    found.extend(self._batches(stream, entries, offset, bytes_max))
+                else:
+                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip))
             except _FileMissing as missing:
                 # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
                 # called a loss.
@@ -93,6 +104,33 @@ class LogReader:
                 if not found:
                     raise
             return found
+
+    def _wanted(
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, can_skip: CanSkip
+    ) -> Iterator[FetchedBatch]:
+        """Batches of the entries that are not skipped, and one without records for each run of those that are."""
+        got = 0
+
+        def is_unwanted(entry: Entry) -> bool:
+            return can_skip(entry, partial(self.statistics_of, entry))
+
+        for is_skipped, run in _runs(entries, is_unwanted, bytes_max):
+            if is_skipped:
+                yield _without_records(run[0]._replace(span=run[-1].end - run[0].base))
+                continue
+            at, stop = max(offset, run[0].base), run[-1].end
+            found = self._find_hot(stream.id, run[0].shard, at, bytes_max - got)
+            hot = [batch for batch in found if batch.end <= stop]
+            for batch in hot or self._batches(stream, run, offset, bytes_max - got):
+                yield batch
+                got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
+                at = batch.end
+            if at < stop or 2 * got >= bytes_max:
+                # Of this run something is left, which comes before anything else.
+                return
+
+    def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
+        return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
 
     def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
         """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
@@ -251,6 +289,25 @@ def _without_records(entry: Entry) -> FetchedBatch:
     """What stands for offsets whose records were all compacted away or erased."""
     header = BatchHeader(entry.stream, entry.shard, *(0,) * 13, span=entry.span)
     return FetchedBatch(entry.base, header, b"")
+
+
+def _runs(
+    entries: Sequence[Entry], is_skipped: Callable[[Entry], bool], bytes_max: int
+) -> Iterator[tuple[bool, list[Entry]]]:
+    """Entries grouped by whether they are skipped, in their order; those that are not, about `bytes_max` at a time. Only
+    the first of the next group has been asked about when a group is taken."""
+    run: list[Entry] = []
+    was_skipped, size = False, 0
+    for entry in entries:
+        skipped = not entry.length or is_skipped(entry)
+        if run and (skipped != was_skipped or size >= bytes_max):
+            yield was_skipped, run
+            run, size = [], 0
+        was_skipped = skipped
+        size += 0 if skipped else entry.length
+        run.append(entry)
+    if run:
+        yield was_skipped, run
 
 
 def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:

@@ -109,13 +109,16 @@ class _Unclear(Exception):
         self.row = row
 
 
-def read(converter: "RowConverter", values: pa.BinaryArray) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
-    """The rows as a batch, and why those that are null although a value is there do not fit."""
+def read(
+    converter: "RowConverter", values: pa.BinaryArray, *, is_first_enough: bool = False
+) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
+    """The rows as a batch, and why those that are null although a value is there do not fit. With `is_first_enough`
+    nothing is read behind the first part that has such a row."""
     plan = _plan_of(converter.schema)
     pieces: list[pa.RecordBatch] = []
     misfits: dict[int, Misfit] = {}
     waiting = [(0, len(values))]
-    while waiting:
+    while waiting and not (is_first_enough and misfits):
         begin, end = waiting.pop()
         if begin == end:
             continue

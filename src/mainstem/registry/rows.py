@@ -91,12 +91,15 @@ class RowConverter:
         arrays = [columns.build(values, field.type) for values, field in zip(found, self.arrow, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
-    def from_json(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
+    def from_json(
+        self, values: pa.BinaryArray, *, is_first_enough: bool = False
+    ) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
         """Rows in JSON, one in each value. Those that do not fit are told, and are rows of nulls in the batch; a value
-        that is null is such a row too, and not a bad one."""
+        that is null is such a row too, and not a bad one. With `is_first_enough` the batch ends soon after the first
+        bad row."""
         from mainstem.registry import json_rows
 
-        batch, misfits = json_rows.read(self, values)
+        batch, misfits = json_rows.read(self, values, is_first_enough=is_first_enough)
         return batch, [BadRow(index, misfit.path, misfit.reason) for index, misfit in sorted(misfits.items())]
 
     def cast(self, table: pa.Table) -> pa.Table:

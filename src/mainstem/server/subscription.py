@@ -62,8 +62,10 @@ class PushEncoder:
         return found
 
 
-def encode_batches(batches: Sequence[FetchedBatch]) -> bytes:
-    return encode_header(Batches([(batch.base, batch.header) for batch in batches]))
+def encode_batches(batches: Sequence[FetchedBatch], counts: tuple[int, int, int] = (0, 0, 0)) -> bytes:
+    # Statistics are for whoever stands at the log.
+    pairs = [(batch.base, batch.header) for batch in batches]
+    return encode_header(Batches(pairs, *counts))
 
 
 class PushTotals:
@@ -113,6 +115,8 @@ class PushSubscription:
         self._ended = False
         self._totals = totals or PushTotals()
         self._clock = clock
+        # Of what the feed counts for its predicate, how much the reader was told.
+        self._told = (0, 0, 0)
         # Since when the reader has taken nothing though there was something for it; 0 if it takes what there is.
         self._stalled_at = 0.0
 
@@ -184,8 +188,14 @@ class PushSubscription:
             return
         elif future.result():
             self._totals.batches_disk += len(future.result())
-            self._send(future.result(), encode_batches)
+            self._send(future.result(), self._encode_read)
         self.push()
+
+    def _encode_read(self, batches: Sequence[FetchedBatch]) -> bytes:
+        counts = self._feed.counts
+        before, self._told = self._told, (counts.opened, counts.skipped, counts.undecoded)
+        opened, skipped, undecoded = map(int.__sub__, self._told, before)
+        return encode_batches(batches, (opened, skipped, undecoded))
 
     def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
         if self._version < VERSION_OF_SCHEMAS:

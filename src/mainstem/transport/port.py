@@ -14,7 +14,9 @@ import msgspec
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
+from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
+from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
 
 # A schema as it is stored and sent; `bytes` is the name of a field below.
@@ -33,7 +35,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     `schema` is the newest version of its schema, serialized; a stream without one has none, and a list leaves it out.
     `key` and `index` name columns of it; `compatibility` says what its next version must keep to. `generations` has,
     for each change of the number of shards, how many there are since, and where those that were there before ended; a
-    list leaves it out.
+    list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
+    that was asked.
     """
 
     id: int
@@ -62,11 +65,31 @@ class StreamInfo(msgspec.Struct, frozen=True):
     index: tuple[str, ...] = ()
     compatibility: str = "backward"
     generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    statistics_bytes: int = 0
 
     @property
     def records(self) -> int:
         """How many records can be read now; of a compacted stream, how many there were before."""
         return sum(self.ends) - sum(self.starts)
+
+    def __repr__(self) -> str:
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        schema = f", schema version {self.schema_version}" if self.schema_id else ""
+        return f"<StreamInfo {self.name}: {shards}, {self.records} records, {self.bytes:,} bytes{schema}>"
+
+    def _repr_html_(self) -> str:
+        schema = Schema.parse(self.schema).names if self.schema else []
+        facts = {
+            "shards": self.shards,
+            "records": self.records,
+            "bytes": f"{self.bytes:,}",
+            "columns": ", ".join(schema) or ("known" if self.schema_id else "key, value, headers, timestamp"),
+            "key": ", ".join(self.key),
+            "index": ", ".join(self.index),
+            "cleanup": self.cleanup,
+            "retention": render_duration(self.retention_us / 1_000_000) if self.retention_us else "no limit",
+        }
+        return table(f"stream {self.name}", ["", ""], [(name, cut(fact)) for name, fact in facts.items()])
 
 
 # Administration: a request and its answer, the same over the wire and in process.
@@ -291,8 +314,38 @@ AppendResult = int | MainstemError
 AppendDone = Callable[[Sequence[AppendResult]], None]
 
 
+class Query(msgspec.Struct, frozen=True):
+    """What a reader wants of a stream: the rows for which `where` is true, all if it is empty; these columns, all if
+    that is None; as rows of this schema, 0 for records without one."""
+
+    where: str = ""
+    columns: tuple[str, ...] | None = None
+    schema_id: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it wants everything."""
+        return not self.where and self.columns is None
+
+
+class ReadCounts(msgspec.Struct):
+    """How many batches were opened for a query, how many were passed over because no row of theirs could match, and how
+    many records were no rows of the schema and so could not match."""
+
+    opened: int = 0
+    skipped: int = 0
+    undecoded: int = 0
+
+    def add(self, opened: int, skipped: int, undecoded: int) -> None:
+        self.opened += opened
+        self.skipped += skipped
+        self.undecoded += undecoded
+
+
 class Subscription(Protocol):
     """Batches of one stream on their way to one reader, in order within each shard. One thread at a time."""
+
+    counts: ReadCounts
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         """The next batch; None when `timeout` seconds passed without one. Raises DataLoss once per lost range, then
@@ -338,9 +391,15 @@ class Port(Protocol):
         ...
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> Subscription:
-        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead."""
+        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead. With a query
+        only what it asks for, in batches that cover the same offsets."""
         ...
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:

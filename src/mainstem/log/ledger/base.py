@@ -249,6 +249,10 @@ class LedgerReader(Protocol):
         """For every block that is still there, how many bytes of this stream in it nothing points to any more."""
         ...
 
+    def statistics_bytes(self, stream: int) -> int:
+        """How many bytes of the stream's entries in blocks are statistics."""
+        ...
+
     def restored(self) -> Mapping[int, Mapping[ShardKey, int]]:
         """For every epoch that a restore from a backup ended, where the shards ended in that backup."""
         ...

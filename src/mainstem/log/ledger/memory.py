@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 
 from mainstem.core.schema import Schema
+from mainstem.core.statistics import length_of
 from mainstem.log.ledger.base import (
     AppliedPlace,
     BlockRow,
@@ -139,6 +140,11 @@ class MemoryLedger:
     def dead_bytes(self, stream: int) -> dict[int, int]:
         with self._lock:
             return {block: size for (of, block), size in self._dead.items() if of == stream}
+
+    def statistics_bytes(self, stream: int) -> int:
+        with self._lock:
+            shards = [entries for (of, _), entries in self._entries.items() if of == stream]
+            return sum(length_of(entry.statistics) for entries in shards for entry in entries)
 
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         return self._restored

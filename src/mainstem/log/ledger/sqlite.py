@@ -28,6 +28,7 @@ import apsw.sqlite_extra
 from mainstem.core.errors import Closed, FolderUnusable, LedgerDamaged
 from mainstem.core.limits import PRODUCER_RECENT_MAX
 from mainstem.core.schema import Schema
+from mainstem.core.statistics import length_of
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import (
     AppliedPlace,
@@ -399,6 +400,11 @@ class SqliteLedgerReader:
     def dead_bytes(self, stream: int) -> dict[int, int]:
         rows = self._rows("SELECT block, bytes FROM dead WHERE stream = ?", (stream,))
         return {row[0]: row[1] for row in rows}
+
+    def statistics_bytes(self, stream: int) -> int:
+        # A summary says how long the whole is, in its second word.
+        sql = "SELECT substr(stats, 1, 8) FROM entries WHERE stream = ? AND length(stats) > 0"
+        return sum(length_of(row[0]) for row in self._rows(sql, (stream,)))
 
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         found: dict[int, dict[ShardKey, int]] = {}
