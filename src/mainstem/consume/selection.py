@@ -10,7 +10,7 @@ What is left of a batch covers the same offsets as before, so that positions mov
 """
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -85,9 +85,9 @@ class Selection:
         )
         # By schema: see `_ask`. Schemas of one stream are few.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
-        wanted = view.names if self._predicate is None else self._predicate.columns
-        self._tested = self._stored(wanted)
-        self._given = self._stored(view.names)
+        # The columns of a batch that are needed to say which records match, and those that are given; None: all.
+        self._given = None if view.columns is None else self._stored(view.columns)
+        self._tested = self._given if self._predicate is None else self._stored(self._predicate.columns)
 
     # Whether a batch must be opened at all.
 
@@ -180,7 +180,7 @@ class Selection:
         return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
-        decoded = self._decode(fetched, self._tested)
+        decoded = self.view.decode(fetched, self._tested)
         if self._predicate is None:
             if decoded.bad:
                 return Selected(self._pack_around(fetched, decoded))
@@ -189,28 +189,37 @@ class Selection:
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
-            return Selected((nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded)
-        columns = decoded.columns
-        if self._given - set(columns.schema.names) and fetched.header.schema_id == self.view.schema_id:
-            columns = self._decode(fetched, self._given).columns
-        if count == len(mask):
-            if self.view.columns is None and fetched.header.schema_id == self.view.schema_id:
-                return Selected((fetched,), undecoded)
-            return Selected(self._pack(fetched, columns, None, fetched.base, fetched.end), undecoded)
-        return Selected(self._pack(fetched, columns, mask, fetched.base, fetched.end), undecoded)
+            return Selected(
+                (nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded
+            )
+        if count < len(mask):
+            return Selected(
+                self._pack(fetched, self._rest(fetched, decoded), mask, fetched.base, fetched.end), undecoded
+            )
+        if self.view.columns is None and fetched.header.schema_id == self.view.schema_id:
+            return Selected((fetched,), undecoded)
+        return Selected(self._pack(fetched, self._rest(fetched, decoded), None, fetched.base, fetched.end), undecoded)
 
-    def _decode(self, fetched: FetchedBatch, names: Collection[str]) -> Decoded:
-        everything = self._predicate is None and self.view.columns is None
-        return self.view.decode(fetched, None if everything else names)
+    def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
+        """All columns that are given, of a batch of which those that the predicate needs were decoded."""
+        header, schema = fetched.header, self.view.schema
+        if schema is None:
+            there = set(layouts.SCHEMAS[header.layout].names)
+        elif header.schema_id:
+            there = {*schema.names, *(field.name for bit, field in layouts.ROW_FIELDS if header.layout & bit)}
+        else:
+            return decoded.columns
+        given = there if self._given is None else there & self._given
+        if given <= set(decoded.columns.schema.names):
+            return decoded.columns
+        return self.view.decode(fetched, self._given).columns
 
     def _match(self, fetched: FetchedBatch, decoded: Decoded) -> np.ndarray:
         """For every record of a batch, whether the predicate is true for it."""
         assert self._predicate is not None
         header = fetched.header
         offsets = fetched.base + _distances(decoded.columns, self.view)
-        table = self.view.assemble(
-            decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low
-        )
+        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad:
@@ -378,7 +387,9 @@ def _distances(columns: pa.RecordBatch, view: View) -> np.ndarray:
 
 
 def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
-    return {name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"}
+    return {
+        name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"
+    }
 
 
 _AS_BYTES: Final = Selection(View(None))

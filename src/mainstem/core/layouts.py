@@ -269,3 +269,29 @@ def widen(batch: pa.RecordBatch, layout: int, time_us: int) -> pa.RecordBatch:
         if name not in columns:
             columns[name] = pa.nulls(count, FULL_SCHEMA.field(name).type)
     return pa.RecordBatch.from_arrays([columns[name] for name in FULL_SCHEMA.names], schema=FULL_SCHEMA)
+
+
+def widen_rows(batch: pa.RecordBatch, schema: Schema, time_us: int) -> pa.RecordBatch:
+    """The same rows with `_key`, `_headers` and `_timestamp`, whatever their layout has; `_offset` stays if it is
+    there. Columns that are there are shared, not copied."""
+    count, own = batch.num_rows, len(schema.names)
+    extra = dict(zip(batch.schema.names[own:], batch.columns[own:], strict=True))
+    times = extra.get("_timestamp")
+    if times is None:
+        times = pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(np.full(count, time_us, np.int64))])
+    elif times.null_count:
+        times = times.fill_null(pa.scalar(time_us, TIMESTAMP_TYPE))
+    fields = [batch.schema.field(index) for index in range(own)]
+    columns = batch.columns[:own]
+    for field, column in (
+        (ROW_KEY, extra.get("_key")),
+        (ROW_HEADERS, extra.get("_headers")),
+        (ROW_TIMESTAMP, times),
+        (ROW_OFFSET, extra.get("_offset")),
+    ):
+        if column is None and field is not ROW_OFFSET:
+            column = pa.nulls(count, field.type)
+        if column is not None:
+            fields.append(field)
+            columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -53,6 +53,7 @@ PREDICATE_DEPTH_MAX: Final = 32
 PREDICATE_PATTERN_CHARS_MAX: Final = 256
 # Each || may add the bytes of a whole column to what a batch needs in memory.
 PREDICATE_JOINS_MAX: Final = 8
+
 # A default is repeated for every row that was written before its field was there.
 SCHEMA_DEFAULT_BYTES_MAX: Final = 1 * KIB
 # What the rows of a batch may grow by at once when they are read in another schema, or written as text.
@@ -142,12 +143,12 @@ assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.
 assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
-# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
-assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 # One record of any stream can be read in another schema, and all the text of its values written.
 assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
 assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
 assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
+# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
+assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX

@@ -249,7 +249,10 @@ class _Parts:
             self.leave(kind)
             return pa.nulls(0, kind)
         self._node += 1
-        buffers = [self._next() for _ in range(_buffers_of(kind))]
+        buffers: list[pa.Buffer | None] = [self._next() for _ in range(_buffers_of(kind))]
+        if not nulls:
+            # Arrow leaves it out: then it must not be there.
+            buffers[0] = None
         if pa.types.is_map(kind):
             children = [self.take(pa.struct([kind.key_field, kind.item_field]))]
         else:
@@ -261,11 +264,11 @@ class _Parts:
         self._node += nodes
         self._buffer += buffers
 
-    def _next(self) -> pa.Buffer | None:
+    def _next(self) -> pa.Buffer:
         at, length = self._found.buffers[2 * self._buffer : 2 * self._buffer + 2]
         self._buffer += 1
         if not length:
-            return None
+            return _NOTHING
         stored = self._message.slice(self._found.body_at + at, length)
         if self._codec is None:
             return stored
@@ -274,6 +277,7 @@ class _Parts:
 
 
 _SIZE: Final = struct.Struct("<q")
+_NOTHING: Final = pa.py_buffer(b"")
 
 
 def _buffers_of(kind: pa.DataType) -> int:

@@ -157,44 +157,43 @@ def collect(
     ranges = [] if times is None else [_pack_range(_TIMESTAMP_PLACE, 0, _WHOLE, *times)]
     if batch is not None:
         ranges += [_range_of(batch, name) for name in _ranged(batch.schema, (*columns, *index))]
-    filters = _Filters(min(described_bytes // _FILTER_SHARE, _FILTERS_BYTES_MAX), len(index) + 1)
+    wanted: list[tuple[_Places, bloom.U64]] = []
     if key is not None and key.null_count < len(key):
         places = [(_KEY_PLACE, _BYTES)]
         if batch is not None and len(columns) == 1:
             places.append((batch.schema.get_field_index(columns[0]), _KEY_TEXT))
-        filters.add(places, bloom.hashes_of_bytes(key))
+        wanted.append((places, bloom.hashes_of_bytes(key)))
     if batch is not None:
         for name in index:
             if tuple(columns) != (name,):
                 column = batch.column(name)
-                filters.add([(batch.schema.get_field_index(name), _form(column))], _hashes(column))
-    return _joined(ranges, filters) if ranges or filters.found else b""
+                wanted.append(([(batch.schema.get_field_index(name), _form(column))], _hashes(column)))
+    filters = _filters(wanted, min(described_bytes // _FILTER_SHARE, _FILTERS_BYTES_MAX))
+    return _joined(ranges, filters) if ranges or filters else b""
 
 
-class _Filters:
-    """Filters as they are made: their bytes, and which columns each is for."""
-
-    def __init__(self, bytes_max: int, count: int) -> None:
-        self._bytes_max = min(bytes_max // count, FILTER_BYTES_MAX)
-        self.found: list[tuple[Sequence[tuple[int, int]], bytes]] = []
-
-    def add(self, places: Sequence[tuple[int, int]], hashes: bloom.U64) -> None:
-        made = bloom.build(hashes, self._bytes_max) if len(hashes) else b""
-        if made:
-            self.found.append((places, made))
+# Which columns a filter is for, and in which form it has their values.
+_Places = Sequence[tuple[int, int]]
 
 
-def _joined(ranges: Sequence[bytes], filters: _Filters) -> bytes:
-    count = sum(len(places) for places, _ in filters.found)
+def _filters(wanted: Sequence[tuple[_Places, bloom.U64]], bytes_max: int) -> list[tuple[_Places, bytes]]:
+    """Filters that together are at most so long, each where there is something to be in it."""
+    each = min(bytes_max // max(1, len(wanted)), FILTER_BYTES_MAX)
+    made = [(places, bloom.build(hashes, each) if len(hashes) else b"") for places, hashes in wanted]
+    return [(places, data) for places, data in made if data]
+
+
+def _joined(ranges: Sequence[bytes], filters: Sequence[tuple[_Places, bytes]]) -> bytes:
+    count = sum(len(places) for places, _ in filters)
     summary_len = _padded(_HEAD.size + sum(map(len, ranges)) + count * _FILTER.size)
     position = summary_len
     directory: list[bytes] = []
-    for places, made in filters.found:
+    for places, made in filters:
         directory += [_FILTER.pack(column, form, 0, position, len(made)) for column, form in places]
         position += len(made)
     assert position <= STATISTICS_BYTES_MAX
     head = _HEAD.pack(VERSION, len(ranges), count, summary_len // 8, position)
-    return b"".join((head, *ranges, *directory)).ljust(summary_len, b"\0") + b"".join(made for _, made in filters.found)
+    return b"".join((head, *ranges, *directory)).ljust(summary_len, b"\0") + b"".join(made for _, made in filters)
 
 
 def _padded(length: int) -> int:

@@ -22,7 +22,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES
 from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.administration import Administration, Lookup, accept_any
+from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.disk import Disk, LocalDisk
@@ -33,6 +33,7 @@ from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
+from mainstem.registry import compatibility
 from mainstem.transport.port import (
     Answer,
     AppendDone,
@@ -80,7 +81,9 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, check_schema=accept_any, auto_create_shards=auto_create_shards)
+        self._administration = Administration(
+            self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
+        )
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
@@ -500,7 +503,7 @@ class FolderSubscription:
         # Of one that was deleted long ago there is not even a row.
         if row is None or row.deleted_us:
             self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
-        self._feed.touch(range(self._feed.stream.shards))
+        self._feed.touch(range(self._feed.stream.shards if row is None else row.shards))
         return True
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.schema import Schema
 from mainstem.hub.overview import Overview, look
 from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.registry.forms import as_schema
 from mainstem.transport.port import (
     AlterStreamCall,
     CreateStreamCall,
@@ -190,10 +191,6 @@ class Streams:
         self._port.call(DeleteStreamCall(name))
 
 
-def as_schema(given: Any) -> Schema:
-    return given if isinstance(given, Schema) else Schema(given)
-
-
 def _names(what: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
@@ -288,9 +285,7 @@ class Hub:
         self._open.add(consumer)
         return consumer
 
-    def find(
-        self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None
-    ) -> Found:
+    def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
 
         Batches of which the ledger or a filter knows that nothing in them can match are not read: an equality on the

@@ -446,10 +446,6 @@ class Administration(Lookup):
         return Answer(streams=(self.info(row, with_restored=True),))
 
 
-def accept_any(schema: Schema, earlier: Sequence[Schema], compatibility: str) -> None:
-    """No check."""
-
-
 def _listed_bytes(row: StreamRow) -> int:
     """What a stream takes in a list at most."""
     names = sum(4 * len(name) + 8 for name in (*row.key, *row.index))

@@ -16,12 +16,13 @@ from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopp
 from mainstem.core.events import Event
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
-from mainstem.log.administration import Administration, accept_any
+from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
+from mainstem.registry import compatibility
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.session import PendingAppend, Session
@@ -66,7 +67,7 @@ class Server:
         self.log = Log(settings.data, options, clock=clock, disk=disk)
         self._administration = Administration(
             self.log,
-            check_schema=accept_any,
+            check_schema=compatibility.check,
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )

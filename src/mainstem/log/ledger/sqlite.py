@@ -402,7 +402,7 @@ class SqliteLedgerReader:
         return {row[0]: row[1] for row in rows}
 
     def statistics_bytes(self, stream: int) -> int:
-        # A summary says how long the whole is, in its second word.
+        # A summary begins with how long the whole is.
         sql = "SELECT substr(stats, 1, 8) FROM entries WHERE stream = ? AND length(stats) > 0"
         return sum(length_of(row[0]) for row in self._rows(sql, (stream,)))
 
