@@ -253,6 +253,7 @@ def _described(info: "StreamInfo") -> dict[str, Any]:
         "created": time_text(info.created_us),
         "records": info.records,
         "bytes": info.bytes,
+        "statistics_bytes": info.statistics_bytes,
         "waiting_bytes": info.waiting_bytes,
         "gone_by": time_text(info.gone_by_us) if info.gone_by_us else None,
         "starts": list(info.starts),
@@ -266,6 +267,8 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
         return
     records = f"{info.records:,} offsets" if "compact" in info.cleanup else counted(info.records, "record")
     print(f"{info.name}: {records}, {size_text(info.bytes)}, {_kept(info)}, keys placed by {info.hash}")
+    if info.statistics_bytes:
+        print(f"{size_text(info.statistics_bytes)} of it are statistics and filters, so that less has to be read")
     if info.waiting_bytes:
         print(
             f"{size_text(info.waiting_bytes)} more wait to be freed: nobody can read them any more, and they are off "

@@ -164,7 +164,7 @@ ROW_KEY: Final = pa.field("_key", pa.binary())
 ROW_HEADERS: Final = pa.field("_headers", HEADERS_TYPE)
 ROW_TIMESTAMP: Final = pa.field("_timestamp", TIMESTAMP_TYPE)
 ROW_OFFSET: Final = pa.field("_offset", pa.uint32())
-_ROW_FIELDS: Final = (
+ROW_FIELDS: Final = (
     (HAS_KEY, ROW_KEY),
     (HAS_HEADERS, ROW_HEADERS),
     (HAS_TIMESTAMP, ROW_TIMESTAMP),
@@ -176,13 +176,13 @@ _ROW_FIELDS: Final = (
 def _row_shape(layout: int, schema: Schema) -> Shape:
     # Without the metadata of the fields: what is only for people and for promotion is no part of a batch.
     fields = [field.remove_metadata() for field in schema.arrow]
-    return _make_shape(layout, pa.schema(fields + [field for bit, field in _ROW_FIELDS if layout & bit]))
+    return _make_shape(layout, pa.schema(fields + [field for bit, field in ROW_FIELDS if layout & bit]))
 
 
 def row_layout(batch: pa.RecordBatch) -> int:
     """The layout of a batch of rows, by its last columns."""
     names = set(batch.schema.names)
-    return sum(bit for bit, field in _ROW_FIELDS if field.name in names)
+    return sum(bit for bit, field in ROW_FIELDS if field.name in names)
 
 
 def build(
@@ -246,6 +246,15 @@ def narrow(columns: dict[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
+def narrow_rows(columns: dict[str, Any], schema: Schema) -> pa.RecordBatch:
+    """A batch of rows with these columns, and without those beside its schema's that are null throughout."""
+    layout = sum(
+        bit for bit, field in ROW_FIELDS if (own := columns.get(field.name)) is not None and own.null_count < len(own)
+    )
+    shape = shape_of(layout, schema)
+    return pa.RecordBatch.from_arrays([columns[name] for name in shape.schema.names], schema=shape.schema)
+
+
 def widen(batch: pa.RecordBatch, layout: int, time_us: int) -> pa.RecordBatch:
     """The same records with all four columns. Columns that are there are shared, not copied."""
     count = batch.num_rows
@@ -260,3 +269,29 @@ def widen(batch: pa.RecordBatch, layout: int, time_us: int) -> pa.RecordBatch:
         if name not in columns:
             columns[name] = pa.nulls(count, FULL_SCHEMA.field(name).type)
     return pa.RecordBatch.from_arrays([columns[name] for name in FULL_SCHEMA.names], schema=FULL_SCHEMA)
+
+
+def widen_rows(batch: pa.RecordBatch, schema: Schema, time_us: int) -> pa.RecordBatch:
+    """The same rows with `_key`, `_headers` and `_timestamp`, whatever their layout has; `_offset` stays if it is
+    there. Columns that are there are shared, not copied."""
+    count, own = batch.num_rows, len(schema.names)
+    extra = dict(zip(batch.schema.names[own:], batch.columns[own:], strict=True))
+    times = extra.get("_timestamp")
+    if times is None:
+        times = pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(np.full(count, time_us, np.int64))])
+    elif times.null_count:
+        times = times.fill_null(pa.scalar(time_us, TIMESTAMP_TYPE))
+    fields = [batch.schema.field(index) for index in range(own)]
+    columns = batch.columns[:own]
+    for field, column in (
+        (ROW_KEY, extra.get("_key")),
+        (ROW_HEADERS, extra.get("_headers")),
+        (ROW_TIMESTAMP, times),
+        (ROW_OFFSET, extra.get("_offset")),
+    ):
+        if column is None and field is not ROW_OFFSET:
+            column = pa.nulls(count, field.type)
+        if column is not None:
+            fields.append(field)
+            columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -66,6 +66,22 @@ def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) 
     return int(message.size) if codec_id is None else body_at + sum(sizes)
 
 
+class Located(NamedTuple):
+    """Where the parts of a message are: each node's length and null count, each buffer's offset and length, as Arrow
+    lists them, and where its body begins."""
+
+    body_at: int
+    nodes: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+
+def locate(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) -> Located:
+    """The parts of a message that was checked when it was stored, for whoever needs only some of them."""
+    body_at = 8 + _PREFIX.unpack_from(message)[1]
+    metadata = message.slice(8, body_at - 8).to_pybytes()
+    return Located(body_at, *_inspect_metadata(metadata, message.size - body_at, shape, codec_id, count))
+
+
 def _inspect_metadata(
     metadata: bytes, body_len: int, shape: Shape, codec_id: int | None, count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -18,8 +18,9 @@ offset, count or uncompressed size can make pyarrow reserve or touch what is not
 Bad input is `InvalidPayload`, always. Batches alias the payload they came from: its bytes must not change afterwards.
 """
 
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,7 +50,7 @@ from mainstem.core.limits import (
     PAYLOAD_WHOLE_ZSTD_MAX,
     RECORD_BYTES_MAX,
 )
-from mainstem.core.message import inspect, is_plain, plain_message
+from mainstem.core.message import Located, inspect, is_plain, locate, plain_message
 from mainstem.core.schema import Schema
 
 RAW: Final = 1
@@ -201,6 +202,100 @@ def decode(
     _codec_of(encoding)
     _check_raw_len(raw_len)
     return _read(_message(encoding, raw_len, payload), shape.schema, count)
+
+
+def decode_columns(
+    encoding: int,
+    layout: int,
+    count: int,
+    raw_len: int,
+    payload: Buffer | pa.Buffer,
+    schema: Schema | None,
+    names: Collection[str],
+) -> pa.RecordBatch:
+    """Like `decode`, but only these columns, in the order of the layout: others are not even decompressed, where each
+    buffer was compressed by itself. At least one must be among the batch's."""
+    shape = shape_of(layout, schema)
+    codec = _codec_of(encoding)
+    _check_raw_len(raw_len)
+    message = _message(encoding, raw_len, payload)
+    by_buffer = codec if encoding in _BY_BUFFER else None
+    found = locate(message, shape, None if by_buffer is None else by_buffer.flatbuffer_id, count)
+    parts = _Parts(message, found, by_buffer)
+    arrays, fields = [], []
+    for field in shape.schema:
+        if field.name in names:
+            arrays.append(parts.take(field.type))
+            fields.append(field)
+        else:
+            parts.leave(field.type)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class _Parts:
+    """The nodes and buffers of a message, taken column by column in their order. Used once."""
+
+    def __init__(self, message: pa.Buffer, found: Located, codec: "_Codec | None") -> None:
+        self._message = message
+        self._found = found
+        self._codec = codec
+        self._node = 0
+        self._buffer = 0
+
+    def take(self, kind: pa.DataType) -> pa.Array:
+        length, nulls = self._found.nodes[2 * self._node : 2 * self._node + 2]
+        if not length:
+            # Arrow may leave out the offsets of an empty array, and then would not take them back.
+            self.leave(kind)
+            return pa.nulls(0, kind)
+        self._node += 1
+        buffers: list[pa.Buffer | None] = [self._next() for _ in range(_buffers_of(kind))]
+        if not nulls:
+            # Arrow leaves it out: then it must not be there.
+            buffers[0] = None
+        if pa.types.is_map(kind):
+            children = [self.take(pa.struct([kind.key_field, kind.item_field]))]
+        else:
+            children = [self.take(kind.field(index).type) for index in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, length, buffers, nulls, 0, children or None)
+
+    def leave(self, kind: pa.DataType) -> None:
+        nodes, buffers = _parts_of(kind)
+        self._node += nodes
+        self._buffer += buffers
+
+    def _next(self) -> pa.Buffer:
+        at, length = self._found.buffers[2 * self._buffer : 2 * self._buffer + 2]
+        self._buffer += 1
+        if not length:
+            return _NOTHING
+        stored = self._message.slice(self._found.body_at + at, length)
+        if self._codec is None:
+            return stored
+        size = _SIZE.unpack_from(stored)[0]
+        return stored.slice(8) if size == -1 else self._codec.codec.decompress(stored.slice(8), size)
+
+
+_SIZE: Final = struct.Struct("<q")
+_NOTHING: Final = pa.py_buffer(b"")
+
+
+def _buffers_of(kind: pa.DataType) -> int:
+    """How many buffers an array has itself, without those of its parts."""
+    if pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind):
+        return 1
+    return 3 if pa.types.is_string(kind) or pa.types.is_binary(kind) else 2
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts_of(kind: pa.DataType) -> tuple[int, int]:
+    """How many nodes and buffers a column of this type has, its parts included."""
+    nodes, buffers = 1, _buffers_of(kind)
+    if pa.types.is_map(kind):
+        inner = [_parts_of(pa.struct([kind.key_field, kind.item_field]))]
+    else:
+        inner = [_parts_of(kind.field(index).type) for index in range(kind.num_fields)]
+    return nodes + sum(found[0] for found in inner), buffers + sum(found[1] for found in inner)
 
 
 # Codecs

@@ -13,7 +13,7 @@ Everything else in metadata is dropped, so that two schemas that mean the same a
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from mainstem.core.limits import (
     SCHEMA_FIELDS_MAX,
     SCHEMA_NAME_CHARS_MAX,
 )
+from mainstem.core.markup import cut, table
 
 # What every record has beside its row; no column of a schema may be called like one of these.
 METADATA_COLUMNS: Final = ("_shard", "_offset", "_timestamp", "_key", "_headers")
@@ -32,6 +33,7 @@ DEFAULT: Final = b"default"
 ALIASES: Final = b"aliases"
 DOC: Final = b"doc"
 _KEPT: Final = (DEFAULT, ALIASES, DOC)
+_SHOWN_FIELDS: Final = 20
 
 _PLAIN: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_boolean,
@@ -96,7 +98,21 @@ class Schema:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"<Schema {', '.join(f'{field.name}: {field.type}' for field in self.arrow)}>"
+        shown = ", ".join(f"{field.name}: {field.type}" for field in list(self.arrow)[:_SHOWN_FIELDS])
+        more = len(self.arrow) - _SHOWN_FIELDS
+        return f"<Schema {shown}{f', and {more} more' if more > 0 else ''}>"
+
+    def _repr_html_(self) -> str:
+        return table(
+            f"schema of {len(self.arrow)} columns", ["column", "type", "null", "default", "doc"], self._shown()
+        )
+
+    def _shown(self) -> Iterator[list[str]]:
+        for field in self.arrow:
+            has_default, default = default_of(field)
+            doc = (field.metadata or {}).get(DOC, b"")
+            null = "yes" if field.nullable else "no"
+            yield [cut(field.name), cut(field.type), null, cut(json.dumps(default)) if has_default else "", cut(doc)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema.parse, (self.serialized,)

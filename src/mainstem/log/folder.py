@@ -32,7 +32,7 @@ from mainstem.log.upgrade import Backup
 
 logger = logging.getLogger("mainstem.log")
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 # What a backup folder has and a data folder has not.
 BACKUP_MANIFEST: Final = "manifest.json"
 
