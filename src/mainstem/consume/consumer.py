@@ -219,6 +219,7 @@ class Consumer:
         except EndReached:
             return None
         except DataLoss as loss:
+            self._know(loss.shard)
             self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             raise
 
@@ -242,6 +243,7 @@ class Consumer:
             if fetched is None:
                 return None
             shard = fetched.header.shard
+            self._know(shard)
             end = None if self._ends is None else self._ends[shard]
             if fetched.header.schema_id != self._view.schema_id:
                 self._look_at_schema(fetched.header.schema_id)
@@ -257,6 +259,10 @@ class Consumer:
                 return None
             if deadline is not None:
                 timeout = max(0.0, deadline - self._clock.monotonic())
+
+    def _know(self, shard: int) -> None:
+        """The stream may have got more shards since it was looked up: they begin at 0."""
+        self._offsets += [0] * (shard + 1 - len(self._offsets))
 
     def _look_at_schema(self, schema_id: int) -> None:
         """A batch of another schema than the newest that is known: perhaps there is a newer one by now."""
@@ -280,9 +286,7 @@ class Consumer:
             if self._on_bad == "raise":
                 offsets, why = batch.offsets(), next(row for row in bad if row.index == run.start)
                 where = {"first": offsets[run.start], "last": offsets[run.stop - 1], "path": why.path}
-                parts.append(
-                    UndecodedRecords(stream=self._info.name, shard=batch.shard, reason=why.reason, **where)
-                )
+                parts.append(UndecodedRecords(stream=self._info.name, shard=batch.shard, reason=why.reason, **where))
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
             parts.append(batch.part(at, batch.count))
@@ -352,15 +356,14 @@ class Consumer:
         record there is.
         """
         self._check_open()
-        is_place = type(shard) is type(offset) is int and 0 <= shard < self._info.shards and 0 <= offset < 1 << 63
-        if not is_place:
-            raise InvalidSetting(
-                f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on"
-            )
         info = self._look_up()
+        is_place = type(shard) is type(offset) is int and 0 <= shard < info.shards and 0 <= offset < 1 << 63
+        if not is_place:
+            raise InvalidSetting(f"stream {self._info.name!r} has shards 0 to {info.shards - 1}, offsets from 0 on")
         end = info.ends[shard]
         if offset > end:
             raise InvalidCursor(f"offset {offset} of shard {shard} of {self._info.name!r}, which ends at {end}")
+        self._know(shard)
         offsets = list(self.cursor.offsets)
         offsets[shard] = offset
         self._go_to(offsets)

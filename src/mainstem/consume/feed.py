@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from mainstem.consume.barriers import Barriers, bounded
 from mainstem.consume.selection import Selection, nothing
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -28,6 +29,9 @@ class Feed:
 
     With `select` only what that selection wants comes out, and what it passes over is said by batches without records.
     It is called once, by the first read: to understand a predicate takes a while.
+
+    The stream may get more shards meanwhile: they are read too, unless there are ends. Offsets that are not given, of
+    the last shards, are 0.
     """
 
     def __init__(
@@ -41,8 +45,9 @@ class Feed:
         is_plain: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if len(offsets) != stream.shards or (ends is not None and len(ends) != stream.shards):
+        if max(len(offsets), len(ends or ())) > stream.shards:
             raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; give one offset for each")
+        generations = reader.generations(stream.id)[: stream.generation] if stream.generation else ()
         self.stream = stream
         self._reader = reader
         self._select = select
@@ -52,14 +57,16 @@ class Feed:
         self._clock = clock
         self.counts = ReadCounts()
         self._skipped_last: tuple[int, int] | None = None
-        self._offsets = list(offsets)
-        self._ends = None if ends is None else list(ends)
+        self._offsets = _padded(offsets, stream.shards)
+        self._ends = None if ends is None else bounded(_padded(ends, stream.shards), generations)
+        self._barriers = Barriers(generations)
         # A reader that wants one record does not wait for hundreds; one that goes on soon gets them.
         self._entries_max = _ENTRIES_FIRST
         # Shards that may have something to read, each at most once.
         self._ready = deque(shard for shard in range(stream.shards) if not self._is_done(shard))
         self._is_ready = [not self._is_done(shard) for shard in range(stream.shards)]
         self._open = sum(self._is_ready)
+        self._barriers.passed(self._offsets, self._is_done)
 
     @property
     def is_ready(self) -> bool:
@@ -78,7 +85,7 @@ class Feed:
         """
         ends = self._ends
         behind = 0
-        for shard in tuple(self._ready):
+        for shard in (*tuple(self._ready), *self._barriers.held):
             end = self._reader.shard(self.stream.id, shard).stable
             behind += max(0, (end if ends is None else min(end, ends[shard])) - self._offsets[shard])
         return behind
@@ -86,9 +93,53 @@ class Feed:
     def touch(self, shards: Iterable[int]) -> None:
         """These shards grew."""
         for shard in shards:
-            if shard < len(self._is_ready) and not self._is_ready[shard] and not self._is_done(shard):
+            if shard >= len(self._is_ready):
+                self._learn_shards()
+            elif not self._is_ready[shard] and not self._is_done(shard):
                 self._is_ready[shard] = True
                 self._ready.append(shard)
+
+    def _learn_shards(self) -> None:
+        """The stream has more shards than this knew."""
+        row = self._reader.stream(self.stream.id)
+        if row is None or row.generation == self.stream.generation:
+            return
+        self._barriers.add(self._reader.generations(row.id)[self.stream.generation : row.generation])
+        self.stream = row
+        self._offsets = _padded(self._offsets, row.shards)
+        if self._ends is not None:
+            self._ends = _padded(self._ends, row.shards)
+        for shard in range(len(self._is_ready), row.shards):
+            self._is_ready.append(not self._is_done(shard))
+            if self._is_ready[shard]:
+                self._ready.append(shard)
+                self._open += 1
+        self._let_on()
+
+    def _is_held(self, shard: int) -> bool:
+        """Whether the first shard has to wait where it stands; then it does."""
+        if not self._barriers.holds(shard, self._offsets[shard]):
+            return False
+        self._hold(shard)
+        return True
+
+    def _allowed(self, shard: int, batches: list[FetchedBatch]) -> list[FetchedBatch]:
+        """What of the next batches of the first shard the reader may get now; nothing if the shard has to wait, which
+        it does then."""
+        if max([batch.header.generation for batch in batches], default=0) > self.stream.generation:
+            self._learn_shards()
+        allowed = self._barriers.allowed(shard, batches)
+        if batches and not allowed:
+            self._hold(shard)
+        return allowed
+
+    def _hold(self, shard: int) -> None:
+        self._ready.popleft()
+        self._barriers.hold(shard)
+        self._let_on()
+
+    def _let_on(self) -> None:
+        self._ready.extend(self._barriers.passed(self._offsets, self._is_done))
 
     def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
         """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
@@ -99,12 +150,17 @@ class Feed:
             if offset >= row.stable:
                 self._rest(shard)
                 continue
+            if self._is_held(shard):
+                continue
             batches = tail.find(self.stream.id, shard, offset, bytes_max) if offset >= row.start else []
             if self._select is not None and any(map(self._needs_work, batches)):
                 return []
+            if not batches:
+                return []
+            batches = self._allowed(shard, batches)
             if batches:
                 self._advance(shard, batches[-1].end)
-            return batches
+                return batches
         return []
 
     def _needs_work(self, batch: FetchedBatch) -> bool:
@@ -120,16 +176,21 @@ class Feed:
             return self._read_selected(self._bound(), bytes_max)
         while self._ready:
             shard = self._ready[0]
+            if self._is_held(shard):
+                continue
             try:
                 batches = self._reader.read(self.stream, shard, self._offsets[shard], bytes_max, self._entries_max)
             except DataLoss as loss:
                 self._advance(shard, loss.last + 1)
                 raise
+            if not batches:
+                self._rest(shard)
+                continue
+            batches = self._allowed(shard, batches)
             if batches:
                 self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)
                 self._advance(shard, batches[-1].end)
                 return batches if self._select is None else self._convert(batches)
-            self._rest(shard)
         return []
 
     def _convert(self, batches: list[FetchedBatch]) -> list[FetchedBatch]:
@@ -154,6 +215,8 @@ class Feed:
         size = 0
         while self._ready and size < bytes_max:
             shard = self._ready[0]
+            if self._is_held(shard):
+                continue
             try:
                 batches = self._reader.read(
                     self.stream, shard, self._offsets[shard], READ_BYTES_MAX, can_skip=self._can_skip
@@ -166,6 +229,9 @@ class Feed:
                 raise
             if not batches:
                 self._rest(shard)
+                continue
+            batches = self._allowed(shard, batches)
+            if not batches:
                 continue
             for batch in batches:
                 size += self._sift(selection, batch, passed)
@@ -215,9 +281,14 @@ class Feed:
             self._open -= 1
         else:
             self._ready.append(shard)
+        self._let_on()
 
     def _is_done(self, shard: int) -> bool:
         return self._ends is not None and self._offsets[shard] >= self._ends[shard]
+
+
+def _padded(offsets: Sequence[int], shards: int) -> list[int]:
+    return [*offsets, *[0] * (shards - len(offsets))]
 
 
 class _Passed:

@@ -24,7 +24,13 @@ class Found(Sequence[Record]):
     """
 
     def __init__(
-        self, batches: Sequence[RecordBatch], empty: pa.Schema, opened: int, skipped: int, undecoded: int, seconds: float
+        self,
+        batches: Sequence[RecordBatch],
+        empty: pa.Schema,
+        opened: int,
+        skipped: int,
+        undecoded: int,
+        seconds: float,
     ) -> None:
         self._batches = batches
         self._empty = empty
@@ -84,12 +90,10 @@ class Found(Sequence[Record]):
         )
 
 
-def find(
-    port: Port, stream: str, where: str, limit: int | None, columns: Sequence[str] | None, clock: Clock
-) -> Found:
+def find(port: Port, stream: str, where: str, limit: int | None, columns: Sequence[str] | None, clock: Clock) -> Found:
     """The records of a stream, as it is now, that match; at most `limit`."""
     if not isinstance(where, str) or not where.strip():
-        raise InvalidPredicate("where: say what to find, for example \"id = 7\"")
+        raise InvalidPredicate('where: say what to find, for example "id = 7"')
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidSetting(f"limit must be a whole number above 0, or None, not {limit!r}")
     begun = clock.monotonic()

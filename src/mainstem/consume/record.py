@@ -70,9 +70,7 @@ class RecordBatch:
         "stream",
     )
 
-    def __init__(
-        self, stream: str, fetched: FetchedBatch, start: int, end: int | None, view: View = _AS_BYTES
-    ) -> None:
+    def __init__(self, stream: str, fetched: FetchedBatch, start: int, end: int | None, view: View = _AS_BYTES) -> None:
         self._fetched = fetched
         self._view = view
         # The whole of what was fetched, and what of it belongs to this batch.
@@ -204,7 +202,9 @@ class RecordBatch:
         if not self._opened.bad:
             return ()
         first, last = self._skip, self._skip + self.count
-        return [BadRow(row.index - first, row.path, row.reason) for row in self._opened.bad if first <= row.index < last]
+        return [
+            BadRow(row.index - first, row.path, row.reason) for row in self._opened.bad if first <= row.index < last
+        ]
 
     def _stored_values(self) -> list[bytes | None]:
         raw = _AS_BYTES.decode(self._fetched).columns.column("value")
@@ -246,5 +246,3 @@ class RecordBatch:
 
 def _headers(pairs: list[tuple[str, bytes]] | None) -> dict[str, bytes] | None:
     return None if pairs is None else dict(pairs)
-
-

@@ -189,9 +189,13 @@ class Selection:
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
-            return Selected((nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded)
+            return Selected(
+                (nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded
+            )
         if count < len(mask):
-            return Selected(self._pack(fetched, self._rest(fetched, decoded), mask, fetched.base, fetched.end), undecoded)
+            return Selected(
+                self._pack(fetched, self._rest(fetched, decoded), mask, fetched.base, fetched.end), undecoded
+            )
         if self.view.columns is None and fetched.header.schema_id == self.view.schema_id:
             return Selected((fetched,), undecoded)
         return Selected(self._pack(fetched, self._rest(fetched, decoded), None, fetched.base, fetched.end), undecoded)
@@ -215,9 +219,7 @@ class Selection:
         assert self._predicate is not None
         header = fetched.header
         offsets = fetched.base + _distances(decoded.columns, self.view)
-        table = self.view.assemble(
-            decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low
-        )
+        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad:
@@ -385,7 +387,9 @@ def _distances(columns: pa.RecordBatch, view: View) -> np.ndarray:
 
 
 def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
-    return {name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"}
+    return {
+        name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"
+    }
 
 
 _AS_BYTES: Final = Selection(View(None))

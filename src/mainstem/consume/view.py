@@ -150,7 +150,9 @@ class View:
         if name == "_shard":
             return pa.array(np.full(count, shard, np.int32))
         if name == "_offset":
-            return pa.array(np.fromiter(offsets, np.int64, count) if isinstance(offsets, range) else offsets, pa.int64())
+            return pa.array(
+                np.fromiter(offsets, np.int64, count) if isinstance(offsets, range) else offsets, pa.int64()
+            )
         if name == "_key":
             return self.keys(columns)
         stored = name if self.schema is not None else _COMPANIONS.get(name, name)

@@ -194,9 +194,18 @@ class Retriable(MainstemError):
 
 
 class StaleGeneration(Retriable):
-    """The stream's shards changed; the producer fetches the new number and sends again."""
+    """The stream's shards changed. `generation` and `shards` are those of now, 0 if that was not said; a producer sends
+    again by itself."""
 
     code = 303
+
+    def __init__(self, message: str = "", *, generation: int = 0, shards: int = 0) -> None:
+        super().__init__(message)
+        self.generation, self.shards = generation, shards
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {"generation": self.generation, "shards": self.shards}
 
 
 class Busy(Retriable):
@@ -345,7 +354,7 @@ BY_CODE = _by_code()
 def from_wire(code: int, message: str, facts: dict[str, Any] | None = None) -> MainstemError:
     """The error a peer sent. An unknown code keeps its meaning as far as its range tells."""
     kind = BY_CODE.get(code)
-    if kind in (DataLoss, SchemaMismatch, UndecodedRecords):
+    if kind in (DataLoss, SchemaMismatch, StaleGeneration, UndecodedRecords):
         return kind(message, **(facts or {}))
     if kind is None:
         kind = Retriable if 300 <= code < 400 else InternalError

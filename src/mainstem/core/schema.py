@@ -103,7 +103,9 @@ class Schema:
         return f"<Schema {shown}{f', and {more} more' if more > 0 else ''}>"
 
     def _repr_html_(self) -> str:
-        return table(f"schema of {len(self.arrow)} columns", ["column", "type", "null", "default", "doc"], self._shown())
+        return table(
+            f"schema of {len(self.arrow)} columns", ["column", "type", "null", "default", "doc"], self._shown()
+        )
 
     def _shown(self) -> Iterator[list[str]]:
         for field in self.arrow:

@@ -503,7 +503,7 @@ class FolderSubscription:
         # Of one that was deleted long ago there is not even a row.
         if row is None or row.deleted_us:
             self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
-        self._feed.touch(range(self._feed.stream.shards))
+        self._feed.touch(range(self._feed.stream.shards if row is None else row.shards))
         return True
 
     def close(self) -> None:

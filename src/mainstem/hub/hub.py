@@ -194,7 +194,7 @@ class Streams:
 def _names(what: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
+    found = (names,) if isinstance(names, str) or not isinstance(names, Sequence) else tuple(names)
     if not all(isinstance(name, str) for name in found):
         raise InvalidSetting(f"{what} is the name of a column, or several, not {names!r}")
     return found
@@ -285,9 +285,7 @@ class Hub:
         self._open.add(consumer)
         return consumer
 
-    def find(
-        self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None
-    ) -> Found:
+    def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
 
         Batches of which the ledger or a filter knows that nothing in them can match are not read: an equality on the

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mainstem.core.batch import Buffer, FetchedBatch
 from mainstem.core.errors import Closed, DataLoss, MainstemError, ProtocolError
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, SHARDS_PER_STREAM_MAX
 from mainstem.transport.port import EndReached, EpochChanged, Query, ReadCounts, StreamInfo
 from mainstem.transport.wire import VERSION_MIN, VERSION_OF_SCHEMAS, Batches, Kind, Subscribe, pack
 
@@ -61,7 +61,8 @@ class RemoteSubscription:
             for (base, batch_header), payload in zip(header.batches, payloads, strict=True):
                 batch = FetchedBatch(base, batch_header, payload)
                 shard = batch_header.shard
-                if shard >= len(self._offsets) or not base <= self._offsets[shard] < batch.end:
+                self._know(shard)
+                if not base <= self._offsets[shard] < batch.end:
                     raise ProtocolError(f"batch {base} of shard {shard} came out of order")
                 self._offsets[shard] = batch.end
                 self._queue.append(batch)
@@ -71,10 +72,16 @@ class RemoteSubscription:
 
     def lose(self, loss: DataLoss) -> None:
         with self._arrived:
-            if loss.shard < len(self._offsets):
-                self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
+            self._know(loss.shard)
+            self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             self._queue.append(loss)
             self._arrived.notify()
+
+    def _know(self, shard: int) -> None:
+        """The stream may have got more shards since it was looked up; those begin at 0."""
+        if not 0 <= shard < SHARDS_PER_STREAM_MAX:
+            raise ProtocolError(f"there can be no shard {shard}")
+        self._offsets += [0] * (shard + 1 - len(self._offsets))
 
     @property
     def epoch(self) -> int:

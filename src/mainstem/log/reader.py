@@ -25,7 +25,7 @@ from mainstem.log.frame import (
     statistics_of,
 )
 from mainstem.log.hot_tail import HotTail
-from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
+from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
 from mainstem.log.recent_reads import RecentReads
 
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
@@ -172,6 +172,14 @@ class LogReader:
         entry = self._ledger.entry_at_time(stream.id, shard, time_us)
         row = self._ledger.load_shard(stream.id, shard)
         return row.stable if entry is None else max(entry.base, row.start)
+
+    def stream(self, stream: int) -> StreamRow | None:
+        """The stream as it is now; None if it is forgotten."""
+        return self._ledger.load_stream(stream)
+
+    def generations(self, stream: int) -> Sequence[GenerationRow]:
+        """The changes of its number of shards, the oldest first."""
+        return self._ledger.load_generations(stream)
 
     def require_stream(self, stream: int) -> StreamRow:
         row = self._ledger.load_stream(stream)

@@ -126,19 +126,20 @@ def _replacement(
 
 
 def grouped(batches: Sequence[FetchedBatch]) -> list[Sequence[FetchedBatch]]:
-    """The batches in groups of one schema that can be in memory uncompressed: a few stored bytes may be very many."""
+    """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. A group has one
+    schema, and one generation: what stands behind a barrier must not get into a batch that begins before it."""
     groups: list[Sequence[FetchedBatch]] = []
     begin = size = 0
-    schema_id: int | None = None
+    kind: tuple[int, int] | None = None
     for index, batch in enumerate(batches):
         header = batch.header
         # What only stands for offsets without a record goes with any.
-        is_other = header.count and schema_id is not None and header.schema_id != schema_id
+        is_other = header.count and kind is not None and (header.schema_id, header.generation) != kind
         if index > begin and (is_other or size + header.raw_len > _GROUP_RAW_BYTES):
             groups.append(batches[begin:index])
-            begin, size, schema_id = index, 0, None
+            begin, size, kind = index, 0, None
         size += header.raw_len
-        schema_id = header.schema_id if header.count else schema_id
+        kind = (header.schema_id, header.generation) if header.count else kind
     groups.append(batches[begin:])
     return groups
 
@@ -159,7 +160,7 @@ def records_of(batches: Sequence[FetchedBatch], contents: Contents = Contents())
         stop=batches[-1].end,
         offsets=_joined([part.offsets for part in parts]),
         times=_joined([part.times for part in parts]),
-        generation=batches[-1].header.generation,
+        generation=max(batch.header.generation for batch in batches),
         columns={field.name: _column(field, parts) for field in used},
         schema_id=schema_id,
         contents=contents,

@@ -22,6 +22,7 @@ from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
+from mainstem.produce.admission import check_atomic
 from mainstem.produce.row_batches import keys_of, with_envelope
 from mainstem.registry.rows import RowConverter
 from mainstem.transport.port import StreamInfo
@@ -38,6 +39,7 @@ class Chunk:
     """
 
     __slots__ = (
+        "atomic_in",
         "bases",
         "batch",
         "convert",
@@ -55,6 +57,7 @@ class Chunk:
         "rank",
         "rows",
         "shard_of",
+        "source",
         "stream",
         "times",
         "values",
@@ -90,9 +93,13 @@ class Chunk:
         self.plain = not stream.schema
         # The shard of records without a key, where the chunk must not be spread.
         self.pinned: int | None = None
+        # The generation of the stream in which it is known to belong to one shard, if it must.
+        self.atomic_in: int | None = None
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
         self.bases: dict[int, int] = {}
+        # The records once encoded, until their fate is known: they may have to be split over other shards.
+        self.source: pa.RecordBatch | Encoded | None = None
         self.error: MainstemError | None = None
         # Whether somebody got the error from an ack.
         self.is_told = False
@@ -134,12 +141,41 @@ class Chunk:
 
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        if self.atomic_in not in (None, self.stream.generation):
+            self._check_atomic()
+        if self.source is not None:
+            return self._encode_again(sticky, compression)
         few = self._encode_few(compression)
         if few is not None:
+            self.source = few
             self.shard_of = shard = sticky % self.stream.shards
             return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
+        self.source = batch
+        return self._split(batch, keys, sticky, compression)
+
+    def _encode_again(self, sticky: int, compression: str | None) -> list[Batch]:
+        """The same records for other shards."""
+        source = self.source
+        if isinstance(source, Encoded):
+            fields = (source.encoding, source.layout, source.count, source.raw_len)
+            source = payload.decode(*fields, source.payload)
+        assert source is not None
+        found = keys_of(self.stream, source, is_rows=self.rows is not None)
+        return self._split(source, None if found is None else found.to_pylist(), sticky, compression)
+
+    def _check_atomic(self) -> None:
+        """The stream has more shards than when it was checked."""
+        batch = self.batch if self.source is None else self.source
+        assert isinstance(batch, pa.RecordBatch), "what is sent as a table is a batch"
+        self.pinned = check_atomic(self.stream, (batch,), is_rows=self.rows is not None)
+        self.atomic_in = self.stream.generation
+
+    def _split(
+        self, batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, sticky: int, compression: str | None
+    ) -> list[Batch]:
         sticky = sticky if self.pinned is None else self.pinned
+        self.rank = None
         shards = self.stream.shards
         pieces: list[tuple[int, pa.RecordBatch]]
         if keys is None or shards == 1:
@@ -254,7 +290,18 @@ _making_events = threading.Lock()
 class Parcel:
     """Chunks of several streams that travel in one request."""
 
-    __slots__ = ("_event", "_is_over", "batches", "callbacks", "chunks", "deadline", "is_done", "size", "waiter")
+    __slots__ = (
+        "_event",
+        "_is_over",
+        "batches",
+        "callbacks",
+        "chunks",
+        "deadline",
+        "is_done",
+        "number",
+        "size",
+        "waiter",
+    )
 
     def __init__(self, waiter: Callable[["Parcel", float | None], bool], deadline: float) -> None:
         self.chunks: list[Chunk] = []
@@ -266,11 +313,15 @@ class Parcel:
         self._event: threading.Event | None = None
         self.waiter = waiter
         self.deadline = deadline
+        # Counts parcels in the order in which they were first shipped.
+        self.number = 0
         self.size = 0
         self.callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
         """Every record's fate is known: call those who asked to be called, then wake those who wait."""
+        for chunk in self.chunks:
+            chunk.source = None
         self.is_done = True
         self.run_callbacks()
         self._is_over = True

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from threading import get_ident
 from typing import Any, Final, Literal
@@ -67,6 +67,7 @@ from mainstem.produce.admission import (
     headers_size,
 )
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
+from mainstem.produce.returns import Returns, changed
 from mainstem.produce.row_batches import as_row_batches, keys_of, rows_schema
 from mainstem.registry.rows import RowConverter, converter_of
 from mainstem.transport.port import AppendResult, CreateStreamCall, GetStreamCall, Port, SetSchemaCall, StreamInfo
@@ -169,8 +170,10 @@ class Producer:
         self._chunks: dict[str, Chunk] = {}
         # The thread that may add to chunks without the lock; None before the first send.
         self._owner: int | None = None
-        # Parcels in flight, oldest first.
+        # Parcels in flight, and those that came back, oldest first.
         self._waiting: list[Parcel] = []
+        self._returns = Returns()
+        self._shipped = 0
         _producers.add(self)
         self.send = self._make_send()
 
@@ -466,6 +469,7 @@ class Producer:
                 check_row_batch(stream, batch, keys)
                 check_keyed(stream, info.cleanup, keys is not None and not keys.null_count)
         pinned = check_atomic(info, batches, is_rows=rows is not None) if atomic else None
+        atomic_in = info.generation if atomic else None
         batches = [batch for batch in batches if batch.num_rows]
         # A caller that is refused may send the same table again: all of it or nothing.
         is_refused_whole = self._options.on_full == "raise"
@@ -478,11 +482,13 @@ class Producer:
                 self._roll()
             if not is_refused_whole:
                 self._await_room(batch.nbytes)
-            chunks.append(self._add_batch(info, rows, batch, pinned))
+            chunks.append(self._add_batch(info, rows, batch, pinned, atomic_in))
             self._ship()
         return BatchAck(chunks)
 
-    def _add_batch(self, info: StreamInfo, rows: RowConverter | None, batch: Any, pinned: int | None) -> Chunk:
+    def _add_batch(
+        self, info: StreamInfo, rows: RowConverter | None, batch: Any, pinned: int | None, atomic_in: int | None
+    ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
         with DeferredInterrupt(), self._lock:
             self._check_open()
@@ -492,6 +498,7 @@ class Producer:
             chunk = self._begin_chunk(info, rows)
             chunk.batch = batch
             chunk.pinned = pinned
+            chunk.atomic_in = atomic_in
             self._add_filled(batch.nbytes)
             self._roll()
             return chunk
@@ -619,6 +626,8 @@ class Producer:
             self._sequences.clear()
         parcel = self._rolled.popleft()
         self._in_flight += 1
+        self._shipped += 1
+        parcel.number = parcel.number or self._shipped
         self._waiting.append(parcel)
         return parcel
 
@@ -631,8 +640,8 @@ class Producer:
         batches = [self._numbered(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
         answers = _Answers(self, parcel, owners, batches)
-        for begin in range(0, len(batches), APPEND_BATCHES_MAX):
-            self._port.append(batches[begin : begin + APPEND_BATCHES_MAX], timeout, answers.part(begin))
+        for begin, end in _requests(owners):
+            self._port.append(batches[begin:end], timeout, answers.part(begin))
         if not batches:
             self._on_answered(parcel)
 
@@ -642,7 +651,10 @@ class Producer:
         owners: list[Chunk] = []
         self._sticky += 1
         for chunk in parcel.chunks:
+            if chunk.bases or chunk.error is not None:
+                continue  # of a parcel that came back: this one did not
             try:
+                chunk.stream = self._present(chunk.stream)
                 encoded = chunk.encode(self._sticky, self._options.compression)
             except MainstemError as error:
                 chunk.error = error
@@ -650,6 +662,13 @@ class Producer:
             batches += encoded
             owners += [chunk] * len(encoded)
         return batches, owners
+
+    def _present(self, stream: StreamInfo) -> StreamInfo:
+        """The stream with the number of shards that is known by now."""
+        known = self._streams.get(stream.name)
+        if known is None or known.id != stream.id or known.generation <= stream.generation:
+            return stream
+        return msgspec.structs.replace(stream, shards=known.shards, generation=known.generation)
 
     def _numbered(self, batch: Batch) -> Batch:
         header = batch.header
@@ -673,21 +692,46 @@ class Producer:
             self._schedule_ship(_RETRY_SECONDS)
 
     def _on_answered(self, parcel: Parcel) -> None:
-        """A parcel came to its end: give its room back, ship what gathered meanwhile, tell those who wait."""
+        """A parcel came to its end, unless it came back: ship what gathered meanwhile, tell those who wait."""
+        over: list[Parcel] = []
         with self._lock:
-            self._waiting.remove(parcel)
             self._in_flight -= 1
-            self._buffered = max(0, self._buffered - parcel.size)
-            failed = [chunk for chunk in parcel.chunks if chunk.error is not None]
-            if failed:
-                self._failed += failed
+            if self._returns.take(parcel):
                 self._reset_wanted = True
-                self._explain(failed)
-                self._forget_streams(parcel)
+                self._note_shards(parcel)
+            else:
+                over.append(parcel)
+            if self._in_flight == 0 and self._reset_wanted:
+                again, final = self._returns.sort_out()
+                over += final
+                for returned in reversed(again):
+                    self._waiting.remove(returned)
+                    self._rolled.appendleft(returned)
+            for done in over:
+                self._end_parcel(done)
             if self._in_flight == 0:
                 self._roll()
-        self._finish(parcel, None)
+        for done in over:
+            self._finish(done, None)
         self._ship()
+
+    def _end_parcel(self, parcel: Parcel) -> None:
+        """With the lock held: give its room back, and remember what failed."""
+        self._waiting.remove(parcel)
+        self._buffered = max(0, self._buffered - parcel.size)
+        failed = [chunk for chunk in parcel.chunks if chunk.error is not None]
+        if failed:
+            self._failed += failed
+            self._reset_wanted = True
+            self._explain(failed)
+            self._forget_streams(parcel)
+
+    def _note_shards(self, parcel: Parcel) -> None:
+        """What is sent from now on is made for the shards that the log says."""
+        for chunk in parcel.chunks:
+            known = self._streams.get(chunk.stream.name)
+            if known is not None and known.id == chunk.stream.id:
+                self._streams[chunk.stream.name] = changed(known, chunk.error)
 
     def _explain(self, failed: Sequence[Chunk]) -> None:
         """A batch that is refused only because one before it has failed gets the reason of that one."""
@@ -840,6 +884,20 @@ def _forget_all_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all_after_fork)
+
+
+def _requests(owners: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
+    """Which batches travel together, given the chunk of each: whole chunks, so that one is written or refused whole.
+    A chunk has no more batches than there can be shards."""
+    begin = chunk_begin = 0
+    for index, owner in enumerate(owners):
+        if index and owner is not owners[index - 1]:
+            chunk_begin = index
+        if index - begin == APPEND_BATCHES_MAX:
+            yield begin, chunk_begin
+            begin = chunk_begin
+    if owners:
+        yield begin, len(owners)
 
 
 class _Answers:

@@ -35,6 +35,7 @@ from mainstem.transport.port import Answer, GetStreamCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_SHARDS,
     Append,
     Credit,
     Goodbye,
@@ -320,6 +321,8 @@ class Session:
                 raise InvalidRequest(f"at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions on one connection")
             server = self._server
             row = server.log.reader.require_stream(subscribe.stream)
+            if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
+                raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
             query = subscribe.query
             select = None if query is None else partial(server.selections.get, row.id, row.key, query)
             feed = Feed(

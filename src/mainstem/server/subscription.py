@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StreamDeleted
+from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StaleGeneration, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
@@ -199,7 +199,7 @@ class PushSubscription:
 
     def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
         if self._version < VERSION_OF_SCHEMAS:
-            understood = list(takewhile(lambda batch: _version_of(batch) <= self._version, batches))
+            understood = list(takewhile(self._is_understood, batches))
             if len(understood) < len(batches):
                 if understood:
                     self._send(understood, encode)
@@ -216,7 +216,14 @@ class PushSubscription:
         self._stalled_at = 0.0
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
 
+    def _is_understood(self, batch: FetchedBatch) -> bool:
+        return _version_of(batch) <= self._version and batch.header.shard < self.shards
+
     def _end_not_understood(self, batch: FetchedBatch) -> None:
+        if batch.header.shard >= self.shards:
+            name = self._feed.stream.name
+            self.end(StaleGeneration(f"stream {name!r} has more shards than before: open the consumer again"))
+            return
         name, shard = self._feed.stream.name, batch.header.shard
         offsets = f"offsets {batch.base} to {batch.end - 1}"
         what = (

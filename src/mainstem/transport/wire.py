@@ -24,7 +24,15 @@ from typing import Any, Final
 import msgspec
 
 from mainstem.core.batch import U32, U63, BatchHeader, Buffer
-from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, SchemaMismatch, UndecodedRecords, from_wire
+from mainstem.core.errors import (
+    DataLoss,
+    MainstemError,
+    ProtocolError,
+    SchemaMismatch,
+    StaleGeneration,
+    UndecodedRecords,
+    from_wire,
+)
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
     ERROR_TEXT_CHARS_MAX,
@@ -56,6 +64,8 @@ VERSION_MIN: Final = 1
 VERSION_OF_SPANS: Final = 2
 # And cannot read a batch that has a schema.
 VERSION_OF_SCHEMAS: Final = 3
+# And would not expect batches of a shard that was not there when it looked the stream up.
+VERSION_OF_SHARDS: Final = 3
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -246,7 +256,7 @@ def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]
 
 def wire_error(error: MainstemError, chars_max: int = ERROR_TEXT_CHARS_MAX) -> WireError:
     """The error as it is sent: its text may repeat what a peer said, at any length, and is cut."""
-    facts = error.facts() if isinstance(error, DataLoss | SchemaMismatch | UndecodedRecords) else {}
+    facts = error.facts() if isinstance(error, DataLoss | SchemaMismatch | StaleGeneration | UndecodedRecords) else {}
     text = str(error)
     return WireError(error.code, text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", facts)
 

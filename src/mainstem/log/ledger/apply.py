@@ -310,7 +310,9 @@ class _Step:
         if header.generation != run.stream.generation:
             raise StaleGeneration(
                 f"stream {run.stream.name!r} is at generation {run.stream.generation}, the batch was made for "
-                f"{header.generation}; look the stream up again and resend"
+                f"{header.generation}; look the stream up again and resend",
+                generation=run.stream.generation,
+                shards=run.stream.shards,
             )
         if header.schema_id and header.schema_id != run.stream.schema_id:
             self._require_schema(run.stream, header.schema_id)
