@@ -327,6 +327,30 @@ def trust_payloads() -> Iterator[None]:
 
 
 @_bug
+def predicates_without_limits() -> Iterator[None]:
+    """A predicate is parsed however long it is."""
+    from mainstem.core.predicate import grammar
+
+    with (
+        _patched(grammar, "PREDICATE_BYTES_MAX", 1 << 40),
+        _patched(grammar, "PREDICATE_TOKENS_MAX", 1 << 40),
+    ):
+        yield
+
+
+@_bug
+def overflow_fails_the_batch() -> Iterator[None]:
+    """One row whose numbers do not fit ends the evaluation of all."""
+    import pyarrow.compute as pc
+
+    from mainstem.core.predicate import application
+
+    raising = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
+    with _patched(application, "_KERNELS", raising):
+        yield
+
+
+@_bug
 def free_too_early() -> Iterator[None]:
     """A block goes as soon as nothing points into it, though a rebuild of the ledger would need it."""
     with _patched(snapshots.Snapshots, "needed_from", lambda self: 1 << 62):
