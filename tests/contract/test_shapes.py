@@ -170,7 +170,7 @@ def test_a_deleted_stream_gets_no_schema(log):
 def test_a_batch_has_no_schema_or_one_of_its_stream(log):
     stream, other = log.create("orders", FIRST), log.create("other", THIRD)
     log.run(set_schema(stream, SECOND, 2))
-    assert [outcome for outcome in log.run(batch(stream, 0), batch(stream, 1), batch(stream, 3))] == [
+    assert log.run(batch(stream, 0), batch(stream, 1), batch(stream, 3)) == [
         Appended(0),
         Appended(3),
         Appended(6),

@@ -20,6 +20,9 @@ from mainstem.testing.server import ServerProcess
 
 SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string()), ("amount", pa.float64())])
 COUNTRIES = ("DE", "FR", "US", "BR")
+# Rows enough to be worth statistics, and four batches of them.
+BATCH = 1_250
+COUNT = 4 * BATCH
 
 
 def rows(count: int, first: int = 0) -> pa.Table:
@@ -30,12 +33,12 @@ def rows(count: int, first: int = 0) -> pa.Table:
     )
 
 
-def orders(hub: Hub, count: int = 4_000, **options: Any) -> None:
+def orders(hub: Hub, count: int = COUNT, **options: Any) -> None:
     """A stream of rows, written in several batches."""
     hub.streams.create("orders", schema=SCHEMA, **{"key": "id", **options})
     with hub.producer() as producer:
-        for first in range(0, count, 1_000):
-            producer.send_batch("orders", rows(min(1_000, count - first), first))
+        for first in range(0, count, BATCH):
+            producer.send_batch("orders", rows(min(BATCH, count - first), first))
             producer.flush()
 
 
@@ -69,14 +72,14 @@ def test_formats_of_a_batch(hub):
 
 def test_where_and_columns(hub):
     orders(hub)
-    found = read(hub, where="country = 'DE' AND amount >= 1990", columns=["id", "_offset"])
-    assert found == [{"id": n, "_offset": n} for n in range(3_980, 4_000, 4)]
+    found = read(hub, where="country = 'DE' AND amount >= 2490", columns=["id", "_offset"])
+    assert found == [{"id": n, "_offset": n} for n in range(4_980, COUNT, 4)]
 
 
 def test_batches_that_cannot_match_are_not_opened(hub):
     orders(hub)
-    with hub.consumer("orders", start="earliest", follow=False, where="id BETWEEN 2100 AND 2102") as consumer:
-        assert [record.value["id"] for record in consumer] == [2100, 2101, 2102]
+    with hub.consumer("orders", start="earliest", follow=False, where="id BETWEEN 2600 AND 2602") as consumer:
+        assert [record.value["id"] for record in consumer] == [2600, 2601, 2602]
         assert (consumer.opened, consumer.skipped) == (1, 3)
 
 
@@ -84,7 +87,7 @@ def test_the_cursor_moves_on_where_nothing_matches(hub):
     orders(hub)
     with hub.consumer("orders", start="earliest", follow=False, where="id < 0") as consumer:
         assert list(consumer) == []
-        assert consumer.cursor.offsets == (4_000,)
+        assert consumer.cursor.offsets == (COUNT,)
 
 
 def test_a_cursor_in_the_middle_of_what_matches(hub):
@@ -95,7 +98,7 @@ def test_a_cursor_in_the_middle_of_what_matches(hub):
         cursor = mainstem.Cursor.parse(str(consumer.cursor))
     with hub.consumer("orders", start=cursor, **options) as consumer:
         rest = [record.value["id"] for record in consumer]
-    assert first + rest == list(range(0, 4_000, 3))
+    assert first + rest == list(range(0, COUNT, 3))
 
 
 def test_a_follower_gets_what_matches_as_it_comes(hub):
@@ -308,7 +311,7 @@ def test_a_folder_is_read_in_the_same_way(tmp_path):
         orders(remote)
         with mainstem.open(tmp_path / "data", read_only=True) as hub:
             assert read(hub, where="id = 77", columns=["amount"]) == [{"amount": 38.5}]
-            found = hub.find("orders", "id = 3999")
+            found = hub.find("orders", "id = 4999")
             assert (len(found), found.opened, found.skipped) == (1, 1, 3)
 
 

@@ -181,9 +181,9 @@ def test_everything_is_accounted_for_whatever_is_skipped(log):
 
 
 def test_filters_keep_batches_from_being_opened(log):
-    """A thousand records of a batch are worth a filter of their keys; a key that is not there opens none."""
-    for first in range(0, 8_000, 1_000):
-        records = [(b"key %d" % n, b"v", NOW) for n in range(first, first + 1_000)]
+    """Two thousand records of a batch are worth a filter of their keys; a key that is not there opens none."""
+    for first in range(0, 16_000, 2_000):
+        records = [(b"key %d" % n, b"v", NOW) for n in range(first, first + 2_000)]
         append(log, Contents().described(make_keyed_batch(records)))
     feed = feed_of(log, "key = 'key 4321'")
     assert values(drained(feed)) == [b"v"]
