@@ -50,8 +50,8 @@ def csv_pieces(batch: pa.RecordBatch | pa.Table, header: bool = True) -> Iterato
         quoted = ['"' + name.replace('"', '""') + '"' for name in batch.schema.names]
         yield (",".join(quoted) + "\n").encode()
     for piece in _pieces(batch):
-        rows = pc.binary_join_element_wise(*map(csv_texts, piece.columns), ",")
-        yield _joined_texts(pc.binary_join_element_wise(rows, "\n", ""))
+        cells = [part for column in piece.columns for part in (csv_texts(column), ",")]
+        yield _joined_texts(pc.binary_join_element_wise(*cells[:-1], "\n", ""))
 
 
 def to_arrow_stream(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
