@@ -9,9 +9,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidPayload
-from mainstem.registry.compatibility import is_nested
 from mainstem.registry.dicts import python_values
 from mainstem.registry.texts import as_list, shown_only
+from mainstem.registry.types import is_nested
 
 _DAY_MS: Final = 86_400_000
 

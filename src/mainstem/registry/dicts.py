@@ -13,7 +13,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.registry.compatibility import is_nested
 from mainstem.registry.texts import (
     SECONDS_HIGH,
     SECONDS_LOW,
@@ -25,6 +24,7 @@ from mainstem.registry.texts import (
     time_texts,
     timestamp_texts,
 )
+from mainstem.registry.types import is_nested
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCAL_EPOCH: Final = _EPOCH.replace(tzinfo=None)

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from mainstem.core.errors import RecordTooLarge
 from mainstem.core.limits import FORMATTED_BYTES_MAX, MIB
-from mainstem.registry.compatibility import is_nested
 from mainstem.registry.dicts import python_values
 from mainstem.registry.texts import csv_texts, object_texts, shown_range
+from mainstem.registry.types import is_nested
 
 # About how much text is made at once.
 _PIECE_BYTES: Final = 16 * MIB

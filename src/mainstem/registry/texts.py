@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.registry.compatibility import is_nested
+from mainstem.registry.types import is_nested
 
 UNITS_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 SECONDS_LOW: Final = -62_135_596_800  # the beginning of the year 1
