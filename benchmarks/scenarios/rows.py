@@ -46,13 +46,17 @@ def run_columns(settings: Settings) -> Metrics:
 def run_find(settings: Settings) -> Metrics:
     count = settings.count(ROWS)
     with product.Server(_folder(settings.data, count, settings.count(WIDE_ROWS))) as server:
-        return run_child("benchmarks.scenarios.rows:look_up", url=server.url, count=count)
+        return _numbers(run_child("benchmarks.scenarios.rows:look_up", url=server.url, count=count))
 
 
 def _compare(settings: Settings, **asked: Any) -> Metrics:
     """The same question answered next to the data, and by a reader who gets everything."""
     with product.Server(_folder(settings.data, settings.count(ROWS), settings.count(WIDE_ROWS))) as server:
-        return run_child("benchmarks.scenarios.rows:compare", url=server.url, **asked)
+        return _numbers(run_child("benchmarks.scenarios.rows:compare", url=server.url, **asked))
+
+
+def _numbers(found: dict[str, Any]) -> Metrics:
+    return {name: float(value) for name, value in found.items() if name != "event"}
 
 
 def compare(
@@ -67,7 +71,7 @@ def compare(
             near, near_s, opened = _read(hub, stream, where, columns)
             far, far_s = _read_all(hub, stream, where, columns)
     check(near == far, f"{near} was found next to the data, {far} by who got everything")
-    return {"near_s": near_s, "far_s": far_s, "times_faster": far_s / near_s, "opened": opened}
+    return {"near_s": near_s, "far_s": far_s, "times_sooner": far_s / near_s, "opened": opened}
 
 
 def _read(hub: Hub, stream: str, where: str | None, columns: list[str] | None) -> tuple[tuple[int, int], float, float]:
@@ -157,10 +161,10 @@ def build(talk: Talk, url: str, count: int, wide: int) -> None:
         hub.streams.create(WIDE, schema=schema, retention="300000d")
         for first in range(0, wide, TABLE_ROWS):
             rows = min(TABLE_ROWS, wide - first)
-            numbers = pa.array(random.integers(0, 1 << 40, rows))
-            texts = numbers.cast(pa.string())
+            numbers = random.integers(0, 5_000, rows)
+            texts = np.array([f"customer-{n:08}" for n in range(5_000)])[numbers]
             producer.send_batch(
-                WIDE, pa.table([numbers if n % 2 else texts for n in range(WIDE_COLUMNS)], schema=schema)
+                WIDE, pa.table([pa.array(numbers if n % 2 else texts) for n in range(WIDE_COLUMNS)], schema=schema)
             )
         producer.flush()
 
@@ -200,11 +204,11 @@ SCENARIO = Scenario(
         ours("2 of 20 columns", run_columns, f"of {WIDE_ROWS:,} rows"),
         ours("find an id", run_find, f"among {ROWS:,} random UUIDs; median of {LOOKUPS}, after one to warm up"),
     ),
-    shown=("times_faster", "near_s", "far_s", "find_ms", "absent_ms", "slowest_ms", "opened_percent"),
+    shown=("times_sooner", "near_s", "far_s", "find_ms", "absent_ms", "slowest_ms", "opened_percent"),
     targets=(
-        Target("1 % of the rows, in order", "times_faster", 10),
-        Target("1 % of the rows, scattered", "times_faster", 2),
-        Target("2 of 20 columns", "times_faster", 4),
+        Target("1 % of the rows, in order", "times_sooner", 10),
+        Target("1 % of the rows, scattered", "times_sooner", 2),
+        Target("2 of 20 columns", "times_sooner", 4),
         Target("find an id", "find_ms", 100, at_most=True),
         Target("find an id", "absent_ms", 100, at_most=True),
         Target("find an id", "opened_percent", 1, at_most=True),
