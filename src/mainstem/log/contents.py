@@ -14,7 +14,7 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
-from mainstem.core.limits import STATISTICS_RAW_BYTES_MIN, STATISTICS_RECORDS_MIN
+from mainstem.core.limits import STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
 from mainstem.core.schema import Schema
 from mainstem.log.ledger.base import StreamRow
 
@@ -85,4 +85,4 @@ class Contents(NamedTuple):
 
 def is_worth_statistics(header: BatchHeader) -> bool:
     """Whether a batch is large enough: for tiny ones they would cost more than they save."""
-    return header.count >= STATISTICS_RECORDS_MIN or header.raw_len >= STATISTICS_RAW_BYTES_MIN
+    return header.count >= STATISTICS_RECORDS_MIN or header.stored_len >= STATISTICS_STORED_BYTES_MIN

@@ -1,6 +1,10 @@
 """Rows read back: by predicate, by column, of several schemas, and what is no row among them. Near and far alike."""
 
 import json
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from typing import Any
@@ -16,6 +20,9 @@ from mainstem.testing.server import ServerProcess
 
 SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string()), ("amount", pa.float64())])
 COUNTRIES = ("DE", "FR", "US", "BR")
+# Rows enough to be worth statistics, and four batches of them.
+BATCH = 1_250
+COUNT = 4 * BATCH
 
 
 def rows(count: int, first: int = 0) -> pa.Table:
@@ -26,12 +33,12 @@ def rows(count: int, first: int = 0) -> pa.Table:
     )
 
 
-def orders(hub: Hub, count: int = 4_000, **options: Any) -> None:
+def orders(hub: Hub, count: int = COUNT, **options: Any) -> None:
     """A stream of rows, written in several batches."""
     hub.streams.create("orders", schema=SCHEMA, **{"key": "id", **options})
     with hub.producer() as producer:
-        for first in range(0, count, 1_000):
-            producer.send_batch("orders", rows(min(1_000, count - first), first))
+        for first in range(0, count, BATCH):
+            producer.send_batch("orders", rows(min(BATCH, count - first), first))
             producer.flush()
 
 
@@ -65,14 +72,14 @@ def test_formats_of_a_batch(hub):
 
 def test_where_and_columns(hub):
     orders(hub)
-    found = read(hub, where="country = 'DE' AND amount >= 1990", columns=["id", "_offset"])
-    assert found == [{"id": n, "_offset": n} for n in range(3_980, 4_000, 4)]
+    found = read(hub, where="country = 'DE' AND amount >= 2490", columns=["id", "_offset"])
+    assert found == [{"id": n, "_offset": n} for n in range(4_980, COUNT, 4)]
 
 
 def test_batches_that_cannot_match_are_not_opened(hub):
     orders(hub)
-    with hub.consumer("orders", start="earliest", follow=False, where="id BETWEEN 2100 AND 2102") as consumer:
-        assert [record.value["id"] for record in consumer] == [2100, 2101, 2102]
+    with hub.consumer("orders", start="earliest", follow=False, where="id BETWEEN 2600 AND 2602") as consumer:
+        assert [record.value["id"] for record in consumer] == [2600, 2601, 2602]
         assert (consumer.opened, consumer.skipped) == (1, 3)
 
 
@@ -80,7 +87,7 @@ def test_the_cursor_moves_on_where_nothing_matches(hub):
     orders(hub)
     with hub.consumer("orders", start="earliest", follow=False, where="id < 0") as consumer:
         assert list(consumer) == []
-        assert consumer.cursor.offsets == (4_000,)
+        assert consumer.cursor.offsets == (COUNT,)
 
 
 def test_a_cursor_in_the_middle_of_what_matches(hub):
@@ -91,7 +98,7 @@ def test_a_cursor_in_the_middle_of_what_matches(hub):
         cursor = mainstem.Cursor.parse(str(consumer.cursor))
     with hub.consumer("orders", start=cursor, **options) as consumer:
         rest = [record.value["id"] for record in consumer]
-    assert first + rest == list(range(0, 4_000, 3))
+    assert first + rest == list(range(0, COUNT, 3))
 
 
 def test_a_follower_gets_what_matches_as_it_comes(hub):
@@ -304,7 +311,7 @@ def test_a_folder_is_read_in_the_same_way(tmp_path):
         orders(remote)
         with mainstem.open(tmp_path / "data", read_only=True) as hub:
             assert read(hub, where="id = 77", columns=["amount"]) == [{"amount": 38.5}]
-            found = hub.find("orders", "id = 3999")
+            found = hub.find("orders", "id = 4999")
             assert (len(found), found.opened, found.skipped) == (1, 1, 3)
 
 
@@ -335,6 +342,36 @@ def test_a_filtered_reader_that_takes_nothing_holds_up_nobody(tmp_path):
             assert len(read(hub)) == 40_000
             assert time.monotonic() - began < 10
             assert hub.statistics()["bytes_pushed"] > 0
+
+
+_READ_AND_WAIT = """
+    import sys, mainstem
+    hub = mainstem.connect(sys.argv[1])
+    with hub.consumer("orders", start="earliest", where="amount >= 0") as consumer:
+        for number, record in enumerate(consumer):
+            if number == 10:
+                print("reading", flush=True)
+            if number == int(sys.argv[2]) - 1:
+                print("done", flush=True)
+                break
+"""
+
+
+def test_a_stopped_reader_goes_on_where_it_was(tmp_path):
+    """A process that is stopped takes nothing and holds nothing up; continued, it gets the rest."""
+    count = 60_000
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        orders(hub, count, key=None)
+        script = [sys.executable, "-c", textwrap.dedent(_READ_AND_WAIT), server.url, str(count)]
+        with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+            reader.send_signal(signal.SIGSTOP)
+            before = server.memory_bytes()
+            assert len(read(hub, where="id >= 59900")) == 100
+            assert server.memory_bytes() - before < 64 << 20
+            reader.send_signal(signal.SIGCONT)
+            assert reader.stdout.readline() == "done\n"
 
 
 def test_a_predicate_that_rarely_matches_does_not_hold_the_loop(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from mainstem.core import statistics
 from mainstem.core.batch import Batch
 from mainstem.core.errors import DataLoss, InvalidSchema
-from mainstem.core.limits import STATISTICS_BYTES_MAX, STATISTICS_RAW_BYTES_MIN, STATISTICS_RECORDS_MIN
+from mainstem.core.limits import STATISTICS_BYTES_MAX, STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.contents import Contents
 from mainstem.log.disk import LocalDisk
@@ -46,7 +46,7 @@ def test_small_batches_have_no_statistics():
     assert not described(keyed(1, count=COUNT - 1)).header.statistics
     assert described(keyed(1)).header.statistics
     # A few large records are worth it too.
-    assert described(make_batch([bytes(STATISTICS_RAW_BYTES_MIN)] * 2)).header.statistics
+    assert described(make_batch([bytes(STATISTICS_STORED_BYTES_MIN)] * 2)).header.statistics
 
 
 def test_what_is_known_of_records_without_a_schema():

@@ -178,3 +178,17 @@ def test_any_upkeep_leaves_the_same_rows_at_the_same_offsets(keeping, seed, clea
             assert {offset for offset in kept_by_compaction(rows.written) if offset not in gone} <= found.keys()
         rows.check_statistics()
     assert rows.entries()
+
+
+def test_many_tiny_batches_of_one_flush_get_statistics_when_they_are_merged(keeping):
+    """Together they are no small entry, but nothing is known of them."""
+    rows = Rows(keeping)
+    for turn in range(16):
+        rows.write_together(*([row(f"k{number}", number)] * 3 for number in range(turn, turn + 400)))
+    assert len(rows.entries()) == 16
+    assert all(entry.span > 1_024 and not entry.statistics for entry in rows.entries())
+    keeping.keep()
+    # The last waits for others to be merged with.
+    assert [bool(entry.statistics) for entry in rows.entries()] == [True, True, True, False]
+    assert rows.check_statistics() == 3
+    assert rows.read() == rows.written

@@ -124,6 +124,17 @@ class Rows:
         headers = beside.get("headers") or [None] * len(rows)
         self._append(batch, [Seen(*seen) for seen in zip(keys, full, times, headers, strict=True)])
 
+    def write_together(self, *batches: Sequence[Row]) -> None:
+        """One flush with many batches."""
+        now = self.keeping.clock.now_us()
+        made, seen = [], []
+        for rows in batches:
+            full = [{name: row.get(name) for name in FIRST.names} for row in rows]
+            made.append(row_batch(full, FIRST, self._schemas[FIRST], stream=self.stream, times=[now] * len(rows)))
+            seen += [Seen(key_of(row, self.key), row, now) for row in full]
+        append(self.keeping.log, *made)
+        self.written.update(enumerate(seen, len(self.written)))
+
     def write_json(self, *rows: Row) -> None:
         """Rows as clients send them that know nothing of the schema."""
         now = self.keeping.clock.now_us()

@@ -211,7 +211,7 @@ def test_what_is_known_of_a_batch_is_found_out_here(gateway):
     """The payload stays what the client sent; only large batches are worth it."""
     small = make_keyed_batch([(b"k", b"v", NOW_US)] * 100, producer=7)
     assert gateway.admit(small.header, bytes(small.payload), acknowledge=True) == small
-    large = make_keyed_batch([(b"key %d" % number, b"v", NOW_US) for number in range(1_000)], producer=7)
+    large = make_keyed_batch([(b"key %d" % number, b"v", NOW_US) for number in range(2_000)], producer=7)
     admitted = gateway.admit(large.header, bytes(large.payload), acknowledge=True)
     assert isinstance(admitted, Batch)
     assert admitted.payload == large.payload
@@ -220,5 +220,5 @@ def test_what_is_known_of_a_batch_is_found_out_here(gateway):
     assert known["_timestamp"].low == NOW_US
     may_contain = known["_key"].may_contain
     assert may_contain is not None
-    assert may_contain(b"key 999")
-    assert not may_contain(b"key 1000")
+    assert may_contain(b"key 1999")
+    assert not may_contain(b"key 2000")

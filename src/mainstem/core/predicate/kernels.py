@@ -57,10 +57,11 @@ def compare(sign: str, left: Any, right: Any) -> Any:
         return _SIGNS[sign](left, right)
     if sign in ("<", "<="):
         return compare(_MIRRORED[sign], right, left)
-    if sign in (">", ">="):
-        # Not less: also where the left is no number. That is right unless the right is none either.
-        found = pc.invert(_SIGNS["<=" if sign == ">" else "<"](left, right))
-        return pc.and_(found, pc.invert(pc.is_nan(right))) if sign == ">" else found
+    if sign == ">":
+        # Not less or equal: also where the left is no number. That is right unless the right is none either.
+        return pc.and_(pc.invert(pc.less_equal(left, right)), pc.invert(pc.is_nan(right)))
+    if sign == ">=":
+        return pc.or_(pc.greater_equal(left, right), pc.is_nan(left))
     equal = pc.or_(pc.equal(left, right), pc.and_(pc.is_nan(left), pc.is_nan(right)))
     return equal if sign == "=" else pc.invert(equal)
 
