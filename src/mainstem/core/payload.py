@@ -220,7 +220,7 @@ def decode_columns(
     _check_raw_len(raw_len)
     message = _message(encoding, raw_len, payload)
     by_buffer = codec if encoding in _BY_BUFFER else None
-    found = locate(message, shape, by_buffer and by_buffer.flatbuffer_id, count)
+    found = locate(message, shape, None if by_buffer is None else by_buffer.flatbuffer_id, count)
     parts = _Parts(message, found, by_buffer)
     arrays, fields = [], []
     for field in shape.schema:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from mainstem.core.errors import SchemaMismatch
@@ -37,8 +38,9 @@ def as_runs(rows: RowConverter, values: Sequence[Any], keys: list[Any] | None) -
             batch = with_envelope(batch, None if own is None else own.to_pylist(), None, None)
             kept = pa.Table.from_batches([batch])
             if misfits:
-                wrong = {one.index for one in misfits}
-                kept = kept.take([index for index in range(len(part)) if index not in wrong])
+                fits = np.ones(len(part), bool)
+                fits[[one.index for one in misfits]] = False
+                kept = kept.filter(pa.array(fits))
             if kept.num_rows:
                 runs.append(Run(True, kept))
         begin += len(part)

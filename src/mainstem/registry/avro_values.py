@@ -10,7 +10,7 @@ import pyarrow as pa
 from mainstem.core.errors import InvalidPayload
 from mainstem.registry.compatibility import is_nested
 from mainstem.registry.dicts import python_values
-from mainstem.registry.texts import shown_only
+from mainstem.registry.texts import as_list, shown_only
 
 _DAY_MS: Final = 86_400_000
 
@@ -94,7 +94,7 @@ def _struct_values(array: pa.Array, is_json: bool) -> list[Any]:
 
 def _list_values(array: pa.Array, is_json: bool) -> list[Any]:
     if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_field))
+        array = as_list(array)
     array = shown_only(array)
     return _cut(array, to_avro_values(array.values, is_json=is_json))
 

@@ -30,7 +30,7 @@ def build(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     dtype = _WIDTHS.get(_counted_type(kind).id)
     if dtype is not None:
         return _numbers(values, kind, dtype)
-    return pa.array(values, _built_type(kind)).cast(kind)
+    return pa.array(values, kind)
 
 
 _WIDTHS: Final = {
@@ -61,7 +61,7 @@ def _numbers(values: Sequence[Any], kind: pa.DataType, dtype: Any) -> pa.Array:
     count, validity = len(values), None
     if None in values:
         validity = _validity(values)
-        values = [value or 0 for value in values]
+        values = [0 if value is None else value for value in values]  # `or` would lose the sign of -0.0
     data = np.fromiter(values, dtype, count)
     return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(data)])
 
@@ -87,23 +87,6 @@ def _validity(values: Sequence[Any]) -> pa.Buffer:
 
 def _bits(values: Sequence[Any]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(np.array(values, bool), bitorder="little"))
-
-
-def _built_type(kind: pa.DataType) -> pa.DataType:
-    """The type of an array of stored forms: times are counted, the rest is as it is."""
-    if pa.types.is_map(kind):
-        return pa.map_(_built_type(kind.key_type), _built_field(kind.item_field))
-    if pa.types.is_list(kind):
-        return pa.list_(_built_field(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_built_field(kind.value_field), kind.list_size)
-    if pa.types.is_struct(kind):
-        return pa.struct([_built_field(field) for field in kind])
-    return _counted_type(kind)
-
-
-def _built_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_built_type(field.type))
 
 
 # ------------------------------------------------------------------------------------------------------------- casting

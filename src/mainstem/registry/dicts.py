@@ -18,6 +18,7 @@ from mainstem.registry.texts import (
     SECONDS_HIGH,
     SECONDS_LOW,
     UNITS_PER_SECOND,
+    as_list,
     has_double_keys,
     integer_of,
     shown_only,
@@ -110,7 +111,7 @@ def _struct_values(array: pa.Array) -> list[Any]:
 
 def _list_values(array: pa.Array) -> list[Any]:
     if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_field))
+        array = as_list(array)
     array = shown_only(array)
     values, ends = python_values(array.values), array.offsets.to_pylist()
     lists = [values[start:end] for start, end in pairwise(ends)]

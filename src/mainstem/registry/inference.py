@@ -77,6 +77,7 @@ class _Value:
     def see(self, value: Any, index: int) -> None:
         if value is None:
             return
+        value = list(value) if isinstance(value, tuple) else value
         kind: Any = next((each for each in _KINDS if isinstance(value, each)), None)
         if kind is None:
             raise InvalidSchema(
@@ -108,7 +109,7 @@ class _Value:
             if self._nested is None:
                 self._nested = _Struct(self.path, self._count, self._depth)
             self._nested.see(value, index)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list):
             if self._nested is None:
                 self._nested = _Value(f"{self.path}[]", self._count, self._depth + 1)
             for each in value:
@@ -124,9 +125,7 @@ class _Value:
     def arrow(self) -> pa.DataType:
         kind = self._kind
         if kind is None:
-            raise InvalidSchema(
-                f"column {self.path!r} is null or empty in every row; say its type, as in {self.path!r}: 'string'"
-            )
+            raise InvalidSchema(f"column {self.path!r} is null or empty in every row; say its type")
         if kind is int:
             return self._integer()
         if kind is float and max(-self._low, self._high) > _EXACT_FLOAT:
@@ -143,11 +142,7 @@ class _Value:
                 raise InvalidSchema(f"column {self.path!r} is an empty object in every row; say its type")
             return pa.struct(self._nested.arrow_fields())
         if kind is list:
-            assert isinstance(self._nested, _Value | None)
-            if self._nested is None:
-                raise InvalidSchema(
-                    f"column {self.path!r} is an empty list in every row; say its type, as in ['string']"
-                )
+            assert isinstance(self._nested, _Value)
             return pa.list_(pa.field("item", self._nested.arrow()))
         return _PLAIN[kind]
 
@@ -208,11 +203,10 @@ _PLAIN: Final[dict[type, pa.DataType]] = {
     UUID: pa.string(),
 }
 # In this order: a bool is an int, and a datetime a date.
-_KINDS: Final = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, Mapping, list, tuple)
+_KINDS: Final = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, Mapping, list)
 _WIDER: Final[dict[frozenset[Any], type]] = {
     frozenset((int, float)): float,
     frozenset((int, Decimal)): Decimal,
-    frozenset((list, tuple)): list,
 }
 
 

@@ -23,7 +23,7 @@ from mainstem.core.plain import one_line
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.compatibility import fits_list, is_list, is_nested, matched, widens
 from mainstem.registry.defaults import constant_of
-from mainstem.registry.texts import shown_only
+from mainstem.registry.texts import as_list, shown_only
 from mainstem.registry.types import type_text
 
 # Gives the values of a column, or of a part of one, in another type.
@@ -206,10 +206,9 @@ def _list_step(path: str, new: pa.DataType, old: pa.DataType) -> _Step:
     step = _step(f"{path}[]", new.value_type, old.value_type)
     is_strict = old.value_field.nullable and not new.value_field.nullable
     becomes_free = pa.types.is_fixed_size_list(old) and pa.types.is_list(new)
-    free = pa.list_(old.value_field)
 
     def apply(array: pa.Array) -> pa.Array:
-        array = shown_only(array.cast(free) if becomes_free else array)
+        array = shown_only(as_list(array) if becomes_free else array)
         if is_strict:
             _no_nulls(f"{path}[]", array.flatten())
         values = step(array.values)

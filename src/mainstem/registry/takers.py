@@ -126,7 +126,7 @@ class FieldsTaker:
 
 def unknown_field(name: object, known: Iterable[str]) -> str:
     """Why a field is refused, with the name that was meant, if one is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
     return "is not a field of the schema" + (f"; did you mean {near[0]!r}?" if near else "")
 
 

@@ -165,7 +165,7 @@ def _nested_json(array: pa.Array) -> pa.Array:
     if pa.types.is_struct(array.type):
         return object_texts(array.type, [array.field(index) for index in range(array.type.num_fields)])
     if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_field))
+        array = as_list(array)
     array = shown_only(array)
     if pa.types.is_map(array.type):
         return _map_texts(array)
@@ -229,6 +229,14 @@ def shown_only(array: pa.Array) -> pa.Array:
     start, end = shown_range(array)
     is_bare = not array.offset and not array.null_count and not start and end == len(array.values)
     return array if is_bare else array.take(pa.array(np.arange(len(array))))
+
+
+def as_list(array: pa.Array) -> pa.Array:
+    """A list of fixed size as one of any. Arrow's cast refuses where lists are null and what is in them must not be."""
+    sizes = array.is_valid().to_numpy(zero_copy_only=False) * array.type.list_size
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+    kind = pa.list_(array.type.value_field)
+    return pa.ListArray.from_arrays(offsets, array.flatten(), type=kind, mask=array.is_null())
 
 
 def shown_range(array: pa.Array) -> tuple[int, int]:

@@ -439,7 +439,7 @@ _text = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_text, max_size=8), st.integers(0, 40))
 def test_from_json_agrees_with_python_parser_and_check(values: list[bytes | None], padding: int) -> None:
     """The same rows, and the same bad ones, as when each is parsed by Python, checked and made a row."""

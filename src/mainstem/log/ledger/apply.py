@@ -4,8 +4,8 @@ Used for every commit and for every replay after a crash, against any backend: s
 repeated batches, gives offsets, and refuses what breaks a rule; it does no I/O but loading rows it needs.
 
 What one flush does to one shard becomes one entry, as long as the accepted frames lie next to each other; a refused
-or repeated frame in between splits it, because an entry covers a single run of bytes. A batch with statistics is an entry
-of its own, which has their summary.
+or repeated frame in between splits it, because an entry covers a single run of bytes. A batch with statistics is an
+entry of its own, which has their summary.
 """
 
 import struct
