@@ -10,7 +10,7 @@ import typer
 import typer.core
 import typer.main
 
-from mainstem.cli import backup, bench, config, demo, doctor, restore, serve, stream, tail, top, version, write
+from mainstem.cli import backup, bench, config, demo, doctor, redrive, restore, serve, stream, tail, top, version, write
 from mainstem.cli.exits import ExitCode, code_of, explain
 from mainstem.cli.flags import spell_out
 
@@ -22,7 +22,7 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "write", "tail", "top", "backup", "restore", "doctor"),
+            *("serve", "demo", "stream", "write", "tail", "redrive", "top", "backup", "restore", "doctor"),
             *("config", "bench", "version"),
         )
         assert set(order) == set(self.commands)
@@ -47,6 +47,7 @@ app.command("demo")(demo.demo)
 app.add_typer(stream.app, name="stream")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
+app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
 app.command("backup")(backup.backup)
 app.command("restore")(restore.restore)

@@ -17,6 +17,7 @@ from mainstem.core.errors import (
     ReadOnly,
     RecordTooLarge,
     Refused,
+    SchemaMismatch,
     ServerStopping,
     StreamDeleted,
     StreamExists,
@@ -52,6 +53,7 @@ _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
     (InvalidPayload, ExitCode.FAILURE),
     (InvalidRecord, ExitCode.FAILURE),
     (RecordTooLarge, ExitCode.FAILURE),
+    (SchemaMismatch, ExitCode.FAILURE),
     (ProtocolError, ExitCode.FAILURE),
     (InvalidRequest, ExitCode.USAGE),
 )

@@ -25,8 +25,8 @@ from mainstem.core.errors import (
 )
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
-from mainstem.core.predicate import Predicate
 from mainstem.core.schema import Schema
+from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
     EpochChanged,
@@ -61,9 +61,9 @@ class Consumer:
     headers then come only if _key and _headers are among them. Rows are of the newest schema that the stream had when
     the consumer was opened, or, without `where` and `columns`, of the newest that was met.
 
-    Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss; with
-    `on_bad="skip"` they are passed over and counted (`undecoded`), with "keep" they come without a value, their bytes in
-    `record.undecoded`. Where there is a `where` they match nothing and are counted.
+    Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
+    `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
+    in `record.undecoded`. Where there is a `where` they match nothing and are counted.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Consumer:
         self._info = port.call(GetStreamCall(stream)).streams[0]
         self._view = self._look_through(self._info)
         if self._where:
-            Predicate.parse(self._where).bind(self._view.all)
+            _check_predicate(self._where, self._view)
         # Schemas that are known to be older than the view's.
         self._older: set[int] = set()
         self._counted = ReadCounts()
@@ -284,9 +284,8 @@ class Consumer:
                 parts.append(batch.part(at, run.start))
             at = run.stop
             if self._on_bad == "raise":
-                offsets, why = batch.offsets(), next(row for row in bad if row.index == run.start)
-                where = {"first": offsets[run.start], "last": offsets[run.stop - 1], "path": why.path}
-                parts.append(UndecodedRecords(stream=self._info.name, shard=batch.shard, reason=why.reason, **where))
+                why = next(row for row in bad if row.index == run.start)
+                parts.append(self._undecoded(batch, run, why))
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
             parts.append(batch.part(at, batch.count))
@@ -294,6 +293,17 @@ class Consumer:
             parts[-1].end = batch.end
         self._parts = parts
         return True
+
+    def _undecoded(self, batch: RecordBatch, run: range, why: BadRow) -> UndecodedRecords:
+        offsets = batch.offsets()
+        return UndecodedRecords(
+            stream=self._info.name,
+            shard=batch.shard,
+            first=offsets[run.start],
+            last=offsets[run.stop - 1],
+            path=why.path,
+            reason=why.reason,
+        )
 
     def _next_part(self) -> RecordBatch:
         part = self._parts.popleft()
@@ -470,6 +480,13 @@ def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:
                 f"{offset - 1} are not in this log any more: it was restored from a backup that ends before them. What "
                 f"is there now at {kept} and after is other. Go on at {kept}, at the earliest or at the latest record"
             )
+
+
+def _check_predicate(where: str, view: View) -> None:
+    # Who asks for everything does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    Predicate.parse(where).bind(view.all)
 
 
 def _names(columns: Sequence[str]) -> tuple[str, ...]:

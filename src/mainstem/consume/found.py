@@ -19,31 +19,23 @@ _SHOWN: Final = 20
 class Found(Sequence[Record]):
     """The records that match, in order within each shard. Immutable; any thread.
 
-    `opened` batches were looked into for it, `skipped` ones were not; `seconds` is how long it took. `undecoded` records
-    were no rows of the stream's schema and so could not match.
+    `opened` batches were looked into for it, `skipped` ones were not; `seconds` is how long it took. `undecoded`
+    records were no rows of the stream's schema and so could not match.
     """
 
     def __init__(
-        self,
-        batches: Sequence[RecordBatch],
-        empty: pa.Schema,
-        opened: int,
-        skipped: int,
-        undecoded: int,
-        seconds: float,
+        self, batches: Sequence[RecordBatch], columns: pa.Schema, counts: tuple[int, int, int], seconds: float
     ) -> None:
         self._batches = batches
-        self._empty = empty
+        self._columns = columns
         self._records: list[Record] | None = None
-        self.opened = opened
-        self.skipped = skipped
-        self.undecoded = undecoded
+        self.opened, self.skipped, self.undecoded = counts
         self.seconds = seconds
 
     def to_arrow(self, *, metadata: bool = False) -> pa.Table:
         """All of them as one table; see RecordBatch.to_arrow."""
         if not self._batches:
-            return self._empty.empty_table()
+            return self._columns.empty_table()
         return pa.Table.from_batches([batch.to_arrow(metadata=metadata) for batch in self._batches])
 
     def to_pandas(self) -> Any:
@@ -90,7 +82,7 @@ class Found(Sequence[Record]):
         )
 
 
-def find(port: Port, stream: str, where: str, limit: int | None, columns: Sequence[str] | None, clock: Clock) -> Found:
+def find(port: Port, stream: str, where: Any, limit: int | None, columns: Sequence[str] | None, clock: Clock) -> Found:
     """The records of a stream, as it is now, that match; at most `limit`."""
     if not isinstance(where, str) or not where.strip():
         raise InvalidPredicate('where: say what to find, for example "id = 7"')
@@ -108,4 +100,4 @@ def find(port: Port, stream: str, where: str, limit: int | None, columns: Sequen
                 if not left:
                     break
         counts = consumer.opened, consumer.skipped, consumer.undecoded
-        return Found(batches, consumer.columns, *counts, clock.monotonic() - begun)
+        return Found(batches, consumer.columns, counts, clock.monotonic() - begun)

@@ -128,9 +128,9 @@ class RecordBatch:
 
     def to_polars(self) -> Any:
         """A polars DataFrame of `to_arrow()`; polars must be installed."""
-        import polars
+        import polars as pl
 
-        return polars.from_arrow(self.to_arrow())
+        return pl.from_arrow(self.to_arrow())
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """The rows as dicts, of the columns of `to_arrow()`."""
@@ -201,10 +201,8 @@ class RecordBatch:
         assert self._opened is not None
         if not self._opened.bad:
             return ()
-        first, last = self._skip, self._skip + self.count
-        return [
-            BadRow(row.index - first, row.path, row.reason) for row in self._opened.bad if first <= row.index < last
-        ]
+        own = range(self._skip, self._skip + self.count)
+        return [BadRow(row.index - self._skip, row.path, row.reason) for row in self._opened.bad if row.index in own]
 
     def _stored_values(self) -> list[bytes | None]:
         raw = _AS_BYTES.decode(self._fetched).columns.column("value")

@@ -11,7 +11,8 @@ What is left of a batch covers the same offsets as before, so that positions mov
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -23,11 +24,13 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
-from mainstem.core.predicate import BoundPredicate, Predicate
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
 from mainstem.registry.promotion import Promotion, promotion
 from mainstem.transport.port import Query
+
+if TYPE_CHECKING:
+    from mainstem.core.predicate import BoundPredicate
 
 # So many readers must want the same before what one of them gets is kept for the others.
 _READERS_SHARING: Final = 2
@@ -74,7 +77,7 @@ class Selection:
         self.is_plain = not where and view.columns is None
         # Who reads with it now.
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._predicate: BoundPredicate | None = Predicate.parse(where).bind(view.all) if where else None
+        self._predicate = _bind(where, view) if where else None
         self._identity = (view.schema_id, where, view.columns)
         self._schema_of = schema_of
         self._compression = compression
@@ -180,25 +183,22 @@ class Selection:
         return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
+        header = fetched.header
         decoded = self.view.decode(fetched, self._tested)
         if self._predicate is None:
             if decoded.bad:
                 return Selected(self._pack_around(fetched, decoded))
             return Selected(self._pack(fetched, decoded.columns, None, fetched.base, fetched.end))
-        undecoded = len(decoded.bad)
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
-            return Selected(
-                (nothing(fetched.header.stream, fetched.header.shard, fetched.base, fetched.end),), undecoded
-            )
-        if count < len(mask):
-            return Selected(
-                self._pack(fetched, self._rest(fetched, decoded), mask, fetched.base, fetched.end), undecoded
-            )
-        if self.view.columns is None and fetched.header.schema_id == self.view.schema_id:
-            return Selected((fetched,), undecoded)
-        return Selected(self._pack(fetched, self._rest(fetched, decoded), None, fetched.base, fetched.end), undecoded)
+            left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
+        elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
+            left = [fetched]
+        else:
+            some = mask if count < len(mask) else None
+            left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
+        return Selected(left, len(decoded.bad))
 
     def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
         """All columns that are given, of a batch of which those that the predicate needs were decoded."""
@@ -218,7 +218,9 @@ class Selection:
         """For every record of a batch, whether the predicate is true for it."""
         assert self._predicate is not None
         header = fetched.header
-        offsets = fetched.base + _distances(decoded.columns, self.view)
+        offsets: Sequence[int] | np.ndarray = ()
+        if "_offset" in self._predicate.columns:
+            offsets = fetched.base + _distances(decoded.columns, self.view)
         table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
@@ -245,10 +247,13 @@ class Selection:
     ) -> list[FetchedBatch]:
         """Batches of the wanted columns of the records where `mask` is true, which cover the offsets from `base` to
         `end`."""
-        distances = _distances(columns, self.view)
-        if mask is not None:
-            columns, distances = columns.filter(pa.array(mask)), distances[mask]
-        offsets = distances + fetched.base
+        if mask is None:
+            offsets = fetched.base + _distances(columns, self.view)
+        else:
+            places = np.flatnonzero(mask)
+            columns = columns.take(pa.array(places))
+            gaps = ("offset" if self.view.schema is None else "_offset") in columns.schema.names
+            offsets = fetched.base + (_distances(columns, self.view) if gaps else places)
         return self._encode(fetched.header, self._keep(columns), offsets, base, end)
 
     def _keep(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -325,7 +330,7 @@ class Selection:
         edges = [0, *(np.flatnonzero(np.diff(is_bad)) + 1).tolist(), len(is_bad)]
         records = View(None).decode(fetched).columns
         packed: list[FetchedBatch] = []
-        for first, stop in zip(edges, edges[1:], strict=False):
+        for first, stop in pairwise(edges):
             base = fetched.base if first == 0 else int(offsets[first])
             end = fetched.end if stop == len(is_bad) else int(offsets[stop])
             if is_bad[first]:
@@ -358,6 +363,13 @@ class Selections:
             )
             self._made[stream, query] = found
         return found
+
+
+def _bind(where: str, view: View) -> "BoundPredicate":
+    # Who has no readers with predicates does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    return Predicate.parse(where).bind(view.all)
 
 
 def nothing(stream: int, shard: int, base: int, end: int) -> FetchedBatch:

@@ -6,10 +6,11 @@ Fewer than would be best for its size, because setting them is what takes time. 
     block    (h >> 32) * blocks >> 32
     bits     for i = 0 to 3: bit 64 * i + (byte i of h & 63) of the block, byte 0 being the lowest
 
-Bit n of a block is bit n & 7 of its byte n >> 3. The hash of bytes goes through them in little-endian words of 8, the
-last filled up with zeros:
+Bit n of a block is bit n & 7 of its byte n >> 3. The hash of bytes goes through them in pairs of little-endian words of
+8, the last pair filled up with zeros:
 
-    h = 0x243F6A8885A308D3 ^ length; for each word: h = (h ^ word) * 0xA0761D6478BD642F, then h ^= h >> 32
+    h = 0x243F6A8885A308D3 ^ length
+    for each pair (a, b): h = (h ^ a) * 0xA0761D6478BD642F ^ b * 0xE7037ED1A0B428DB, then h ^= h >> 32
     at the end: h = h * 0x9E3779B97F4A7C15, then h ^= h >> 32
 
 all in 64 bits. More than 256 bytes are hashed as their BLAKE2b digest of 16 bytes. A whole number is hashed as one
@@ -47,15 +48,17 @@ _LENGTH_MAX: Final = 256
 _DIGEST_BYTES: Final = 16
 _MASK: Final = (1 << 64) - 1
 _SEED: Final = 0x243F6A8885A308D3
-_WORD: Final = 0xA0761D6478BD642F
+_ONE: Final = 0xA0761D6478BD642F
+_OTHER: Final = 0xE7037ED1A0B428DB
 _LAST: Final = 0x9E3779B97F4A7C15
-_WORDS: Final = tuple(struct.Struct(f"<{count}Q") for count in range(_LENGTH_MAX // 8 + 1))
+_PAIR: Final = struct.Struct("<QQ")
 _DOUBLE: Final = struct.Struct("<d")
 _U32: Final = np.uint64(32)
 # What is kept of a word of which only so many bytes are the value's.
 _KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 # Where in a block each of the bits of a value is looked for.
 _BITS_SET: Final = 4
+_AT_ONCE: Final = 4_096
 _PLACES: Final = np.arange(0, 256, 64, dtype=np.uint8)[:, None]
 
 
@@ -64,12 +67,10 @@ def build(hashes: U64, bytes_max: int) -> bytes:
     blocks = _blocks_for(len(hashes), bytes_max)
     if not blocks:
         return b""
-    at = ((hashes >> _U32) * np.uint64(blocks) >> _U32).astype(np.intp) << 8
-    lowest = hashes.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :_BITS_SET]
-    # By bit and then by value: numpy is fast where the last dimension is long.
-    places = (np.ascontiguousarray(lowest.T) & np.uint8(63)) | _PLACES
     bits = np.zeros(blocks * _BLOCK_BITS, bool)
-    bits[(at + places).ravel()] = True
+    # Some at a time: what is made on the way then stays in the processor's cache.
+    for begin in range(0, len(hashes), _AT_ONCE):
+        _set(bits, blocks, hashes[begin : begin + _AT_ONCE])
     while not blocks & 1 and _fill(bits) < _FILL_WANTED:
         pairs = bits.reshape(blocks // 2, 2, _BLOCK_BITS)
         halved = (pairs[:, 0] | pairs[:, 1]).ravel()
@@ -79,6 +80,14 @@ def build(hashes: U64, bytes_max: int) -> bytes:
     if _fill(bits) > _FILL_MAX:
         return b""
     return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _set(bits: npt.NDArray[np.bool_], blocks: int, hashes: U64) -> None:
+    at = ((hashes >> _U32) * np.uint64(blocks) >> _U32).astype(np.intp) << 8
+    lowest = hashes.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :_BITS_SET]
+    # By bit and then by value: numpy is fast where the last dimension is long.
+    places = (np.ascontiguousarray(lowest.T) & np.uint8(63)) | _PLACES
+    bits[(at + places).ravel()] = True
 
 
 def _fill(bits: npt.NDArray[np.bool_]) -> float:
@@ -109,17 +118,15 @@ def may_contain(data: Buffer, at: int, length: int, value_hash: int) -> bool:
 def hash_bytes(value: bytes) -> int:
     if len(value) > _LENGTH_MAX:
         value = hashlib.blake2b(value, digest_size=_DIGEST_BYTES).digest()
-    length = len(value)
-    words = (length + 7) >> 3
-    found = _SEED ^ length
-    for word in _WORDS[words].unpack(value.ljust(8 * words, b"\0")):
-        found = (found ^ word) * _WORD & _MASK
+    found = _SEED ^ len(value)
+    for one, other in _PAIR.iter_unpack(value + bytes(-len(value) % _PAIR.size)):
+        found = ((found ^ one) * _ONE ^ other * _OTHER) & _MASK
         found ^= found >> 32
     return _finished(found)
 
 
 def hash_int(value: int) -> int:
-    found = (_SEED ^ 8 ^ (value & _MASK)) * _WORD & _MASK
+    found = (_SEED ^ 8 ^ (value & _MASK)) * _ONE & _MASK
     return _finished(found ^ found >> 32)
 
 
@@ -152,8 +159,8 @@ def hashes_of_bytes(column: pa.Array) -> U64:
     data = np.frombuffer(column.buffers()[2], np.uint8, last - first, first) if longest else np.zeros(0, np.uint8)
     if int(lengths.min()) == longest >= 8:
         return _hash_even(data, count, longest)
-    # The last word of a value may reach beyond it, that of the last value beyond all.
-    return _hash_uneven(np.concatenate((data, np.zeros(8, np.uint8))), ends[:-1] - first, lengths)
+    # The last pair of a value may reach beyond it, that of the last value beyond all.
+    return _hash_uneven(np.concatenate((data, np.zeros(_PAIR.size, np.uint8))), ends[:-1] - first, lengths)
 
 
 def hashes_of_ints(values: npt.NDArray[Any]) -> U64:
@@ -174,31 +181,37 @@ def hashes_of_floats(values: npt.NDArray[Any]) -> U64:
 def _hash_even(data: npt.NDArray[np.uint8], count: int, length: int) -> U64:
     """Values of one length, at least a word, lie at even distances, so that no word has to be looked up."""
     found = np.full(count, _SEED ^ length, np.uint64)
-    for done in range(0, length - 7, 8):
-        _mix(found, np.ndarray((count,), "<u8", data, done, (length,)))
+    words = [np.ndarray((count,), "<u8", data, done, (length,)) for done in range(0, length - 7, 8)]
     if rest := length % 8:
         # The last bytes are the highest of the word that ends with them.
-        _mix(found, np.ndarray((count,), "<u8", data, length - 8, (length,)) >> np.uint64(64 - 8 * rest))
+        words.append(np.ndarray((count,), "<u8", data, length - 8, (length,)) >> np.uint64(64 - 8 * rest))
+    for at in range(0, len(words), 2):
+        _mix(found, words[at], words[at + 1] if at + 1 < len(words) else None)
     return _finish(found)
 
 
 def _hash_uneven(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> U64:
-    """One word of all values after the other. A word can be taken from any byte on."""
+    """One pair of words of all values after the other. A word can be taken from any byte on."""
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
     found = np.uint64(_SEED) ^ lengths.astype(np.uint64)
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    for done in range(0, longest, 8):
-        if done + 8 <= shortest:
-            _mix(found, words[starts + done])
-        elif done < shortest:
-            # Every value has a byte in this word, some perhaps not all of them.
-            _mix(found, words[starts + done] & _KEPT[np.minimum(lengths - done, 8)])
-        else:
-            longer = np.flatnonzero(lengths > done)
-            part = found[longer]
-            _mix(part, words[starts[longer] + done] & _KEPT[np.minimum(lengths[longer] - done, 8)])
-            found[longer] = part
+    longest = int(lengths.max())
+    for done in range(0, longest, _PAIR.size):
+        longer = np.flatnonzero(lengths > done)
+        if len(longer) == len(lengths):
+            _mix(found, *_pair(words, starts + done, lengths - done, longest - done))
+            continue
+        part = found[longer]
+        _mix(part, *_pair(words, starts[longer] + done, lengths[longer] - done, longest - done))
+        found[longer] = part
     return _finish(found)
+
+
+def _pair(
+    words: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], longest: int
+) -> tuple[U64, U64 | None]:
+    """The words at these places, of which so many bytes are the values'; the second if any value reaches so far."""
+    one = words[starts] & _KEPT.take(lengths, mode="clip")
+    return one, words[starts + 8] & _KEPT.take(lengths - 8, mode="clip") if longest > 8 else None
 
 
 def _with_digests(column: pa.Array, lengths: npt.NDArray[np.int64]) -> U64:
@@ -211,9 +224,11 @@ def _with_digests(column: pa.Array, lengths: npt.NDArray[np.int64]) -> U64:
     return found
 
 
-def _mix(found: U64, words: U64) -> None:
-    found ^= words
-    found *= np.uint64(_WORD)
+def _mix(found: U64, one: U64, other: U64 | None = None) -> None:
+    found ^= one
+    found *= np.uint64(_ONE)
+    if other is not None:
+        found ^= other * np.uint64(_OTHER)
     found ^= found >> _U32
 
 

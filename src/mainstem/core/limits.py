@@ -70,12 +70,12 @@ FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
 COMMAND_BYTES_MAX: Final = 1 * MIB
 # What is known of a batch without its payload: bounds of so many columns, each at most so long, and filters of the key
-# and of indexed columns. Batches of fewer records and bytes have none until they are merged.
+# and of indexed columns. Batches of fewer records and bytes than these have none: they wait to be merged.
 STATISTICS_BYTES_MAX: Final = 1 * MIB
 STATISTICS_RANGES_MAX: Final = 8
 STATISTICS_BOUND_BYTES_MAX: Final = 16
-STATISTICS_RECORDS_MIN: Final = 512
-STATISTICS_RAW_BYTES_MIN: Final = 64 * KIB
+STATISTICS_RECORDS_MIN: Final = 1_024
+STATISTICS_STORED_BYTES_MIN: Final = 32 * KIB
 FILTER_BYTES_MAX: Final = 512 * KIB
 # What may wait for the next flush; more than this and appends are told to wait.
 PENDING_BYTES_MAX: Final = 64 * MIB
@@ -139,8 +139,8 @@ RESTORED_EPOCHS_MAX: Final = 16
 
 assert RECORD_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert PAYLOAD_STORED_BYTES_MAX + MESSAGE_HEADER_BYTES_MAX <= MESSAGE_BYTES_MAX
-assert PAYLOAD_STORED_BYTES_MAX <= FLUSH_BYTES_MAX
-assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
+assert PAYLOAD_STORED_BYTES_MAX + STATISTICS_BYTES_MAX <= FLUSH_BYTES_MAX
+assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX + STATISTICS_BYTES_MAX
 # A producer may resend everything it has in flight and must get the original offsets for all of it.
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
 # A schema travels in a command, and in the header of a message.

@@ -1,7 +1,7 @@
 """The object users hold: streams, producers and consumers of one log, near or far."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from mainstem.core.identity import new_stream_uuid
 from mainstem.core.kinds import render_duration
 from mainstem.core.schema import Schema
 from mainstem.hub.overview import Overview, look
+from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.producer import Producer, ProducerOptions
 from mainstem.registry.forms import as_schema
 from mainstem.transport.port import (
@@ -194,7 +195,7 @@ class Streams:
 def _names(what: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
+    found = (names,) if isinstance(names, str) or not isinstance(names, Sequence) else tuple(names)
     if not all(isinstance(name, str) for name in found):
         raise InvalidSetting(f"{what} is the name of a column, or several, not {names!r}")
     return found
@@ -292,6 +293,16 @@ class Hub:
         key or on an indexed column finds its record in milliseconds. What is found is held in memory.
         """
         return find(self._port, stream, where, limit, columns, SYSTEM_CLOCK)
+
+    def redrive(
+        self, stream: str, *, dry_run: bool = True, corrections: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> Redriven:
+        """Put dead letters of a stream back that fit its schema by now; by default only say how many would.
+
+        `corrections` are rows that take the place of letters, by the letter's offset in `<stream>.dead`. A letter is
+        put back once, also if a run is cut short and done again; do not run two at the same time.
+        """
+        return Redrive(self, stream, corrections or {}).run(dry_run=dry_run)
 
     def statistics(self) -> dict[str, int]:
         """Counters of the log, or of the server behind this hub."""

@@ -14,7 +14,7 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
-from mainstem.core.limits import STATISTICS_RAW_BYTES_MIN, STATISTICS_RECORDS_MIN
+from mainstem.core.limits import STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
 from mainstem.core.schema import Schema
 from mainstem.log.ledger.base import StreamRow
 
@@ -58,9 +58,16 @@ class Contents(NamedTuple):
         header = batch.header
         if not is_worth_statistics(header):
             return batch
-        has_columns = header.schema_id or header.layout & layouts.HAS_KEY
-        return Batch(
-            self.with_statistics(header, self.decode(header, batch.payload) if has_columns else None), batch.payload
+        return Batch(self.with_statistics(header, self._described_columns(header, batch.payload)), batch.payload)
+
+    def _described_columns(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch | None:
+        """Of a batch, what statistics are made of: all of its rows, or only the keys of records without a schema."""
+        if header.schema_id:
+            return self.decode(header, data)
+        if not header.layout & layouts.HAS_KEY:
+            return None
+        return payload.decode_columns(
+            header.encoding, header.layout, header.count, header.raw_len, data, None, ("key",)
         )
 
     def with_statistics(self, header: BatchHeader, batch: pa.RecordBatch | None) -> BatchHeader:
@@ -78,4 +85,4 @@ class Contents(NamedTuple):
 
 def is_worth_statistics(header: BatchHeader) -> bool:
     """Whether a batch is large enough: for tiny ones they would cost more than they save."""
-    return header.count >= STATISTICS_RECORDS_MIN or header.raw_len >= STATISTICS_RAW_BYTES_MIN
+    return header.count >= STATISTICS_RECORDS_MIN or header.stored_len >= STATISTICS_STORED_BYTES_MIN

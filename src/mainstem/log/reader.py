@@ -302,8 +302,8 @@ def _without_records(entry: Entry) -> FetchedBatch:
 def _runs(
     entries: Sequence[Entry], is_skipped: Callable[[Entry], bool], bytes_max: int
 ) -> Iterator[tuple[bool, list[Entry]]]:
-    """Entries grouped by whether they are skipped, in their order; those that are not, about `bytes_max` at a time. Only
-    the first of the next group has been asked about when a group is taken."""
+    """Entries grouped by whether they are skipped, in their order; those that are not, about `bytes_max` at a time.
+    Only the first of the next group has been asked about when a group is taken."""
     run: list[Entry] = []
     was_skipped, size = False, 0
     for entry in entries:

@@ -27,7 +27,9 @@ PATH: Final = "dead.path"
 STREAM: Final = "dead.stream"
 SCHEMA: Final = "dead.schema"
 TIME: Final = "dead.time"
-OWN_HEADERS: Final = frozenset((ERROR, PATH, STREAM, SCHEMA, TIME))
+# Of a record that is no letter, but says what became of letters.
+KIND: Final = "dead.kind"
+OWN_HEADERS: Final = frozenset((ERROR, PATH, STREAM, SCHEMA, TIME, KIND))
 
 
 def dead_stream_of(stream: str) -> str:

@@ -126,7 +126,7 @@ class FieldsTaker:
 
 def unknown_field(name: object, known: Iterable[str]) -> str:
     """Why a field is refused, with the name that was meant, if one is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
     return "is not a field of the schema" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
@@ -370,6 +370,18 @@ def _time_taker(kind: pa.DataType) -> Taker:
         if number % day:
             raise _refuse(kind, value, "it is no whole day")
         return number
+
+    return _with_utc(take) if pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit == "us" else take
+
+
+def _with_utc(general: Taker) -> Taker:
+    """The same taker, faster for what most programs have: a datetime in UTC, for a column of microseconds."""
+
+    def take(value: Any) -> Any:
+        if type(value) is datetime and value.tzinfo is UTC:
+            delta = value - _EPOCH
+            return (delta.days * _DAY_SECONDS + delta.seconds) * 1_000_000 + delta.microseconds
+        return general(value)
 
     return take
 

@@ -20,8 +20,9 @@ def by_the_book(value: bytes) -> int:
     if len(value) > 256:
         value = hashlib.blake2b(value, digest_size=16).digest()
     h = 0x243F6A8885A308D3 ^ len(value)
-    for at in range(0, len(value), 8):
-        h = (h ^ int.from_bytes(value[at : at + 8], "little")) * 0xA0761D6478BD642F & MASK
+    for at in range(0, len(value), 16):
+        a, b = (int.from_bytes(value[begin : begin + 8], "little") for begin in (at, at + 8))
+        h = ((h ^ a) * 0xA0761D6478BD642F ^ b * 0xE7037ED1A0B428DB) & MASK
         h ^= h >> 32
     h = h * 0x9E3779B97F4A7C15 & MASK
     return h ^ h >> 32

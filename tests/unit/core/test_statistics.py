@@ -4,6 +4,7 @@ import math
 import random
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +49,7 @@ COLUMNS: dict[pa.DataType, st.SearchStrategy[object]] = {
 }
 
 
-def stored(column: pa.Array) -> list[object]:
+def stored(column: pa.Array) -> list[Any]:
     """The values as the column stores them."""
     kind = column.type
     if pa.types.is_boolean(kind):

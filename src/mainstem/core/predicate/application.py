@@ -112,7 +112,7 @@ def _on_decimals(sign: str, label: str, left: Bound, right: Bound) -> Bound:
 def _on_moments(sign: str, label: str, left: Bound, right: Bound) -> Bound | None:
     first, second = family_of(left.type), family_of(right.type)
     if first is Family.DATE and second is Family.INTEGER:
-        return applied(label, lambda days, count: _shifted_days(sign, days, count), left, whole(right))
+        return applied(label, lambda days, count: _shifted_days(sign, days, count), _dated(left), whole(right))
     if first in MOMENTS and second is Family.SPAN:
         beside = left.type if first is Family.TIMESTAMP else pa.timestamp("us", "UTC")
         kind = pa.timestamp(finer_unit(beside, right.type), beside.tz)
@@ -123,13 +123,18 @@ def _on_moments(sign: str, label: str, left: Bound, right: Bound) -> Bound | Non
         return applied(label, _in_steps(sign, kind), converted(left, kind), converted(right, kind))
     if sign == "-" and first is second is Family.DATE:
         days = (
-            applied(part.label, lambda values: kernels.storage(values).cast(pa.int64()), part) for part in (left, right)
+            applied(part.label, lambda values: kernels.storage(values).cast(pa.int64()), _dated(part))
+            for part in (left, right)
         )
         return applied(label, kernels.subtract, *days)
     if sign == "-" and first in MOMENTS and second in MOMENTS:
         kind = pa.timestamp(finer_unit(left.type, right.type))
         return applied(label, _in_steps("-", pa.duration(kind.unit)), converted(left, kind), converted(right, kind))
     return None
+
+
+def _dated(part: Bound) -> Bound:
+    return converted(part, pa.date32())
 
 
 def _in_steps(sign: str, kind: pa.DataType) -> Callable[[Any, Any], Any]:

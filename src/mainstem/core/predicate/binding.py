@@ -119,7 +119,7 @@ class Binder:
         known = sorted((*FUNCTIONS, "coalesce", "now", "nullif"))
         if name in known:
             raise InvalidPredicate(f"{name} takes {2 if name == 'nullif' else 0} values, not {len(parts)}")
-        near = difflib.get_close_matches(name[:64], known, 1)
+        near = difflib.get_close_matches(name[:32], known, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         raise InvalidPredicate(f"there is no function {name[:64]!r}; {hint}")
 
@@ -173,7 +173,8 @@ def _found(name: str, names: Sequence[str], missing: str) -> str:
         return alike[0]
     if alike:
         raise InvalidPredicate(f"{missing} {name!r}; {' and '.join(map(repr, alike))} differ in capitals only")
-    near = difflib.get_close_matches(name[:255], list(names)[:200], 1)
+    # Few and short enough to be compared at once, whoever chose them.
+    near = difflib.get_close_matches(name[:32], [other for other in names if len(other) <= 32][:64], 1)
     shown = ", ".join(list(names)[:_NAMES_SHOWN])
     hint = f"did you mean {near[0]!r}?" if near else f"there are {shown}{', ...' if len(names) > _NAMES_SHOWN else ''}"
     raise InvalidPredicate(f"{missing} {name[:255]!r}; {hint}")
@@ -181,8 +182,6 @@ def _found(name: str, names: Sequence[str], missing: str) -> str:
 
 def _normal(kind: pa.DataType) -> pa.DataType:
     """The type in which a column is looked at, where it is not its own."""
-    if pa.types.is_date64(kind):
-        return pa.date32()
     return pa.binary() if pa.types.is_fixed_size_binary(kind) else kind
 
 

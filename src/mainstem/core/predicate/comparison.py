@@ -168,7 +168,7 @@ def _with_constant(sign: str, part: Bound, constant: Constant) -> Bound:
             # No text has these bytes; which comes first can still be said.
             return compare(sign, converted(part, pa.binary()), constant)
         return Compared(sign, part, pa.scalar(text, kind), value)
-    return Compared(sign, part, pa.scalar(value, kind), value)
+    return Compared(sign, part, pa.scalar(value, kind), int(value) if isinstance(value, bool) else value)
 
 
 def _with_float(sign: str, part: Bound, constant: Constant) -> Bound:

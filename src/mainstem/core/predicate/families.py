@@ -70,7 +70,9 @@ def family_of(kind: pa.DataType) -> Family:
 
 def unit_ns(kind: pa.DataType) -> int:
     """How many nanoseconds one step of a date, time, timestamp or time span is."""
-    return DAY_NS if pa.types.is_date32(kind) else UNIT_NS[kind.unit]
+    if pa.types.is_date(kind):
+        return DAY_NS if kind == pa.date32() else UNIT_NS["ms"]
+    return UNIT_NS[kind.unit]
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:

@@ -39,6 +39,7 @@ class _Where(Dialect):
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             name: SqlParser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST")
         }
+        ARRAY_CONSTRUCTORS: ClassVar[dict[str, Any]] = {}
         NO_PAREN_FUNCTIONS: ClassVar[dict[TokenType, Any]] = {}
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             "CASE": SqlParser.NO_PAREN_FUNCTION_PARSERS["CASE"]
@@ -59,9 +60,17 @@ _FOREIGN: Final = {
     TokenType.ARROW: "lambdas and JSON operators are not possible",
     TokenType.L_BRACE: "{ is not possible",
 }
+# The signs and words of the language. Every other word is a name, whatever SQL makes of it elsewhere.
+_SIGNS: Final = (
+    "L_PAREN R_PAREN L_BRACKET R_BRACKET COMMA DOT DASH PLUS STAR SLASH MOD EQ NEQ LT LTE GT GTE DPIPE DCOLON"
+)
+_WORDS: Final = "AND OR NOT IN IS NULL TRUE FALSE BETWEEN LIKE ILIKE ESCAPE CASE WHEN THEN ELSE END ALIAS"
+_VALUES: Final = "NUMBER STRING HEX_STRING IDENTIFIER VAR"
+_KNOWN: Final = frozenset(getattr(TokenType, name) for name in f"{_SIGNS} {_WORDS} {_VALUES}".split())
 _OPENING: Final = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.CASE)
 _CLOSING: Final = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.END)
-_PREFIXES: Final = (TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
+_BRACKETS: Final = (TokenType.L_PAREN, TokenType.L_BRACKET)
+_PREFIXES: Final = (TokenType.NOT, TokenType.DASH, TokenType.PLUS)
 
 _BINARY: Final[dict[type[exp.Expr], str]] = {
     exp.EQ: "=",
@@ -122,8 +131,8 @@ def parse(text: str) -> Expression:
         raise InvalidPredicate(
             f"a predicate of {len(tokens)} words and signs; at most {PREDICATE_TOKENS_MAX} are possible"
         )
-    _check(text, tokens)
-    return _translate(_parsed(text, tokens), 0)
+    _check(tokens)
+    return _translate(_parsed(text, _plain(tokens)), 0)
 
 
 def _tokens(text: str) -> list[Token]:
@@ -133,7 +142,7 @@ def _tokens(text: str) -> list[Token]:
         raise InvalidPredicate(f"the predicate cannot be read: {_first_line(error)}") from None
 
 
-def _check(text: str, tokens: list[Token]) -> None:
+def _check(tokens: list[Token]) -> None:
     """Refuse what nests too deep for a parser that calls itself, and what no predicate has."""
     depth = signs = 0
     for token in tokens:
@@ -141,11 +150,44 @@ def _check(text: str, tokens: list[Token]) -> None:
         if token.comments:
             raise InvalidPredicate("comments are not possible in a predicate")
         if kind in _FOREIGN:
-            raise InvalidPredicate(f"{_FOREIGN[kind]} ({token.text!r} at character {token.start + 1})")
+            raise InvalidPredicate(f"{_FOREIGN[kind]} ({token.text[:40]!r} at character {token.start + 1})")
         depth += (kind in _OPENING) - (kind in _CLOSING)
         signs = signs + 1 if kind in _PREFIXES else 0
         if depth + signs > PREDICATE_DEPTH_MAX:
             raise InvalidPredicate(f"a predicate nested deeper than {PREDICATE_DEPTH_MAX}")
+
+
+def _plain(tokens: list[Token]) -> list[Token]:
+    """The tokens without what the language does not know: so sqlglot is never led to the rest of SQL, where some texts
+    take it exponential time."""
+    kinds = [TokenType.SEMICOLON, *(token.token_type for token in tokens), TokenType.SEMICOLON]
+    plain: list[Token] = []
+    for place, token in enumerate(tokens):
+        if token.token_type in _BRACKETS and plain and plain[-1].token_type in SqlParser.TYPE_TOKENS:
+            raise InvalidPredicate(f"{token.text} is not possible after {plain[-1].text[:40]!r}")
+        plain.append(token if _is_known(*kinds[place : place + 3]) else _as_name(token))
+    return plain
+
+
+def _is_known(before: TokenType, kind: TokenType, after: TokenType) -> bool:
+    if kind in _KNOWN:
+        return True
+    if kind is TokenType.DISTINCT:
+        return before in (TokenType.IS, TokenType.NOT) and after is TokenType.FROM
+    if kind is TokenType.FROM:
+        return before is TokenType.DISTINCT
+    if kind is TokenType.INTERVAL:
+        return after in (TokenType.STRING, TokenType.NUMBER)
+    # A type is one only where it must be: CAST(x AS type), x::type, type 'text'.
+    return kind in SqlParser.TYPE_TOKENS and (
+        before in (TokenType.ALIAS, TokenType.DCOLON) or after is TokenType.STRING
+    )
+
+
+def _as_name(token: Token) -> Token:
+    if not token.text.isidentifier():
+        raise InvalidPredicate(f"{token.text[:40]!r} is not possible in a predicate (character {token.start + 1})")
+    return Token(TokenType.VAR, token.text, token.line, token.col, token.start, token.end)
 
 
 def _parsed(text: str, tokens: list[Token]) -> exp.Expr:

@@ -57,10 +57,11 @@ def compare(sign: str, left: Any, right: Any) -> Any:
         return _SIGNS[sign](left, right)
     if sign in ("<", "<="):
         return compare(_MIRRORED[sign], right, left)
-    if sign in (">", ">="):
-        # Not less: also where the left is no number. That is right unless the right is none either.
-        found = pc.invert(_SIGNS["<=" if sign == ">" else "<"](left, right))
-        return pc.and_(found, pc.invert(pc.is_nan(right))) if sign == ">" else found
+    if sign == ">":
+        # Not less or equal: also where the left is no number. That is right unless the right is none either.
+        return pc.and_(pc.invert(pc.less_equal(left, right)), pc.invert(pc.is_nan(right)))
+    if sign == ">=":
+        return pc.or_(pc.greater_equal(left, right), pc.is_nan(left))
     equal = pc.or_(pc.equal(left, right), pc.and_(pc.is_nan(left), pc.is_nan(right)))
     return equal if sign == "=" else pc.invert(equal)
 
@@ -186,8 +187,8 @@ def convert(values: Any, to: pa.DataType) -> Any:
 
 
 def _rescaled(values: Any, to: pa.DataType) -> Any:
-    if pa.types.is_date64(values.type):
-        return _rescaled(values.cast(pa.date32()), to)
+    if pa.types.is_date64(values.type) and to == pa.date32():
+        return to_date(values)
     numbers = storage(values).cast(pa.int64())
     factor = unit_ns(values.type) // unit_ns(to)
     if factor > 1:
@@ -260,8 +261,8 @@ def to_boolean(values: Any) -> Any:
 def to_date(values: Any) -> Any:
     if family_of(values.type) is Family.TEXT:
         return _matching(pc.utf8_trim(values, " "), _DATE).cast(pa.date32())
-    if family_of(values.type) is Family.DATE:
-        return convert(values, pa.date32())
+    if values.type == pa.date32():
+        return values
     per_day = unit_ns(pa.date32()) // unit_ns(values.type)
     numbers = storage(values)
     # Towards the past, also before 1970.
