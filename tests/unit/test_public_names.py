@@ -19,7 +19,19 @@ from mainstem.transport.port import Erasure, StreamInfo
 # Beside these, the package shows its errors.
 PACKAGE = {"Cursor", "connect", "open"}
 # To annotate with; loaded when asked for.
-CLASSES = {"Ack", "BatchAck", "Consumer", "Erasure", "Found", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
+CLASSES = {
+    "Ack",
+    "BatchAck",
+    "Consumer",
+    "Erasure",
+    "Found",
+    "Hub",
+    "Producer",
+    "Record",
+    "RecordBatch",
+    "Schema",
+    "StreamInfo",
+}
 
 NAMES = {
     Hub: "close consumer find overview producer statistics streams",
@@ -34,6 +46,7 @@ NAMES = {
         "to_ndjson to_pandas to_polars values"
     ),
     Found: "count index opened seconds skipped to_arrow to_dicts to_pandas undecoded",
+    mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
         "bytes cleanup created_us ends epoch generation gone_by_us hash id name oldest_us records restored "
