@@ -47,7 +47,9 @@ Name = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name."
 def create(
     loaded: Loaded,
     name: Name,
-    shards: Annotated[int, typer.Option(metavar="COUNT", help="How many ordered parts it has.")] = 1,
+    shards: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="How many ordered parts it has; 1 if left out.")
+    ] = None,
     retention: Annotated[
         str | None,
         typer.Option(
@@ -57,8 +59,12 @@ def create(
     retention_bytes: RetentionBytes = None,
     cleanup: CleanupOption = None,
     tombstones: Tombstones = None,
-    hash: Annotated[str, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard.")] = "crc32",  # noqa: A002
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take a stream of this name as it is.")] = False,
+    hash: Annotated[  # noqa: A002
+        str | None, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard; crc32 if left out.")
+    ] = None,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Take a stream of this name if it has what is said.")
+    ] = False,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -69,8 +75,8 @@ def create(
             name,
             shards=shards,
             retention=retention,
-            retention_bytes=_size(retention_bytes) or 0,
-            cleanup=cleanup or "delete",  # type: ignore[arg-type]  # the log says which there are
+            retention_bytes=_size(retention_bytes),
+            cleanup=cleanup,  # type: ignore[arg-type]  # the log says which there are
             tombstones=tombstones,
             hash=hash,
             exist_ok=exist_ok,
