@@ -236,8 +236,7 @@ class Filler:
             command = CreateStream(identity, name, 2, "crc32", RETENTION_US, now, **options)  # type: ignore[arg-type]
             self._streams[name] = log.execute(command).stream
         self._append_rows(0, first)
-        command = SetSchema(self._streams["rows"], second.serialized, second.fingerprint, 2, now, "full")
-        log.execute(command)
+        log.execute(SetSchema(self._streams["rows"], second.serialized, second.fingerprint, 2, now, "full"))
         self._append_rows(1, second)
         self._append_rows(2, first)
         self._create("wider", 1)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         Producer,
         Record,
         RecordBatch,
+        Schema,
         StreamInfo,
     )
 
@@ -116,6 +117,7 @@ __all__ = [
     "RecordTooLarge",
     "Refused",
     "Retriable",
+    "Schema",
     "SchemaMismatch",
     "ServerStopping",
     "StaleGeneration",

@@ -170,7 +170,7 @@ def test_a_deleted_stream_gets_no_schema(log):
 def test_a_batch_has_no_schema_or_one_of_its_stream(log):
     stream, other = log.create("orders", FIRST), log.create("other", THIRD)
     log.run(set_schema(stream, SECOND, 2))
-    assert [outcome for outcome in log.run(batch(stream, 0), batch(stream, 1), batch(stream, 3))] == [
+    assert log.run(batch(stream, 0), batch(stream, 1), batch(stream, 3)) == [
         Appended(0),
         Appended(3),
         Appended(6),
@@ -255,6 +255,16 @@ def test_shards_only_become_more_up_to_the_limit(log, shards):
     stream = log.create(shards=2)
     assert isinstance(log.refused(AlterStream(stream, shards=shards)), InvalidRequest)
     assert list(log.ledger.load_generations(stream)) == []
+
+
+def test_a_compacted_stream_keeps_its_shards(log):
+    """Its shards are compacted one by one: a tombstone that goes must not leave an older record in another one."""
+    stream = log.create()
+    log.run(AlterStream(stream, cleanup="compact"))
+    assert isinstance(log.refused(AlterStream(stream, shards=2)), InvalidRequest)
+    assert log.run(AlterStream(stream, cleanup="delete", shards=2)) == [Done(stream)]
+    assert "keeps the number of shards" in str(log.refused(AlterStream(stream, cleanup="compact,delete")))
+    assert log.ledger.load_stream(stream).cleanup == "delete"
 
 
 def test_a_stream_has_a_limit_of_barriers(log):

@@ -118,7 +118,7 @@ SUITES: dict[str, Suite] = {
     ),
     "fuzz_predicate": Suite(
         fuzz_predicate.run,
-        slice=5_000,
+        slice=3_000,
         full=1_000_000,
         chunk=100_000,
         bugs={"predicates_without_limits": 500, "overflow_fails_the_batch": 500},

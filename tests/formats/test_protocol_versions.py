@@ -13,10 +13,10 @@ import mainstem
 from mainstem.core import payload
 from mainstem.core.batch import Batch
 from mainstem.core.checksum import crc32c
-from mainstem.core.errors import ProtocolError
+from mainstem.core.errors import ProtocolError, StaleGeneration
 from mainstem.core.schema import Schema
 from mainstem.log.batcher import Submission
-from mainstem.log.flush import Appended, CreateStream, Done, ReplaceEntries, Replacement, SetSchema
+from mainstem.log.flush import AlterStream, Appended, CreateStream, Done, ReplaceEntries, Replacement, SetSchema
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.log import Waiter
 from mainstem.testing.server import ServerProcess
@@ -37,8 +37,11 @@ from mainstem.transport.wire import (
     Hello,
     Kind,
     Subscribe,
+    WireError,
+    error_from,
     pack,
     version_needed,
+    wire_error,
 )
 from tests.formats import conversation, golden, version_1
 from tests.formats.conversation import Said
@@ -450,3 +453,50 @@ def test_a_client_that_knows_no_schemas_gets_an_error_in_the_place_of_rows(tmp_p
             assert message.header.message.endswith("upgrade the client")
 
     run(test)
+
+
+# ------------------------------------------------------------------------------------------------------ more shards
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_client_that_expects_no_new_shards_is_told_to_open_anew(tmp_path, version):
+    async def test():
+        async with serving(tmp_path) as rig:
+            log = rig.server.log
+            stream = log.execute(CreateStream("0" * 32, "wider", 1, "crc32", 10**12, 0)).stream
+            client = await rig.connect()
+            await client.send(Kind.HELLO, 1, Hello(1, version, "test"))
+            assert (await client.next()).header.version == version
+            await client.send(Kind.SUBSCRIBE, 3, Subscribe(stream, [0], None, 1 << 20))
+            await client.send(Kind.CALL, 4, GetStreamCall("wider"))
+            assert (await client.next()).kind == Kind.ANSWER
+            log.execute(AlterStream(stream, shards=2))
+            for shard in (0, 1):
+                batch = golden.numbered(stream, shard, 77, 0, 4)
+                header = msgspec.structs.replace(batch.header, generation=1)
+                assert golden.append(log, Batch(header, batch.payload)) == Appended(0)
+            got: list[tuple[int, int]] = []
+            while len(got) < 2 and (message := await client.next()).kind == Kind.BATCHES:
+                got += [(header.shard, base) for base, header in message.header.batches]
+            if version == 3:
+                assert got == [(0, 0), (1, 0)]
+                return
+            # What it would pass over is not passed over by us.
+            assert (got, message.kind, message.id) == ([(0, 0)], Kind.ERROR, 3)
+            assert message.header.code == StaleGeneration.code
+            assert "open the consumer again" in message.header.message
+            await client.send(Kind.SUBSCRIBE, 4, Subscribe(stream, [4], None, 1 << 20))
+            assert "2 shards; give one offset for each" in (await client.next()).header.message
+            await client.send(Kind.SUBSCRIBE, 5, Subscribe(stream, [4, 0], None, 1 << 20))
+            assert [header.shard for _, header in (await client.next()).header.batches] == [1]
+
+    run(test)
+
+
+def test_who_is_refused_for_its_generation_is_told_the_one_of_now():
+    error = StaleGeneration("changed", generation=3, shards=8)
+    sent = error_from(wire_error(error))
+    assert isinstance(sent, StaleGeneration)
+    assert (sent.generation, sent.shards, str(sent)) == (3, 8, "changed")
+    # A server of before says neither.
+    assert error_from(WireError(StaleGeneration.code, "changed")).shards == 0  # type: ignore[attr-defined]

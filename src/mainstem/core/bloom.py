@@ -58,6 +58,7 @@ _U32: Final = np.uint64(32)
 _KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 # Where in a block each of the bits of a value is looked for.
 _BITS_SET: Final = 4
+_AT_ONCE: Final = 4_096
 _PLACES: Final = np.arange(0, 256, 64, dtype=np.uint8)[:, None]
 
 
@@ -66,12 +67,10 @@ def build(hashes: U64, bytes_max: int) -> bytes:
     blocks = _blocks_for(len(hashes), bytes_max)
     if not blocks:
         return b""
-    at = ((hashes >> _U32) * np.uint64(blocks) >> _U32).astype(np.intp) << 8
-    lowest = hashes.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :_BITS_SET]
-    # By bit and then by value: numpy is fast where the last dimension is long.
-    places = (np.ascontiguousarray(lowest.T) & np.uint8(63)) | _PLACES
     bits = np.zeros(blocks * _BLOCK_BITS, bool)
-    bits[(at + places).ravel()] = True
+    # Some at a time: what is made on the way then stays in the processor's cache.
+    for begin in range(0, len(hashes), _AT_ONCE):
+        _set(bits, blocks, hashes[begin : begin + _AT_ONCE])
     while not blocks & 1 and _fill(bits) < _FILL_WANTED:
         pairs = bits.reshape(blocks // 2, 2, _BLOCK_BITS)
         halved = (pairs[:, 0] | pairs[:, 1]).ravel()
@@ -81,6 +80,14 @@ def build(hashes: U64, bytes_max: int) -> bytes:
     if _fill(bits) > _FILL_MAX:
         return b""
     return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _set(bits: npt.NDArray[np.bool_], blocks: int, hashes: U64) -> None:
+    at = ((hashes >> _U32) * np.uint64(blocks) >> _U32).astype(np.intp) << 8
+    lowest = hashes.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :_BITS_SET]
+    # By bit and then by value: numpy is fast where the last dimension is long.
+    places = (np.ascontiguousarray(lowest.T) & np.uint8(63)) | _PLACES
+    bits[(at + places).ravel()] = True
 
 
 def _fill(bits: npt.NDArray[np.bool_]) -> float:

@@ -3,9 +3,22 @@
 from mainstem.consume.consumer import Consumer
 from mainstem.consume.found import Found
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.core.schema import Schema
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack, BatchAck
 from mainstem.produce.producer import Producer
 from mainstem.transport.port import Erasure, StreamInfo
 
-__all__ = ["Ack", "BatchAck", "Consumer", "Erasure", "Found", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"]
+__all__ = [
+    "Ack",
+    "BatchAck",
+    "Consumer",
+    "Erasure",
+    "Found",
+    "Hub",
+    "Producer",
+    "Record",
+    "RecordBatch",
+    "Schema",
+    "StreamInfo",
+]

@@ -195,7 +195,7 @@ class Streams:
 def _names(what: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
+    found = (names,) if isinstance(names, str) or not isinstance(names, Sequence) else tuple(names)
     if not all(isinstance(name, str) for name in found):
         raise InvalidSetting(f"{what} is the name of a column, or several, not {names!r}")
     return found

@@ -278,8 +278,8 @@ def _plain_header(payload: bytes, count: int, now_us: int) -> BatchHeader:
 
 
 def claimed_header_len(data: Buffer, at: int = 0) -> int:
-    """How many bytes the header at `data[at:]` says it has, for who has read only its beginning. No more than the limit:
-    whether it is a header is for `parse_header` to say."""
+    """How many bytes the header at `data[at:]` says it has, at most as many as one can have, for who has read only its
+    beginning. Whether it is a header is for `parse_header` to say."""
     if len(data) - at < FRAME_BYTES:
         return FRAME_BYTES
     return int(min(max(_HEADER_LEN.unpack_from(data, at + _HEADER_LEN_AT)[0], FRAME_BYTES), HEADER_BYTES_MAX))

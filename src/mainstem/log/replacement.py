@@ -5,7 +5,7 @@ column says which are left; where none is left, an entry without bytes says so.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -73,18 +73,19 @@ class Records(NamedTuple):
 
 
 def moved(old: Sequence[Entry], batches: Sequence[FetchedBatch], upshot: Upshot) -> Replacement:
-    """The batches of these entries as they are, elsewhere: as few entries as can be, for one has one schema, and a batch
-    with statistics is one of its own."""
+    """The batches of these entries as they are, elsewhere, in as few entries as can be."""
     entries: list[tuple[int, int]] = []
-    for schema_id, alike in groupby(batches, lambda batch: batch.header.schema_id):
-        run: list[FetchedBatch] = []
-        for batch in alike:
-            if run and (batch.header.statistics or run[-1].header.statistics):
-                entries.append((run[-1].end - run[0].base, len(run)))
-                run = []
-            run.append(batch)
-        entries.append((run[-1].end - run[0].base, len(run)))
+    begin = 0
+    for index in range(1, len(batches) + 1):
+        if index == len(batches) or not _may_share(batches[index - 1].header, batches[index].header):
+            entries.append((batches[index - 1].end - batches[begin].base, index - begin))
+            begin = index
     return _replacement(old, entries, batches, upshot)
+
+
+def _may_share(before: BatchHeader, after: BatchHeader) -> bool:
+    """Whether two batches may be of one entry: that has one schema, and one with statistics has one batch."""
+    return before.schema_id == after.schema_id and not (before.statistics or after.statistics)
 
 
 def remade(old: Sequence[Entry], pieces: Iterable[Records], upshot: Upshot) -> Replacement:

@@ -323,9 +323,6 @@ def trust_payloads() -> Iterator[None]:
         yield
 
 
-# ---------------------------------------------------------------------------------------------------------- upkeep
-
-
 @_bug
 def predicates_without_limits() -> Iterator[None]:
     """A predicate is parsed however long it is."""
@@ -348,6 +345,9 @@ def overflow_fails_the_batch() -> Iterator[None]:
     raising = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
     with _patched(application, "_KERNELS", raising):
         yield
+
+
+# ---------------------------------------------------------------------------------------------------------- upkeep
 
 
 @_bug

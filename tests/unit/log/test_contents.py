@@ -1,5 +1,7 @@
 """Statistics on their way: into the frame, the ledger and back, and past readers who do not ask for them."""
 
+import functools
+
 import msgspec
 import pytest
 
@@ -149,7 +151,7 @@ def test_statistics_come_back_from_the_blocks(keeping):
     blocks = keeping.log._folder.blocks
     for block in blocks.list():
         # The doctor and salvage walk over them as recovery does.
-        walk = FrameWalk(lambda at, length, block=block: blocks.read(block, at, length), blocks.size(block), block)
+        walk = FrameWalk(functools.partial(blocks.read, block), blocks.size(block), block)
         assert all(isinstance(frame, FoundFrame) for frame in walk.frames())
         assert list(BlockScanner(blocks, block).flushes())
     keeping.reopen(without_ledger=True)

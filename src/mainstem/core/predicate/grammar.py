@@ -39,6 +39,7 @@ class _Where(Dialect):
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             name: SqlParser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST")
         }
+        ARRAY_CONSTRUCTORS: ClassVar[dict[str, Any]] = {}
         NO_PAREN_FUNCTIONS: ClassVar[dict[TokenType, Any]] = {}
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             "CASE": SqlParser.NO_PAREN_FUNCTION_PARSERS["CASE"]

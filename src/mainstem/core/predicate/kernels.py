@@ -187,8 +187,8 @@ def convert(values: Any, to: pa.DataType) -> Any:
 
 
 def _rescaled(values: Any, to: pa.DataType) -> Any:
-    if pa.types.is_date64(values.type):
-        return _rescaled(values.cast(pa.date32()), to)
+    if pa.types.is_date64(values.type) and to == pa.date32():
+        return to_date(values)
     numbers = storage(values).cast(pa.int64())
     factor = unit_ns(values.type) // unit_ns(to)
     if factor > 1:
@@ -261,8 +261,8 @@ def to_boolean(values: Any) -> Any:
 def to_date(values: Any) -> Any:
     if family_of(values.type) is Family.TEXT:
         return _matching(pc.utf8_trim(values, " "), _DATE).cast(pa.date32())
-    if family_of(values.type) is Family.DATE:
-        return convert(values, pa.date32())
+    if values.type == pa.date32():
+        return values
     per_day = unit_ns(pa.date32()) // unit_ns(values.type)
     numbers = storage(values)
     # Towards the past, also before 1970.

@@ -4,8 +4,8 @@ Used for every commit and for every replay after a crash, against any backend: s
 repeated batches, gives offsets, and refuses what breaks a rule; it does no I/O but loading rows it needs.
 
 What one flush does to one shard becomes one entry, as long as the accepted frames lie next to each other; a refused
-or repeated frame in between splits it, because an entry covers a single run of bytes. A batch with statistics is an entry
-of its own, which has their summary.
+or repeated frame in between splits it, because an entry covers a single run of bytes. A batch with statistics is an
+entry of its own, which has their summary.
 """
 
 import struct
@@ -460,7 +460,14 @@ class _Step:
         names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us", "compatibility")
         given = {name: value for name in names if (value := getattr(command, name)) is not None}
         changed = row._replace(**given)
-        if command.shards is not None and command.shards != row.shards:
+        is_other = command.shards is not None and command.shards != row.shards
+        if changed.compacts and (is_other or row.generation):
+            # A tombstone in a new shard would go, and leave an older record of its key in another one.
+            raise InvalidRequest(
+                f"stream {row.name!r}: a compacted stream keeps the number of shards that it began with, because every "
+                "shard is compacted by itself; write to a new stream"
+            )
+        if command.shards is not None and is_other:
             changed = self._reshard(changed, command.shards)
         self._changes.streams[row.id] = changed
         return Done(row.id)

@@ -47,7 +47,7 @@ def test_what_is_ruled_out_has_no_match(seed):
     chance = random.Random(seed)
     texts = Texts(chance)
     ruled_out = 0
-    for _ in range(60):
+    for _ in range(30):
         batch = rows(chance, chance.randint(1, 3))
         for _ in range(20):
             text = texts.predicate(2)
@@ -56,7 +56,7 @@ def test_what_is_ruled_out_has_no_match(seed):
             if not predicate.may_match({name: true_range(chance, batch.column(name)) for name in names}):
                 ruled_out += 1
                 assert True not in predicate.mask(batch).to_pylist(), f"seed {seed}: {text}: {batch.to_pylist()}"
-    assert ruled_out > 200
+    assert ruled_out > 100
 
 
 def test_real_statistics_rule_out_no_match():
