@@ -49,7 +49,7 @@ from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
 # Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
-RECORDED = (1, 2)
+RECORDED = (1, 2, 3)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
