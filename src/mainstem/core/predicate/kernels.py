@@ -237,7 +237,8 @@ def wider(values: Any) -> Any:
 
 def to_double(values: Any) -> Any:
     if family_of(values.type) is Family.TEXT:
-        return _matching(pc.utf8_trim(values, " "), _NUMBER).cast(pa.float64())
+        numbers = _matching(pc.utf8_trim(values, " "), _NUMBER).cast(pa.float64())
+        return null_where(pc.is_inf(numbers), numbers)
     if family_of(values.type) is Family.BOOLEAN:
         return values.cast(pa.int64()).cast(pa.float64())
     return convert(values, pa.float64())

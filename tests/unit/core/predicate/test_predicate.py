@@ -50,6 +50,7 @@ ROWS = pa.RecordBatch.from_pydict(
         "list": pa.array([[1], [], None, [2]]),
         "Mixed Case": pa.array([1, 2, 3, 4]),
         "digits": pa.array(["12", " -7 ", "9223372036854775808", "1.5"]),
+        "large": pa.array(["1e308", "-1e309", "1_0", ".5e1"]),
         "moments": pa.array(["2024-02-29", "2023-02-29", "2024-01-01T10:00:00+02:00", "2024-01-01 10:00"]),
     }
 )
@@ -190,6 +191,9 @@ nullif(tiny, 1) IS NULL                        TFFT
 CASE WHEN n > 0 THEN 'x' WHEN n < 0 THEN 'y' END = 'y'   FTF.
 CASE tiny WHEN 1 THEN 10 WHEN 127 THEN 2.5 END > 5       T.F.
 CASE WHEN yes THEN at ELSE '2024-01-01' END = at         TFT.
+abs(u) > 1                                     FFT.
+coalesce(at, '2000-01-01') < '2010-01-01'      FTFT
+at < TIMESTAMP '9999-12-31' + INTERVAL 9999 DAY TTT.
 at > '2024-01-01'                              FFT.
 at = TIMESTAMP '2024-01-01 01:00:00+01:00'     TFF.
 at >= '2024-01-01T00:00:00Z'                   TFT.
@@ -225,6 +229,7 @@ CAST(s AS BINARY) = x'c384c3b6'                FFT.
 CAST(n AS TEXT) = '1'                          TFF.
 CAST(digits AS BIGINT) > 0                     TF..
 digits::double > 0                             TFTT
+large::double > 1                              T..T
 TRY_CAST(digits AS TINYINT) = -7               FT..
 CAST(moments AS DATE) = DATE '2024-02-29'      T...
 CAST(moments AS TIMESTAMP) = '2024-01-01 08:00' F.TF
