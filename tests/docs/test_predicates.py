@@ -13,6 +13,7 @@ from mainstem.core.limits import (
     PREDICATE_JOINS_MAX,
     PREDICATE_PATTERN_CHARS_MAX,
     PREDICATE_TOKENS_MAX,
+    PREDICATE_WORDS_MAX,
 )
 from mainstem.core.predicate import Predicate
 from mainstem.core.predicate.functions import ALIASES, FUNCTIONS
@@ -53,7 +54,8 @@ def test_functions():
 
 def test_limits():
     said = " ".join(PAGE.split("## Limits")[1].split("##")[0].split())
-    assert f"more than {PREDICATE_BYTES_MAX // KIB} KiB, {PREDICATE_TOKENS_MAX:,} words and signs" in said
+    assert f"more than {PREDICATE_BYTES_MAX // KIB} KiB, more than {PREDICATE_TOKENS_MAX:,} words, signs and" in said
+    assert f"of which {PREDICATE_WORDS_MAX} may be other than values and commas" in said
     assert f"deeper than {PREDICATE_DEPTH_MAX}." in said
     assert f"at most {PREDICATE_PATTERN_CHARS_MAX} characters" in said
     assert f"at most {PREDICATE_JOINS_MAX} `||`" in said

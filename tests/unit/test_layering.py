@@ -39,6 +39,7 @@ SERVER_PACKAGES = ("log", "server")
 DOORS = {
     "apsw": ("mainstem.log.ledger",),
     "rich": ("mainstem.cli",),
+    "sqlglot": ("mainstem.core.predicate",),
     "starlette": ("mainstem.server",),
     "typer": ("mainstem.cli",),
     "uvicorn": ("mainstem.server",),

@@ -3,6 +3,7 @@
 import datetime as dt
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from math import inf, nan
@@ -18,6 +19,7 @@ from mainstem.core.limits import (
     PREDICATE_JOINS_MAX,
     PREDICATE_PATTERN_CHARS_MAX,
     PREDICATE_TOKENS_MAX,
+    PREDICATE_WORDS_MAX,
 )
 from mainstem.core.predicate import Predicate
 from mainstem.testing.clock import SimulatedClock
@@ -369,6 +371,7 @@ def test_names_that_differ_in_capitals_only_must_be_exact():
     [
         ("n = 1 " + " " * PREDICATE_BYTES_MAX, PREDICATE_BYTES_MAX),
         ("n IN (" + "1," * PREDICATE_TOKENS_MAX + "1)", PREDICATE_TOKENS_MAX),
+        (" OR ".join(["yes"] * PREDICATE_WORDS_MAX), PREDICATE_WORDS_MAX),
         ("(" * (PREDICATE_DEPTH_MAX + 1) + "yes" + ")" * (PREDICATE_DEPTH_MAX + 1), PREDICATE_DEPTH_MAX),
         ("NOT " * (PREDICATE_DEPTH_MAX + 1) + "yes", PREDICATE_DEPTH_MAX),
         ("CASE WHEN " * (PREDICATE_DEPTH_MAX + 1) + "yes", PREDICATE_DEPTH_MAX),
@@ -376,15 +379,28 @@ def test_names_that_differ_in_capitals_only_must_be_exact():
         (f"s LIKE '{'%_' * PREDICATE_PATTERN_CHARS_MAX}'", PREDICATE_PATTERN_CHARS_MAX),
         ("||".join("s" * (PREDICATE_JOINS_MAX + 2)) + " = 'x'", PREDICATE_JOINS_MAX),
     ],
-    ids=["bytes", "tokens", "brackets", "signs", "case", "sum", "pattern", "joins"],
+    ids=["bytes", "tokens", "words", "brackets", "signs", "case", "sum", "pattern", "joins"],
 )
 def test_limits(text, limit):
     with pytest.raises(InvalidPredicate, match=str(limit)):
         Predicate.parse(text).bind(ROWS.schema)
 
 
+@pytest.mark.parametrize(
+    "opening", ["date(", "timestamp(", "int[", "null[", "f(n limit ", "map(int, ", "n::int[", "array<"]
+)
+def test_no_text_takes_exponential_time(opening):
+    """What a parser of all of SQL would read twice, as a type and as a call, at each of thirty levels."""
+    began = time.thread_time()
+    with pytest.raises(InvalidPredicate):
+        Predicate.parse(opening * 30 + "n").bind(ROWS.schema)
+    with pytest.raises(InvalidPredicate):
+        Predicate.parse(opening * 30 + "n" + (")" if "(" in opening else "]") * 30).bind(ROWS.schema)
+    assert time.thread_time() - began < 0.25
+
+
 def test_as_much_as_the_limits_allow():
-    many = " OR ".join(["tiny = 1"] * (PREDICATE_TOKENS_MAX // 4))
+    many = " OR ".join(["tiny = 1"] * (PREDICATE_WORDS_MAX // 3))
     assert Predicate.parse(many).bind(ROWS.schema).mask(ROWS).to_pylist() == [True, False, False, None]
     deep = "(" * (PREDICATE_DEPTH_MAX - 1) + "yes" + ")" * (PREDICATE_DEPTH_MAX - 1)
     assert Predicate.parse(deep).bind(ROWS.schema).mask(ROWS).to_pylist() == [True, False, True, None]
