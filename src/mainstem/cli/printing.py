@@ -49,12 +49,3 @@ def counted(count: int, noun: str) -> str:
 def time_text(time_us: int) -> str:
     """Microseconds since 1970 as `2026-01-31T12:00:00.000000Z`."""
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def size_text(size: float) -> str:
-    """About how many bytes, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -12,11 +12,12 @@ from mainstem.cli import hubs
 from mainstem.cli.exits import UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
-from mainstem.cli.printing import counted, print_json, print_table, size_text, time_text
+from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
 from mainstem.core.errors import UnknownStream
 from mainstem.core.kinds import parse_bytes, render_duration
 from mainstem.core.names import check_stream_name
+from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
     if json:
         print_json(_described(info))
         return
-    records = f"{info.records:,} offsets" if "compact" in info.cleanup else counted(info.records, "record")
+    records = counted(info.records, "record")
     print(f"{info.name}: {records}, {size_text(info.bytes)}, {_kept(info)}, keys placed by {info.hash}")
     if info.waiting_bytes:
         print(
@@ -272,8 +273,8 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
             f"the disk by {_minute(info.gone_by_us)}"
         )
     rows = [
-        (str(shard), f"{start:,}", f"{end:,}", f"{end - start:,}")
-        for shard, (start, end) in enumerate(zip(info.starts, info.ends, strict=True))
+        (str(shard), f"{start:,}", f"{end:,}", f"{records:,}")
+        for shard, (start, end, records) in enumerate(zip(info.starts, info.ends, info.shard_records, strict=True))
     ]
     print_table(("shard", "start", "end", "records"), rows, right=("shard", "start", "end", "records"))
 

@@ -422,13 +422,13 @@ def test_places_that_cannot_be_a_backup(tmp_path, log):
 
 def test_a_full_disk_is_noticed_before_anything_is_copied(tmp_path, log, monkeypatch):
     monkeypatch.setattr(LocalDisk, "free_bytes", lambda self, path: 1_000)
-    with pytest.raises(BackupUnusable, match="MB free"):
+    with pytest.raises(BackupUnusable, match=r"1\.0 kB free"):
         back_up(tmp_path / "data", tmp_path / "backup")
     assert list((tmp_path / "backup" / "blocks").iterdir()) == []
     monkeypatch.undo()
     back_up(tmp_path / "data", tmp_path / "backup")
     monkeypatch.setattr(LocalDisk, "free_bytes", lambda self, path: 1_000)
-    with pytest.raises(BackupUnusable, match="MB free"):
+    with pytest.raises(BackupUnusable, match=r"1\.0 kB free"):
         restore(tmp_path / "backup", tmp_path / "back")
     assert not (tmp_path / "back.restoring").exists()
 

@@ -290,7 +290,7 @@ def test_a_missing_block_in_the_middle_is_refused_when_it_is_needed(tmp_path):
         (killed_path / name).unlink(missing_ok=True)
     gone = blocks_of(killed_path)[1]
     gone.unlink()
-    with pytest.raises(FolderUnusable, match=r"were in blocks/\d+\.block, which is missing"):
+    with pytest.raises(FolderUnusable, match=r"are in no block, and blocks/\d+\.block is missing"):
         Log(killed_path)
     assert not list(killed_path.glob("ledger-rebuilt*"))
 
