@@ -21,7 +21,11 @@ from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
     from mainstem.transport.port import StreamInfo
+
+# How long a command waits for a record that is there.
+_LOOK_SECONDS = 5.0
 
 app = typer.Typer(help="Create, list, show, alter, trim and delete streams; erase keys.", rich_markup_mode=None)
 
@@ -140,7 +144,22 @@ def alter(
             tombstones=tombstones,
         )
         info = hub.streams.get(name)
+        if cleanup is not None and "compact" in info.cleanup and _begins_without_keys(hub, info):
+            print(
+                f"the first records of {name} have no key: compaction never takes such away, and from now on they are "
+                "refused; with --cleanup compact,delete they go by age",
+                file=sys.stderr,
+            )
     _print_stream(info, json)
+
+
+def _begins_without_keys(hub: "Hub", info: "StreamInfo") -> bool:
+    """Whether a record of the first batch that can be read has no key. All of them would take too long to look at."""
+    if not info.records:
+        return False
+    with hub.consumer(info.name, start="earliest", follow=False) as consumer:
+        batch = consumer.poll_batch(timeout=_LOOK_SECONDS)
+    return batch is not None and batch.to_arrow().column("key").null_count > 0
 
 
 @app.command()

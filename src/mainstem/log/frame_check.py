@@ -36,8 +36,6 @@ class FrameCheck:
         self._is_sound = True
 
     def add(self, piece: bytes) -> None:
-        if not self._is_sound:
-            return
         data = self._rest + piece if self._rest else piece
         at = 0 if self._position else self._block_header(data)
         while self._is_sound and at < len(data):
@@ -47,7 +45,7 @@ class FrameCheck:
                 at += length
             else:
                 break
-        self._rest = data[at:]
+        self._rest = data[at:] if self._is_sound else b""
 
     def is_sound(self) -> bool:
         """Whether everything that was added is whole frames, each what was written there."""

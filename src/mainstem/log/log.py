@@ -15,6 +15,7 @@ from mainstem.core.errors import (
     FolderUnusable,
     InternalError,
     InvalidName,
+    LedgerDamaged,
     MainstemError,
     UnknownStream,
 )
@@ -137,9 +138,18 @@ class Log:
         self.upkeep = Upkeep(
             _Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock, options.pace
         )
+        # What a read or a snapshot met; a commit that meets damage fails, and with it the log.
+        self.ledger_damage: LedgerDamaged | None = None
+        for noticing in (self._entries, self._upkeep_ledger, self._maintenance):
+            noticing.on_damage = self._on_damage
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
         self._closed = False
+
+    def _on_damage(self, error: LedgerDamaged) -> None:
+        if self.ledger_damage is None:
+            self.ledger_damage = error
+            logger.error(Event("the ledger is damaged; nothing is lost, the next start rebuilds it", reason=error))
 
     def _recover(self, folder: Folder) -> tuple[str, Recovered]:
         """Bring the ledger in agreement with the blocks. On a full disk the ballast makes room for that."""
@@ -189,6 +199,7 @@ class Log:
             **self.upkeep.counters(),
             "bytes_since_snapshot": self._maintenance.bytes_since_snapshot,
             "snapshot_errors": self._maintenance.snapshot_errors,
+            "ledger_damaged": int(self.ledger_damage is not None),
             **self._space_counters(),
         }
 

@@ -140,6 +140,7 @@ METRICS: Final = (
         "bytes_since_snapshot",
     ),
     Metric("mainstem_snapshot_errors_total", COUNTER, "Snapshots that failed.", "snapshot_errors"),
+    Metric("mainstem_ledger_damaged", GAUGE, "1 from when damage of the ledger was noticed.", "ledger_damaged"),
     Metric("mainstem_free_bytes", GAUGE, "Room on the disk of the data folder.", "free_bytes"),
     Metric("mainstem_disk_full", GAUGE, "1 while appends are refused because the disk is full.", "disk_full"),
     Metric(

@@ -17,6 +17,7 @@ from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
 from mainstem.log.log import LogOptions
 from mainstem.server.server import Server
+from mainstem.server.sockets import address_of, bind
 from mainstem.testing.disk import BudgetDisk
 from mainstem.transport.loop import new_loop
 
@@ -36,7 +37,9 @@ def served(path: Path, disk: BudgetDisk) -> Iterator[str]:
         stop = asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(stop.set))
         loop = asyncio.get_running_loop()
-        urls.append(f"mainstem://{await server.start()}")
+        sockets = bind(Address("127.0.0.1", 0))
+        await server.start(sockets)
+        urls.append(f"mainstem://{address_of(sockets)}")
         started.set()
         await stop.wait()
         await server.stop()

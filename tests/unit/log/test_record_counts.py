@@ -95,9 +95,12 @@ def test_counting_looks_at_rows_only_when_records_went(keeping, monkeypatch):
     assert counts(keeping, stream) == (50,)
     asked: list[tuple[int, int]] = []
     found = keeping.log.ledger._entries.missing_records
-    monkeypatch.setattr(
-        keeping.log.ledger._entries, "missing_records", lambda *key: (asked.append(key), found(*key))[1]
-    )
+
+    def noted(stream: int, shard: int) -> int:
+        asked.append((stream, shard))
+        return found(stream, shard)
+
+    monkeypatch.setattr(keeping.log.ledger._entries, "missing_records", noted)
     keeping.write_singly(stream, 5, first=50)
     keeping.log.execute(_trim(stream, 3))
     assert counts(keeping, stream) == (52,)

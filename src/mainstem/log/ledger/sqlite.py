@@ -243,6 +243,8 @@ class SqliteLedgerReader:
         self._lock = threading.Lock()
         self._inode = _inode_of(path)
         self._replaced = 0
+        # Told of damage that a read meets, before the reader is. It must not wait.
+        self.on_damage: Callable[[LedgerDamaged], None] = lambda error: None
         self._db = self._connect()
 
     def _connect(self) -> apsw.Connection:
@@ -432,10 +434,14 @@ class SqliteLedgerReader:
             self._db.close()
 
     def _rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._lock, _Translated(self.path, self._db):
-            if self._read_only:
-                self._follow()
-            return list(self._db.execute(sql, bindings))
+        try:
+            with self._lock, _Translated(self.path, self._db):
+                if self._read_only:
+                    self._follow()
+                return list(self._db.execute(sql, bindings))
+        except LedgerDamaged as error:
+            self.on_damage(error)
+            raise
 
     def _value(self, sql: str) -> Any:
         rows = self._rows(sql)
@@ -669,6 +675,8 @@ class _Translated:
         return None
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            return
         if isinstance(error, apsw.ConnectionClosedError):
             raise Closed("the log was closed") from error
         if self._is_lack_of_room(error):
