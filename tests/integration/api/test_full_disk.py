@@ -1,6 +1,7 @@
 """Producers and readers of a hub whose disk gets full and has room again, embedded and behind a server."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mainstem
-from mainstem.core.errors import DiskFull, MainstemError
+from mainstem.core.errors import DiskFull, MainstemError, StreamDeleted, UnknownStream
 from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.hub.embedded import LogPort
@@ -173,3 +174,18 @@ def test_the_counters_are_in_the_statistics(hub, disk):
     counters = hub.statistics()
     assert (counters["free_bytes"], counters["disk_full"], counters["seconds_until_full"]) == (1_000, 1, 0)
     assert counters["appends_refused_full"] > 0
+
+
+def test_a_stream_that_is_deleted_while_its_records_wait_is_told(hub, disk, caplog):
+    """The disk is as full as before: nobody may say that it takes records again."""
+    with hub.producer() as producer, caplog.at_level(logging.INFO):
+        producer.send("orders", b"before").result()
+        fill(hub, disk, MIB // 2)
+        ack = producer.send("orders", b"during")
+        with pytest.raises(MainstemError):
+            ack.result(timeout=0.3)
+        hub.streams.delete("orders")
+        with pytest.raises((StreamDeleted, UnknownStream)):
+            ack.result(timeout=20.0)
+        said = [record.getMessage() for record in caplog.records]
+        assert not [line for line in said if "takes appends again" in line or "appends go on" in line]

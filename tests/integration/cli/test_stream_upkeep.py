@@ -115,3 +115,14 @@ def test_a_compacted_stream_takes_only_keys(cli, name):
     assert "every record needs a key" in cli.error("write", name, stdin=b"a\n", code=1)
     cli.run("write", name, "--key-separator", ":", stdin=b"k:a\n")
     assert show(cli, name)["records"] == 1
+
+
+def test_compaction_of_records_without_keys_is_warned_of(cli, name):
+    cli.run("stream", "create", name)
+    cli.run("write", name, stdin=b"a\n")
+    done = cli.run("stream", "alter", name, "--cleanup", "compact")
+    assert f"the first records of {name} have no key: compaction never takes such away" in done.stderr.decode()
+    assert cli.run("stream", "alter", name, "--retention", "2d").stderr == b""
+    cli.run("stream", "trim", name, "--offset", "1")
+    cli.run("write", name, "--key-separator", ":", stdin=b"k:a\n")
+    assert cli.run("stream", "alter", name, "--cleanup", "compact,delete").stderr == b""
