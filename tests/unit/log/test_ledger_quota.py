@@ -30,11 +30,12 @@ def writes_fail(number: int) -> Iterator[None]:
 
     call = _WRITE(fail)
     layer = apsw.VFS("system-calls", "unix")
-    names = [name for name in ("pwrite", "pwrite64", "write") if layer.xGetSystemCall(name)]
-    before = {name: layer.xGetSystemCall(name) for name in names}
+    before = {name: found for name in ("pwrite", "pwrite64", "write") if (found := layer.xGetSystemCall(name))}
+    instead = ctypes.cast(call, ctypes.c_void_p).value
+    assert instead is not None
     try:
-        for name in names:
-            layer.xSetSystemCall(name, ctypes.cast(call, ctypes.c_void_p).value)
+        for name in before:
+            layer.xSetSystemCall(name, instead)
         yield
     finally:
         for name, pointer in before.items():
