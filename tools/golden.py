@@ -7,7 +7,7 @@ fills a folder and gets SIGKILL; the folder is packed as it was left, then a cop
 everything that the format can have: keys, headers, times, tombstones, all ways of compression, large and tiny batches,
 streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
-merged, compacted, emptied and dropped.
+merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards.
 """
 
 import json
@@ -77,6 +77,8 @@ class Filler:
         self._repeat()
         if data_folder.FORMAT >= 2:
             self._store_anew()
+        if data_folder.FORMAT >= 3:
+            self._give_shape()
         for turn in range(64, 70):
             self._turn(turn)
 
@@ -215,6 +217,76 @@ class Filler:
         waiter = Waiter()
         log.batcher.submit(Submission((Replacement(command, stored),), waiter.set))
         assert waiter.wait(log.batcher) == [Done(stream, len(entries))]
+
+    # Since format 3.
+
+    def _give_shape(self) -> None:
+        """A stream whose schema has two versions and rows of both, one with a schema and none of its rows, and one that
+        got more shards twice."""
+        from mainstem.core.schema import Schema, described
+        from mainstem.log.flush import SetSchema
+
+        log, now = self._log, self._clock.now_us()
+        first = Schema(pa.schema([("id", pa.int64()), ("city", pa.string()), ("at", pa.timestamp("us", "UTC"))]))
+        added = described(pa.field("amount", pa.decimal128(10, 2)), default="0.00", doc="in euros")
+        second = Schema(first.arrow.append(added).append(pa.field("tags", pa.list_(pa.string()))))
+        options = {"schema": first.serialized, "fingerprint": first.fingerprint, "key": ("id",), "index": ("city",)}
+        for name in ("rows", "typed"):
+            identity = f"{self._random.getrandbits(128):032x}"
+            command = CreateStream(identity, name, 2, "crc32", RETENTION_US, now, **options)  # type: ignore[arg-type]
+            self._streams[name] = log.execute(command).stream
+        self._append_rows(0, first)
+        command = SetSchema(self._streams["rows"], second.serialized, second.fingerprint, 2, now, "full")
+        log.execute(command)
+        self._append_rows(1, second)
+        self._append_rows(2, first)
+        self._create("wider", 1)
+        for generation, shards in enumerate((3, 8, None)):
+            for shard in range(shards or 8):
+                if shard < log.ledger.load_stream(self._streams["wider"]).shards:  # type: ignore[union-attr]
+                    batch = self._batch("wider", shard, 1, self._values(4), None)
+                    header = msgspec.structs.replace(batch.header, generation=generation)
+                    self._append_forgotten([Batch(header, batch.payload)])
+            if shards:
+                log.execute(AlterStream(self._streams["wider"], shards=shards))
+
+    def _append_rows(self, turn: int, schema: Any) -> None:
+        """A batch of rows for each shard: plain, with headers, with times, compressed."""
+        draw, now = self._random, self._clock.now_us()
+        for shard in range(2):
+            count = 20
+            columns: dict[str, Any] = {
+                "id": [draw.randrange(1000) for _ in range(count)],
+                "city": [draw.choice(["Kyiv", "Lagos", None, "São Paulo"]) for _ in range(count)],
+                "at": [now + index for index in range(count)],
+                "amount": [None if draw.random() < 0.2 else f"{draw.randrange(99)}.25" for _ in range(count)],
+                "tags": [["a"] * draw.randrange(3) for _ in range(count)],
+            }
+            fields = [field.remove_metadata() for field in schema.arrow]
+            arrays = [pa.array(columns[field.name]).cast(field.type) for field in fields]
+            if turn:
+                fields.append(layouts.ROW_HEADERS)
+                arrays.append(pa.array([[("turn", b"%d" % turn)]] * count, layouts.HEADERS_TYPE))
+            batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            encoded = payload.encode(batch, "zstd" if turn == 2 else None, schema)
+            header = BatchHeader(
+                stream=self._streams["rows"], shard=shard, count=count, encoding=encoded.encoding,
+                layout=encoded.layout, schema_id=self._schema_id(schema), raw_len=encoded.raw_len,
+                stored_len=len(encoded.payload), payload_crc=crc32c(encoded.payload), producer=PRODUCERS[0],
+                producer_epoch=0, sequence=turn, generation=0, time_low=now, time_high=now,
+            )  # fmt: skip
+            self._append_forgotten([Batch(header, encoded.payload)])
+
+    def _schema_id(self, schema: Any) -> int:
+        found = self._log._ledger.schema_with(schema.fingerprint)
+        assert found is not None
+        return found
+
+    def _append_forgotten(self, batches: Sequence[Batch]) -> None:
+        """Append what is not sent again by a test: it would be of a generation that is over, or no row."""
+        kept = {key: list(sent) for key, sent in self.recent.items()}
+        self._append(batches)
+        self.recent = kept
 
 
 def _thinned(batch: FetchedBatch, keeps: Callable[[int], bool]) -> FetchedBatch:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from mainstem.cli.exits import ExitCode
 from mainstem.core.batch import BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import APPEND_BATCHES_MAX, SUBSCRIPTIONS_PER_CONNECTION_MAX
+from mainstem.core.statistics import collect
 from mainstem.log import frame
 from mainstem.log.flush import Command
 from mainstem.log.folder import FORMAT
@@ -45,6 +47,7 @@ BATCH = BatchHeader(
 )
 
 
+ROWS = pa.record_batch({"id": ["order 1", "order 2"], "n": pa.array([5, 300])})
 # The same batch stored anew, with four of its records gone.
 MOVED = msgspec.structs.replace(BATCH, producer=0, sequence=0, layout=8, span=5)
 
@@ -91,6 +94,7 @@ def test_the_examples_of_the_format():
         "block": BlockHeader(1, log_uuid, 1, 1, 1, TIME_US).pack(),
         "moved": b"".join(writer.buffers),
         "flush": flush(),
+        "statistics": collect(ROWS, index=["id"], times=(TIME_US, TIME_US)),
     }
 
 

@@ -22,14 +22,15 @@ from typing import Any, NoReturn
 
 import apsw
 
-from mainstem.core import layouts, payload
+from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.log.batcher import Submission
+from mainstem.log.contents import Contents
 from mainstem.log.flush import AlterStream, Appended, CreateStream, DeleteStream, Outcome, Rejected, TrimShard
-from mainstem.log.ledger.base import ShardKey
+from mainstem.log.ledger.base import Entry, ShardKey, StreamRow
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.replacement import records_of
 from mainstem.log.upkeep import Pace
@@ -49,6 +50,9 @@ OPTIONS = LogOptions(
     snapshot_bytes=96 << 10,
     pace=Pace(interval=30.0, free_after=600.0, rewrite_after=_DAY, share=1.0),
 )
+
+# Batches of more records than this have statistics.
+_DESCRIBED = 3
 
 _LEAVES: tuple[Leaves, ...] = ("nothing", "part", "all")
 
@@ -416,6 +420,7 @@ class _Mix:
             for number, model in enumerate(stream.shards):
                 self._compacted(stream, number, model)
         self.wrong += books(self._log)
+        self.wrong += known(self._log)
         self._check_files()
         self._check_rebuild()
 
@@ -493,7 +498,9 @@ def _batch(stream: int, shard: int, sequence: int, records: Sequence[Record]) ->
         min(times),
         max(times),
     )
-    return Batch(header, encoded.payload)
+    # Some have statistics, as if they were large.
+    known = Contents().with_statistics(header, built) if len(records) > _DESCRIBED else header
+    return Batch(known, encoded.payload)
 
 
 def _records(batch: FetchedBatch) -> Iterator[tuple[int, Record]]:
@@ -503,6 +510,31 @@ def _records(batch: FetchedBatch) -> Iterator[tuple[int, Record]]:
     values = records.columns["value"].to_pylist() if count else []
     for offset, key, value, time in zip(records.offsets.tolist(), keys, values, records.times.tolist(), strict=True):
         yield offset, (key, value, time)
+
+
+def known(log: Log) -> Iterator[str]:
+    """Whether what is known of entries without reading them is true of their records."""
+    for stream in log.ledger.list_streams():
+        for shard in range(0 if stream.deleted_us else stream.shards):
+            for entry in log.ledger.entries_from(stream.id, shard, 0, 1 << 20):
+                if entry.statistics:
+                    yield from _known_of(log, stream, entry)
+
+
+def _known_of(log: Log, stream: StreamRow, entry: Entry) -> Iterator[str]:
+    where = f"{stream.name} shard {entry.shard} from {entry.base}"
+    whole = log.reader.statistics_of(entry)
+    if statistics.summary(whole) != entry.statistics:
+        yield f"{where}: the ledger has other statistics than the block"
+        return
+    found = statistics.parse(whole, None)
+    (batch,) = log.reader.load(stream, [entry])
+    for offset, (key, _, time) in _records(batch):
+        may_contain = found["_key"].may_contain if key is not None else None
+        if may_contain is not None and not may_contain(key):
+            yield f"{where}: the filter does not have the key of record {offset}"
+        if not found["_timestamp"].low <= time <= found["_timestamp"].high:
+            yield f"{where}: the time of record {offset} is outside of what is known"
 
 
 def books(log: Log) -> Iterator[str]:

@@ -13,6 +13,7 @@ from tests.faults import (
     examined,
     flips,
     fsync_fails,
+    fuzz_predicate,
     fuzz_server,
     fuzz_wire,
     hostile_payload,
@@ -102,7 +103,7 @@ SUITES: dict[str, Suite] = {
         slice=3,
         full=1_000,
         chunk=100,
-        bugs={"compact_too_much": 3, "free_too_early": 3},
+        bugs={"compact_too_much": 3, "free_too_early": 3, "filter_too_little": 1},
     ),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
@@ -114,6 +115,14 @@ SUITES: dict[str, Suite] = {
     "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
     "fuzz_server": Suite(
         fuzz_server.run, slice=10_000, full=200_000, chunk=100_000, bugs={"end_on_garbage": 1_000}, measures=True
+    ),
+    "fuzz_predicate": Suite(
+        fuzz_predicate.run,
+        slice=3_000,
+        full=1_000_000,
+        chunk=100_000,
+        bugs={"predicates_without_limits": 500, "overflow_fails_the_batch": 500},
+        measures=True,
     ),
     "hostile_payload": Suite(
         hostile_payload.run, slice=5_000, full=2_000_000, chunk=500_000, bugs={"trust_payloads": 20_000}

@@ -6,17 +6,18 @@
 import hashlib
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core import layouts, payload
-from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import DataLoss
 from mainstem.log.batcher import Submission
 from mainstem.log.flush import Appended, Outcome
+from mainstem.log.folder import FORMAT
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.testing.clock import START_US, SimulatedClock
 
@@ -24,11 +25,20 @@ TESTDATA = Path(__file__).parents[1] / "testdata"
 # Blocks, checkpoints and snapshots are small, so that a small folder has several of each.
 OPTIONS = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10)
 
-# Where an upgrade keeps a folder of format 1.
-BACKUP = "before-format-2"
+# Where an upgrade keeps a folder of an older format.
+BACKUP = f"before-format-{FORMAT}"
 
 # What later formats say of a stream, and what streams of earlier ones have.
-_LATER = (("retention_bytes", 0), ("cleanup", "delete"), ("tombstone_us", 0))
+_LATER = (
+    ("retention_bytes", 0),
+    ("cleanup", "delete"),
+    ("tombstone_us", 0),
+    ("schema_version", 0),
+    ("key", []),
+    ("index", []),
+    ("compatibility", "backward"),
+    ("generation", 0),
+)
 
 
 def formats() -> list[int]:
@@ -63,12 +73,32 @@ def content(log: Log) -> list[dict[str, Any]]:
             "hash": row.hash,
             "retention_us": row.retention_us,
             "created_us": row.created_us,
-            **{name: getattr(row, name) for name, usual in _LATER if getattr(row, name, usual) != usual},
+            **{name: value for name, usual in _LATER if (value := _plain(getattr(row, name, usual))) != usual},
+            **_shape(log, row),
             "shards": [_shard(log, row, shard) for shard in range(row.shards)],
         }
         for row in log.ledger.list_streams()
         if not row.deleted_us
     ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shape(log: Log, row: Any) -> dict[str, Any]:
+    """Versions of its schema, and changes of its shards, if there are any."""
+    found: dict[str, Any] = {}
+    if getattr(row, "schema_version", 0):
+        versions = log.ledger.load_versions(row.id)
+        found["schemas"] = [
+            [version.version, version.schema_id, version.created_us, log.schema(version.schema_id).fingerprint.hex()]
+            for version in versions
+        ]
+    if row.generation:
+        generations = log.ledger.load_generations(row.id)
+        found["generations"] = [[changed.shards, list(changed.barriers)] for changed in generations]
+    return found
 
 
 def _shard(log: Log, row: Any, shard: int) -> dict[str, Any]:
@@ -85,8 +115,8 @@ def _shard(log: Log, row: Any, shard: int) -> dict[str, Any]:
         for batch in batches:
             if not batch.header.count:
                 continue
-            for record in RecordBatch(row.name, batch, offset, None).records():
-                digest.update(_text(record))
+            for text in _rows(log, batch) if batch.header.schema_id else _records(row, batch, offset):
+                digest.update(text)
                 records += 1
         offset = batches[-1].end
     return {
@@ -96,6 +126,20 @@ def _shard(log: Log, row: Any, shard: int) -> dict[str, Any]:
         "digest": digest.hexdigest(),
         "losses": losses,
     }
+
+
+def _records(row: Any, batch: FetchedBatch, offset: int) -> Iterator[bytes]:
+    return map(_text, RecordBatch(row.name, batch, offset, None).records())
+
+
+def _rows(log: Log, batch: FetchedBatch) -> Iterator[bytes]:
+    header = batch.header
+    schema = log.schema(header.schema_id)
+    rows = payload.decode(header.encoding, header.layout, header.count, header.raw_len, batch.payload, schema)
+    for index, row in enumerate(rows.to_pylist()):
+        distance = row.pop("_offset", index)
+        fields = [batch.base + distance, header.schema_id, row]
+        yield json.dumps(fields, default=repr).encode() + b"\n"
 
 
 def _text(record: Record) -> bytes:

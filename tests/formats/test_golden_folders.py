@@ -83,7 +83,7 @@ def test_who_only_reads_is_told_of_a_ledger_that_waits_for_its_upgrade(tmp_path)
     """As a stop in the middle of an upgrade leaves it."""
     folder = golden.unpack(1, tmp_path / "data")
     say_format(folder, FORMAT)
-    with pytest.raises(FolderUnusable, match=r"ledger format 1, .* format 2; open the folder once for writing"):
+    with pytest.raises(FolderUnusable, match=rf"ledger format 1, .* format {FORMAT}; open the folder once for writing"):
         mainstem.open(folder, read_only=True)
 
 
@@ -113,7 +113,7 @@ def test_a_newer_ledger_is_refused_naming_both_formats(newest, read_only):
     log = opened(newest, FORMAT)
     log._ledger._db.execute("UPDATE meta SET v = 9 WHERE k = 'format'")
     log.close()
-    with pytest.raises(FolderUnusable, match=r"ledger format 9, this program reads (up to )?format 2"):
+    with pytest.raises(FolderUnusable, match=rf"ledger format 9, this program reads (up to )?format {FORMAT}"):
         mainstem.open(newest, read_only=read_only)
 
 
@@ -125,7 +125,7 @@ def test_a_newer_snapshot_is_refused(newest):
     log._folder.snapshots.take(newest / "ledger.db")
     log.close()
     (newest / "ledger.db").unlink()
-    with pytest.raises(FolderUnusable, match="ledger format 9, this program reads up to format 2"):
+    with pytest.raises(FolderUnusable, match=f"ledger format 9, this program reads up to format {FORMAT}"):
         opened(newest, FORMAT)
 
 

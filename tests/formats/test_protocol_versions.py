@@ -6,12 +6,17 @@ from collections import deque
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.errors import ProtocolError
+from mainstem.core import payload
+from mainstem.core.batch import Batch
+from mainstem.core.checksum import crc32c
+from mainstem.core.errors import ProtocolError, StaleGeneration
+from mainstem.core.schema import Schema
 from mainstem.log.batcher import Submission
-from mainstem.log.flush import Appended, Done, ReplaceEntries, Replacement
+from mainstem.log.flush import AlterStream, Appended, CreateStream, Done, ReplaceEntries, Replacement, SetSchema
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.log import Waiter
 from mainstem.testing.server import ServerProcess
@@ -21,6 +26,9 @@ from mainstem.transport.port import (
     CreateStreamCall,
     EraseKeyCall,
     GetStreamCall,
+    SchemaCall,
+    SchemasCall,
+    SetSchemaCall,
     TrimStreamCall,
 )
 from mainstem.transport.wire import (
@@ -29,14 +37,19 @@ from mainstem.transport.wire import (
     Hello,
     Kind,
     Subscribe,
+    WireError,
+    error_from,
     pack,
     version_needed,
+    wire_error,
 )
 from tests.formats import conversation, golden, version_1
 from tests.formats.conversation import Said
 from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
+# Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
+RECORDED = (1, 2)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
@@ -112,8 +125,9 @@ def _comparable(header):
 
 
 @pytest.mark.slow("starts a server process")
-def test_a_client_of_version_1_is_answered_as_before(tmp_path):
-    said, _ = conversation.load(1)
+@pytest.mark.parametrize("version", RECORDED)
+def test_a_client_of_an_earlier_version_is_answered_as_before(tmp_path, version):
+    said, _ = conversation.load(version)
     before, now = Heard(), Heard()
     for id_ in (message.id for message in said if message.by_client and message.kind == version_1.SUBSCRIBE):
         before.pushed[id_], now.pushed[id_] = [], []
@@ -156,7 +170,7 @@ def hear_until(wire, heard, is_enough):
 
 @pytest.mark.parametrize(
     ("versions", "chosen"),
-    [((1, 1), 1), ((1, 2), 2), ((2, 2), 2), ((1, 9), 2), ((2, 3), 2), ((3, 4), None), ((0, 0), None)],
+    [((1, 1), 1), ((1, 2), 2), ((2, 2), 2), ((1, 3), 3), ((1, 9), 3), ((3, 4), 3), ((4, 5), None), ((0, 0), None)],
 )
 def test_the_highest_version_that_both_speak_is_chosen(tmp_path, versions, chosen):
     async def test():
@@ -237,8 +251,9 @@ class RecordedServer:
                     yield Said(True, message)
 
 
-def test_this_client_gets_from_a_server_of_version_1_what_the_client_of_then_got():
-    said, results = conversation.load(1)
+@pytest.mark.parametrize("version", RECORDED)
+def test_this_client_gets_from_a_server_of_an_earlier_version_what_the_client_of_then_got(version):
+    said, results = conversation.load(version)
     with RecordedServer(said) as server:
         hub = mainstem.connect(server.url)
         found = conversation.converse(hub)
@@ -257,6 +272,11 @@ NEW_CALLS = [
     AlterStreamCall("talk", cleanup="compact"),
     AlterStreamCall("talk", retention_us=1, retention_bytes=1 << 20),
     AlterStreamCall("talk", tombstone_us=1),
+    CreateStreamCall("talk", schema=b"schema"),
+    AlterStreamCall("talk", shards=2),
+    SetSchemaCall("talk", b"schema"),
+    SchemasCall("talk"),
+    SchemaCall(1),
 ]
 
 
@@ -267,7 +287,7 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     with RecordedServer(greeting) as server:
         hub = mainstem.connect(server.url)
         with pytest.raises(
-            ProtocolError, match=r"speaks protocol version 1, this client 1 to 2; this \w+ \w+ needs version 2"
+            ProtocolError, match=r"speaks protocol version 1, this client 1 to 3; this [\w ]+ needs version [23]"
         ):
             hub._port.call(call)
         hub.close()
@@ -321,16 +341,33 @@ def test_what_version_1_knows_is_asked_of_it():
     assert [version_needed(call) for call in calls] == [1, 1, 1]
 
 
-LATER_FIELDS: dict[str, Any] = {"retention_bytes": 7, "cleanup": "compact", "tombstone_us": 7}
+# What was added, with the version that knows it and a value that is not the default.
+CREATE_FIELDS: dict[str, tuple[int, Any]] = {
+    "retention_bytes": (2, 7),
+    "cleanup": (2, "compact"),
+    "tombstone_us": (2, 7),
+    "schema": (3, b"schema"),
+    "key": (3, ("id",)),
+    "index": (3, ("id",)),
+    "compatibility": (3, "full"),
+}
+ALTER_FIELDS: dict[str, tuple[int, Any]] = {
+    "retention_bytes": (2, 7),
+    "cleanup": (2, "compact"),
+    "tombstone_us": (2, 7),
+    "shards": (3, 2),
+}
 
 
 def test_every_field_that_was_added_to_a_call_needs_the_version_that_knows_it():
-    """A server of version 1 passes over them."""
-    later = set(CreateStreamCall.__struct_fields__) - {"name", "shards", "hash", "retention_us", "exist_ok", "uuid"}
-    assert later == set(AlterStreamCall.__struct_fields__) - {"name", "retention_us"} == set(LATER_FIELDS)
-    for name, value in LATER_FIELDS.items():
-        assert version_needed(CreateStreamCall("talk", **{name: value})) == 2
-        assert version_needed(AlterStreamCall("talk", **{name: value})) == 2
+    """An older server passes over them."""
+    first = {"name", "shards", "hash", "retention_us", "exist_ok", "uuid"}
+    assert set(CREATE_FIELDS) == set(CreateStreamCall.__struct_fields__) - first
+    assert set(ALTER_FIELDS) == set(AlterStreamCall.__struct_fields__) - {"name", "retention_us"}
+    for name, (version, value) in CREATE_FIELDS.items():
+        assert version_needed(CreateStreamCall("talk", **{name: value})) == version
+    for name, (version, value) in ALTER_FIELDS.items():
+        assert version_needed(AlterStreamCall("talk", **{name: value})) == version
 
 
 # --------------------------------------------------------------------------------------- batches that have a span
@@ -368,10 +405,96 @@ def test_a_client_that_cannot_know_about_a_gap_gets_an_error_in_its_place(tmp_pa
                 return
             assert (bases, message.kind, message.id) == ([0], Kind.ERROR, 3)
             assert message.header.code == ProtocolError.code
-            assert "shard 0: between offsets 4 and 7" in message.header.message
+            assert "shard 0: of offsets 4 to 7 some records" in message.header.message
             assert message.header.message.endswith("upgrade the client")
             # Nothing follows, and the connection is of use.
             await client.send(Kind.CALL, 4, GetStreamCall("gaps"))
             assert (await client.next()).kind == Kind.ANSWER
 
     run(test)
+
+
+# ------------------------------------------------------------------------------------- batches that have a schema
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_client_that_knows_no_schemas_gets_an_error_in_the_place_of_rows(tmp_path, version):
+    schema = Schema(pa.schema([("id", pa.int64())]))
+
+    async def test():
+        async with serving(tmp_path) as rig:
+            log = rig.server.log
+            stream = log.execute(CreateStream("0" * 32, "rows", 1, "crc32", 10**12, 0)).stream
+            assert golden.append(log, golden.numbered(stream, 0, 77, 0, 4)) == Appended(0)
+            log.execute(SetSchema(stream, schema.serialized, schema.fingerprint, 1, 0))
+            rows = pa.RecordBatch.from_arrays([pa.array([1, 2, 3])], schema=schema.arrow)
+            encoded = payload.encode(rows, None, schema)
+            header = msgspec.structs.replace(
+                golden.numbered(stream, 0, 77, 1, 3).header,
+                schema_id=1,
+                raw_len=encoded.raw_len,
+                stored_len=len(encoded.payload),
+                payload_crc=crc32c(encoded.payload),
+            )
+            assert golden.append(log, Batch(header, encoded.payload)) == Appended(4)
+            client = await rig.connect()
+            await client.send(Kind.HELLO, 1, Hello(1, version, "test"))
+            assert (await client.next()).header.version == version
+            await client.send(Kind.SUBSCRIBE, 3, Subscribe(stream, [0], [7], 1 << 20))
+            bases: list[int] = []
+            while (message := await client.next()).kind == Kind.BATCHES:
+                bases += [base for base, _ in message.header.batches]
+            if version == 3:
+                assert (bases, message.kind) == ([0, 4], Kind.END)
+                return
+            assert (bases, message.kind, message.id) == ([0], Kind.ERROR, 3)
+            assert message.header.code == ProtocolError.code
+            assert "shard 0: offsets 4 to 6 hold rows of a schema" in message.header.message
+            assert message.header.message.endswith("upgrade the client")
+
+    run(test)
+
+
+# ------------------------------------------------------------------------------------------------------ more shards
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_client_that_expects_no_new_shards_is_told_to_open_anew(tmp_path, version):
+    async def test():
+        async with serving(tmp_path) as rig:
+            log = rig.server.log
+            stream = log.execute(CreateStream("0" * 32, "wider", 1, "crc32", 10**12, 0)).stream
+            client = await rig.connect()
+            await client.send(Kind.HELLO, 1, Hello(1, version, "test"))
+            assert (await client.next()).header.version == version
+            await client.send(Kind.SUBSCRIBE, 3, Subscribe(stream, [0], None, 1 << 20))
+            log.execute(AlterStream(stream, shards=2))
+            for shard in (0, 1):
+                batch = golden.numbered(stream, shard, 77, 0, 4)
+                header = msgspec.structs.replace(batch.header, generation=1)
+                assert golden.append(log, Batch(header, batch.payload)) == Appended(0)
+            got: list[tuple[int, int]] = []
+            while len(got) < 2 and (message := await client.next()).kind == Kind.BATCHES:
+                got += [(header.shard, base) for base, header in message.header.batches]
+            if version == 3:
+                assert got == [(0, 0), (1, 0)]
+                return
+            # What it would pass over is not passed over by us.
+            assert (got, message.kind, message.id) == ([(0, 0)], Kind.ERROR, 3)
+            assert message.header.code == StaleGeneration.code
+            assert "open the consumer again" in message.header.message
+            await client.send(Kind.SUBSCRIBE, 4, Subscribe(stream, [4], None, 1 << 20))
+            assert "2 shards; give one offset for each" in (await client.next()).header.message
+            await client.send(Kind.SUBSCRIBE, 5, Subscribe(stream, [4, 0], None, 1 << 20))
+            assert [header.shard for _, header in (await client.next()).header.batches] == [1]
+
+    run(test)
+
+
+def test_who_is_refused_for_its_generation_is_told_the_one_of_now():
+    error = StaleGeneration("changed", generation=3, shards=8)
+    sent = error_from(wire_error(error))
+    assert isinstance(sent, StaleGeneration)
+    assert (sent.generation, sent.shards, str(sent)) == (3, 8, "changed")
+    # A server of before says neither.
+    assert error_from(WireError(StaleGeneration.code, "changed")).shards == 0  # type: ignore[attr-defined]

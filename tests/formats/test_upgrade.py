@@ -1,4 +1,4 @@
-"""From format 1 to 2: kept as it was, upgraded, and the same records whatever happens in between."""
+"""From an older format to the present one: kept as it was, upgraded, the same records whatever happens in between."""
 
 import errno
 import json
@@ -10,6 +10,7 @@ import pytest
 
 from mainstem.core.errors import FolderUnusable
 from mainstem.log.disk import LocalDisk
+from mainstem.log.folder import FORMAT
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log
 from mainstem.testing.disk import DiskLayer, FailingDisk, StrikingDisk
@@ -32,7 +33,7 @@ def require_upgraded(folder, before):
     log = opened(folder)
     assert golden.content(log) == golden.streams(1)
     log.close()
-    assert json.loads((folder / "mainstem.json").read_text())["format"] == 2
+    assert json.loads((folder / "mainstem.json").read_text())["format"] == FORMAT
     assert golden.files_of(folder / BACKUP) == before
     assert not (folder / f"{BACKUP}.part").exists()
 
@@ -60,7 +61,7 @@ def test_one_line_says_what_was_done_and_how_to_delete_the_backup(folder, caplog
     caplog.set_level(logging.WARNING, "mainstem")
     opened(folder).close()
     (line,) = caplog.messages
-    assert "upgraded from format 1 to 2" in line
+    assert f"upgraded from format 1 to {FORMAT}" in line
     assert f"folder={folder}" in line
     assert line.endswith(f'command="rm -r {folder / BACKUP}"')
     caplog.clear()
@@ -198,7 +199,7 @@ def test_an_error_of_the_disk_during_the_backup_is_told_and_nothing_is_changed(f
 def test_an_error_of_the_disk_after_the_backup_is_told_and_gone_on_from(folder, kind, at):
     before = golden.files_of(folder)
     disk = FailingDisk(at=at, error=errno.ENOSPC, kinds=(kind,))
-    with pytest.raises(FolderUnusable, match=rf"from format 1 to 2: No space left .*goes on from {BACKUP}"):
+    with pytest.raises(FolderUnusable, match=rf"from format 1 to {FORMAT}: No space left .*goes on from {BACKUP}"):
         opened(folder, disk)
     assert disk.calls[-1].path.name.startswith("mainstem.")
     require_upgraded(folder, before)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from mainstem.core import layouts, payload
 from mainstem.core.errors import InvalidPayload
 from mainstem.core.message import inspect
+from mainstem.core.schema import Schema
 
 # Above this the process has reserved something for a number that was only claimed.
 GROWTH_BYTES_MAX = 256 << 20
@@ -29,6 +30,25 @@ _NUMBERS = tuple(
 )
 
 
+# Every kind of column: one buffer of values, offsets, parts as many as the records, more, or fewer.
+ROWS = Schema(
+    pa.schema(
+        [
+            ("id", pa.int64()),
+            ("flag", pa.bool_()),
+            ("text", pa.string()),
+            ("price", pa.decimal128(20, 3)),
+            ("digest", pa.binary(5)),
+            ("day", pa.date32()),
+            ("items", pa.list_(pa.struct([("sku", pa.string()), ("count", pa.int16())]))),
+            ("labels", pa.map_(pa.string(), pa.list_(pa.float32()))),
+            ("vector", pa.list_(pa.float64(), 3)),
+            ("place", pa.struct([("x", pa.float32()), ("near", pa.list_(pa.bool_()))])),
+        ]
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One payload with its header, as `payload.check` takes them."""
@@ -38,6 +58,7 @@ class Case:
     count: int
     raw_len: int
     payload: bytes
+    schema: Schema | None = None
 
 
 def run(seed: int, count: int) -> dict[str, int]:
@@ -63,6 +84,8 @@ def run(seed: int, count: int) -> dict[str, int]:
 
 def _survives(case: Case) -> bool:
     """Whether the payload is valid. One that is must stand everything that is done with batches."""
+    if case.schema is not None:
+        return _row_survives(case)
     is_verified = _is_verified(case)
     try:
         batch = payload.check(case.encoding, case.layout, case.count, case.raw_len, case.payload)
@@ -81,6 +104,21 @@ def _survives(case: Case) -> bool:
     return True
 
 
+def _row_survives(case: Case) -> bool:
+    try:
+        batch = payload.check(case.encoding, case.layout, case.count, case.raw_len, case.payload, schema=case.schema)
+    except InvalidPayload:
+        return False
+    assert batch.num_rows == case.count
+    payload.record_sizes(batch)
+    assert batch.slice(1).num_rows == case.count - 1
+    taken = batch.take(pa.array([0, case.count - 1]))
+    taken.serialize()
+    # Dates and decimals may be any bits; the rest can be shown.
+    taken.drop_columns([name for name in ("day", "price", "_timestamp") if name in batch.schema.names]).to_pylist()
+    return True
+
+
 def _is_verified(case: Case) -> bool:
     try:
         payload.verify(case.encoding, case.layout, case.count, case.raw_len, case.payload)
@@ -94,18 +132,49 @@ def _seeds() -> list[Case]:
     cases = []
     for layout in range(8):
         for count in (1, 5, 40):
-            batch = _batch(layout, count)
-            message = batch.serialize()
-            cases.append(Case(payload.RAW, layout, count, message.size, message.to_pybytes()))
-            for codec in payload._CODECS.values():
-                whole = codec.codec.compress(message, asbytes=True)
-                cases.append(Case(codec.whole, layout, count, message.size, whole))
-                packed = payload._compress_buffers(batch, codec, layouts.SHAPES[layout])
-                raw_len = inspect(packed, layouts.SHAPES[layout], codec.flatbuffer_id, count)
-                cases.append(Case(codec.by_buffer, layout, count, raw_len, packed.to_pybytes()))
+            cases += _encoded(_batch(layout, count), layouts.SHAPES[layout], None)
+    for layout in (0, layouts.HAS_KEY | layouts.HAS_HEADERS | layouts.HAS_TIMESTAMP):
+        for count in (1, 5, 40):
+            cases += _encoded(_rows(layout, count), layouts.shape_of(layout, ROWS), ROWS)
     for case in cases:
         assert _survives(case), case
     return cases
+
+
+def _encoded(batch: pa.RecordBatch, shape: layouts.Shape, schema: Schema | None) -> list[Case]:
+    """The batch in every encoding."""
+    message = batch.serialize()
+    layout, count = shape.layout, batch.num_rows
+    cases = [Case(payload.RAW, layout, count, message.size, message.to_pybytes(), schema)]
+    for codec in payload._CODECS.values():
+        whole = codec.codec.compress(message, asbytes=True)
+        cases.append(Case(codec.whole, layout, count, message.size, whole, schema))
+        packed = payload._compress_buffers(batch, codec, shape)
+        raw_len = inspect(packed, shape, codec.flatbuffer_id, count)
+        cases.append(Case(codec.by_buffer, layout, count, raw_len, packed.to_pybytes(), schema))
+    return cases
+
+
+def _rows(layout: int, count: int) -> pa.RecordBatch:
+    rows = [
+        {
+            "id": i,
+            "flag": i % 3 == 0 if i % 4 else None,
+            "text": "naïve" * (i % 3),
+            "price": None if i % 5 == 1 else i,
+            "digest": b"12345",
+            "day": i,
+            "items": [{"sku": "s", "count": i}] * (i % 3) if i % 4 else None,
+            "labels": [("l", [1.0] * (i % 2))],
+            "vector": [1.0, 2.0, float(i)],
+            "place": {"x": 1.0, "near": [True, None]} if i % 3 else None,
+            "_key": b"k%d" % i,
+            "_headers": [("h", b"v")] if i % 2 else None,
+            "_timestamp": 1_700_000_000_000_000 + i,
+        }
+        for i in range(count)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=layouts.shape_of(layout, ROWS).schema)
 
 
 def _batch(layout: int, count: int) -> pa.RecordBatch:
@@ -130,10 +199,11 @@ def _mutate(randomness: random.Random, case: Case) -> Case:
     if codec is None or case.encoding == codec.by_buffer or randomness.random() < 0.2:
         changed = _damage(randomness, case.payload)
         raw_len = len(changed) if case.encoding == payload.RAW else case.raw_len
-        return Case(case.encoding, case.layout, case.count, raw_len, changed)
+        return Case(case.encoding, case.layout, case.count, raw_len, changed, case.schema)
     # Damage inside a compressed payload would only show that decompression notices; this one gets behind it.
     changed = _damage(randomness, payload._message(case.encoding, case.raw_len, case.payload).to_pybytes())
-    return Case(case.encoding, case.layout, case.count, len(changed), codec.codec.compress(changed, asbytes=True))
+    packed = codec.codec.compress(changed, asbytes=True)
+    return Case(case.encoding, case.layout, case.count, len(changed), packed, case.schema)
 
 
 def _lie(randomness: random.Random, case: Case) -> Case:
@@ -144,7 +214,7 @@ def _lie(randomness: random.Random, case: Case) -> Case:
         fields[name] += randomness.randint(-9, 9)
     else:
         fields[name] = randomness.choice(_NUMBERS)
-    return Case(**fields, payload=case.payload)
+    return Case(**fields, payload=case.payload, schema=case.schema)
 
 
 def _damage(randomness: random.Random, data: bytes) -> bytes:

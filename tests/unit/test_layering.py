@@ -38,6 +38,7 @@ SERVER_PACKAGES = ("log", "server")
 # Libraries that stay behind one door, and where the door is.
 DOORS = {
     "apsw": ("mainstem.log.ledger",),
+    "fastavro": ("mainstem.registry",),
     "rich": ("mainstem.cli",),
     "starlette": ("mainstem.server",),
     "typer": ("mainstem.cli",),

@@ -8,6 +8,7 @@ import pytest
 
 import mainstem
 from mainstem.consume.consumer import Consumer
+from mainstem.consume.found import Found
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.errors import BY_CODE
 from mainstem.hub.hub import Hub, Streams
@@ -18,17 +19,34 @@ from mainstem.transport.port import Erasure, StreamInfo
 # Beside these, the package shows its errors.
 PACKAGE = {"Cursor", "connect", "open"}
 # To annotate with; loaded when asked for.
-CLASSES = {"Ack", "BatchAck", "Consumer", "Erasure", "Hub", "Producer", "Record", "RecordBatch", "StreamInfo"}
+CLASSES = {
+    "Ack",
+    "BatchAck",
+    "Consumer",
+    "Erasure",
+    "Found",
+    "Hub",
+    "Producer",
+    "Record",
+    "RecordBatch",
+    "Schema",
+    "StreamInfo",
+}
 
 NAMES = {
-    Hub: "close consumer overview producer statistics streams",
+    Hub: "close consumer find overview producer statistics streams",
     Streams: "alter create delete erase get list trim",
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result",
     BatchAck: "chunks done exception result",
-    Consumer: "batches close cursor poll poll_batch seek seek_shard stream",
-    Record: "headers key offset shard timestamp timestamp_us value",
-    RecordBatch: "count end last offset offsets records shard stream to_arrow to_pandas values",
+    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded",
+    Record: "headers key offset shard timestamp timestamp_us undecoded value",
+    RecordBatch: (
+        "bad count end first is_of_rows last offset offsets part records shard stream to_arrow to_csv to_dicts "
+        "to_ndjson to_pandas to_polars values"
+    ),
+    Found: "count index opened seconds skipped to_arrow to_dicts to_pandas undecoded",
+    mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
         "bytes cleanup created_us ends epoch generation gone_by_us hash id missing name oldest_us records restored "
@@ -41,7 +59,10 @@ NAMES = {
 CALLS = {
     "open": "(path, *, read_only=None, auto_create=False)",
     "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
-    "Hub.consumer": "(stream, *, start='latest', follow=True, prefetch_bytes=8388608)",
+    "Hub.consumer": (
+        "(stream, *, start='latest', follow=True, prefetch_bytes=8388608, where=None, columns=None, on_bad='raise')"
+    ),
+    "Hub.find": "(stream, where, *, limit=None, columns=None)",
     "Hub.producer": (
         "(*, acks='durable', batch_bytes=1048576, buffer_bytes=33554432, linger=0.0, delivery_timeout=120.0, "
         "compression='lz4', on_full='block')"

@@ -154,9 +154,9 @@ def _progress() -> "Iterator[Progress]":
 
 
 def _salvage(block: Path, output: Path, json: bool) -> int:
-    from mainstem.log.salvage import Salvage, names_beside, write_parquet
+    from mainstem.log.salvage import Salvage, names_beside, schemas_beside, write_parquet
 
-    salvage = Salvage(block, names_beside(block))
+    salvage = Salvage(block, names_beside(block), schemas_beside(block))
     try:
         report = write_parquet(salvage, output)
     finally:
@@ -178,6 +178,8 @@ def _print_salvaged(report: "SalvageReport", output: Path) -> None:
         f"{counted(report.records, 'record')} of block {report.block} written to {output}{without}; "
         f"{size_text(report.damaged_bytes)} of {size_text(report.bytes)} could not be read"
     )
+    for schema, path in report.row_files.items():
+        print(f"rows of schema {schema} are in {path}")
 
 
 def _salvaged(report: "SalvageReport") -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`mainstem write`: records from a file or a pipe into a stream."""
 
+import itertools
 import os
 import signal
 import sys
@@ -15,12 +16,14 @@ from mainstem.cli.exits import ExitCode, UsageProblem, explain
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.cli.printing import counted
-from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge
+from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge, UnknownStream
 from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
     from mainstem.produce.intake import Intake
+    from mainstem.transport.port import StreamInfo
 
 _BLOCK_BYTES = 1 << 20
 _PROGRESS_SECONDS = 0.1
@@ -47,22 +50,44 @@ def write(
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help=r"Lines are KEY TEXT VALUE; \t is a tab.")
     ] = None,
+    on_bad: Annotated[
+        str,
+        typer.Option(
+            metavar="raise|dead_letter",
+            help="A row that does not fit the schema ends the command, or is kept in STREAM.dead.",
+        ),
+    ] = "raise",
+    infer: Annotated[
+        bool, typer.Option("--infer", help="Give a stream without a schema that of the input (NDJSON, Parquet).")
+    ] = False,
     data: Data = None,
 ) -> None:
     """Write records from a file or a pipe to a stream.
 
-    Ends when all of them are durable. Lines are values as they are. A row of NDJSON, CSV or Parquet becomes the JSON of
-    that row, unless its columns are value, key, headers and timestamp: then it is a whole record, as
-    `tail --output json` writes them.
+    Ends when all of them are durable. If the stream has a schema, each line, row or frame is a row of it: JSON, cells
+    of CSV, columns of Parquet. If it has none, lines are values as they are, and a row of NDJSON, CSV or Parquet is
+    kept as the JSON of that row, unless its columns are value, key, headers and timestamp: then it is a whole record,
+    as `tail --output json` writes them.
     """
     check_stream_name(name, reserved=True)
+    if on_bad not in ("raise", "dead_letter"):
+        raise UsageProblem(f"--on-bad {on_bad}: use raise or dead_letter")
     with _open(file) as (input_, head), hubs.writing(loaded, data) as hub:
         from mainstem.produce.intake import Intake
 
         stop = _Stop()
-        rows = _rows(input_, head, format, key, key_separator, stop)
-        with hub.producer() as producer:
-            intake = Intake(producer, name)
+        form = _form(input_, head, format, key, key_separator)
+        blocks: Iterable[bytes] = _blocks(input_)
+        if infer:
+            blocks = _infer(hub, name, form, input_, blocks)
+        info = _info(hub, name)
+        if info is not None and info.schema:
+            rows = _typed_rows(input_, form, key, info, stop, blocks)
+        else:
+            rows = _rows(input_, form, key, key_separator, stop, blocks)
+        with hub.producer(on_bad="raise" if on_bad == "raise" else "dead_letter") as producer:
+            unit = "frame" if form == "frames" else "line"
+            intake = Intake(producer, name, unit if file is None else f"{file}: {unit}")
             try:
                 with closing(_with_progress(rows if file is None else _named(rows, file), intake)) as watched:
                     intake.take(watched)
@@ -77,10 +102,12 @@ def write(
             hub.streams.get(name)
     offsets = ", ".join(f"{shard}:{offset}" for shard, offset in sorted(intake.newest.items()))
     print(
-        f"{counted(intake.acknowledged, 'record')} written to {name}"
+        f"{counted(intake.acknowledged - intake.dead, 'record')} written to {name}"
         + (f"; newest offsets {offsets}" if offsets else ""),
         file=sys.stderr,
     )
+    if intake.dead:
+        print(f"{counted(intake.dead, 'row')} did not fit and went to {name}.dead", file=sys.stderr)
 
 
 def _settle(intake: "Intake", error: BaseException) -> None:
@@ -156,9 +183,8 @@ def _open(file: str | None) -> Iterator[tuple[IO[bytes], bytes]]:
         yield input_, b"" if input_.isatty() else input_.peek(4)[:4]
 
 
-def _rows(
-    input_: IO[bytes], head: bytes, form: str, key: str | None, separator: str | None, stop: _Stop
-) -> Iterable[Any]:
+def _form(input_: IO[bytes], head: bytes, form: str, key: str | None, separator: str | None) -> str:
+    """The format of the input."""
     from mainstem.produce import rows
 
     if form == "auto":
@@ -171,14 +197,74 @@ def _rows(
         raise UsageProblem(f"--key-separator is for lines, and the input is {form}; use --key FIELD, or --format lines")
     if separator == "":
         raise UsageProblem("--key-separator is empty; give the text between key and value")
+    return form
+
+
+def _info(hub: "Hub", name: str) -> "StreamInfo | None":
+    """What is known of the stream; None if it is to be made when the first record comes, where that is allowed."""
+    try:
+        return hub.streams.get(name)
+    except UnknownStream:
+        return None
+
+
+def _infer(hub: "Hub", name: str, form: str, input_: IO[bytes], blocks: Iterable[bytes]) -> Iterable[bytes]:
+    """Give the stream the schema of the input, as far as its beginning tells, if it has none; the same blocks."""
+    if hub.streams.get(name).schema:
+        return blocks
+    if form == "parquet" and input_.seekable():
+        from mainstem.produce.typed_rows import parquet_schema
+
+        hub.streams.set_schema(name, parquet_schema(input_))
+        return blocks
+    if form != "ndjson":
+        raise UsageProblem(f"--infer is for NDJSON and for files of Parquet, and the input is {form}; give it a schema")
+    from mainstem.registry.forms import infer
+
+    blocks = iter(blocks)
+    begin = b""
+    while len(begin) < _BLOCK_BYTES and (block := next(blocks, b"")):
+        begin += block
+    whole = begin if len(begin) < _BLOCK_BYTES else begin[: begin.rfind(b"\n") + 1]
+    hub.streams.set_schema(name, infer(whole))
+    return itertools.chain([begin], blocks)
+
+
+def _typed_rows(
+    input_: IO[bytes], form: str, key: str | None, info: "StreamInfo", stop: _Stop, blocks: Iterable[bytes]
+) -> Iterable[Any]:
+    """Rows for a stream with a schema."""
+    from mainstem.core.schema import Schema
+    from mainstem.produce import typed_rows
+
+    if key is not None and info.key:
+        raise UsageProblem(f"--key {key}: the key of a row of {info.name} is made of {', '.join(info.key)}")
+    match form:
+        case "lines" | "ndjson":
+            return typed_rows.json_lines(stop.between(blocks), key)
+        case "frames":
+            return typed_rows.frames(stop.between(blocks))
+        case "csv":
+            return stop.between(typed_rows.csv_rows(input_, Schema.parse(info.schema), key))
+        case _:
+            if key is not None:
+                raise UsageProblem("--key is not for Parquet into a stream with a schema; call the column _key instead")
+            return stop.between(typed_rows.parquet(_seekable(input_)))
+
+
+def _rows(
+    input_: IO[bytes], form: str, key: str | None, separator: str | None, stop: _Stop, blocks: Iterable[bytes]
+) -> Iterable[Any]:
+    from mainstem.produce import rows
+
     match form:
         case "lines":
             between = None if separator is None else separator.replace("\\t", "\t").encode()
-            return rows.lines(stop.between(_blocks(input_)), between)
+            return rows.lines(stop.between(blocks), between)
         case "frames":
-            return rows.frames(stop.between(_blocks(input_)))
+            return rows.frames(stop.between(blocks))
         case "ndjson":
-            return rows.ndjson(stop.between(_blocks(input_)), key)
+            return rows.ndjson(stop.between(blocks), key)
         case "csv":
             return stop.between(rows.csv_rows(input_, key))
         case _:

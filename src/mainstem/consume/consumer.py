@@ -2,29 +2,46 @@
 
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Literal
 
 import msgspec
+import pyarrow as pa
 
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.view import View
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import Closed, DataLoss, InvalidCursor, InvalidSetting, StreamDeleted
+from mainstem.core.errors import (
+    Closed,
+    DataLoss,
+    InvalidCursor,
+    InvalidPredicate,
+    InvalidSetting,
+    StreamDeleted,
+    UndecodedRecords,
+)
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
+from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
+from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
     EpochChanged,
     GetStreamCall,
     OffsetsAtTimeCall,
     Port,
+    Query,
+    ReadCounts,
     StreamInfo,
     Subscription,
 )
 
 Start = str | datetime | Cursor
+OnBad = Literal["raise", "skip", "keep"]
 PREFETCH_BYTES = 8 * MIB
 
 
@@ -38,6 +55,15 @@ class Consumer:
     Where it starts: "earliest" is the oldest record there is; "latest" the end, before the next record to come; a time
     the first record of that time or later in each shard, and the end where there is none yet, like "latest": a time to
     come is not waited for. A cursor is the place it was taken at.
+
+    `where` is a SQL expression over the stream's columns, and over _shard, _offset, _timestamp, _key and _headers; only
+    records for which it is true come, found next to the data. `columns` names those that are wanted: a record's key and
+    headers then come only if _key and _headers are among them. Rows are of the newest schema that the stream had when
+    the consumer was opened, or, without `where` and `columns`, of the newest that was met.
+
+    Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
+    `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
+    in `record.undecoded`. Where there is a `where` they match nothing and are counted.
     """
 
     def __init__(
@@ -48,6 +74,9 @@ class Consumer:
         *,
         follow: bool = True,
         prefetch_bytes: int = PREFETCH_BYTES,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        on_bad: OnBad = "raise",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_stream_name(stream, reserved=True)
@@ -55,11 +84,25 @@ class Consumer:
             raise InvalidSetting(f"follow must be True or False, not {follow!r}")
         if type(prefetch_bytes) is not int or not 4 * KIB <= prefetch_bytes <= CREDIT_BYTES_MAX:
             raise InvalidSetting(f"prefetch_bytes must be between 4 KiB and 256 MiB, not {prefetch_bytes}")
+        if on_bad not in ("raise", "skip", "keep"):
+            raise InvalidSetting(f"on_bad must be 'raise', 'skip' or 'keep', not {on_bad!r}")
+        if where is not None and not isinstance(where, str):
+            raise InvalidPredicate(f"where must be text, not {where!r}")
         port.check_usable()
         self._port = port
+        self._where = (where or "").strip()
+        self._columns = None if columns is None else _names(columns)
+        self._is_plain = not self._where and columns is None
+        self._on_bad = on_bad
         self._clock = clock
         self._prefetch_bytes = prefetch_bytes
         self._info = port.call(GetStreamCall(stream)).streams[0]
+        self._view = self._look_through(self._info)
+        if self._where:
+            _check_predicate(self._where, self._view)
+        # Schemas that are known to be older than the view's.
+        self._older: set[int] = set()
+        self._counted = ReadCounts()
         self._ends = None if follow else self._info.ends
         self._subscription: Subscription | None = None
         self._closed = False
@@ -68,6 +111,45 @@ class Consumer:
         # The batch being taken apart record by record: its iterator knows how many records are left.
         self._current: RecordBatch | None = None
         self._records: Iterator[Record] = iter(())
+        # Parts of a batch of which some records are no rows, and what is to be said of those between them.
+        self._parts: deque[RecordBatch | UndecodedRecords] = deque()
+
+    def _look_through(self, info: StreamInfo) -> View:
+        """The view of the stream's rows as `info` says they are."""
+        schema = Schema.parse(info.schema) if info.schema else None
+        return View(schema, info.schema_id, columns=self._columns, key=info.key, schema_of=self._port.schema)
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of what comes: those of `batch.to_arrow()`."""
+        return pa.schema([self._view.all.field(name) for name in self._view.names])
+
+    @property
+    def opened(self) -> int:
+        """How many batches were looked into for this consumer, here or next to the data."""
+        return self._counts.opened
+
+    @property
+    def skipped(self) -> int:
+        """How many were not, because what is known of them says that no record of theirs can match."""
+        return self._counts.skipped
+
+    @property
+    def undecoded(self) -> int:
+        """How many records were no rows of the stream's schema."""
+        return self._counts.undecoded
+
+    @property
+    def _counts(self) -> ReadCounts:
+        counts = msgspec.structs.replace(self._counted)
+        if self._subscription is not None:
+            counts.add(*msgspec.structs.astuple(self._subscription.counts))
+        return counts
+
+    @property
+    def _query(self) -> Query | None:
+        query = Query(self._where, self._columns, self._view.schema_id)
+        return None if query.is_plain and not query.schema_id else query
 
     # Reading.
 
@@ -124,6 +206,8 @@ class Consumer:
             rest = self._settle()
             if rest is not None:
                 return rest
+        if self._parts:
+            return self._next_part()
         if self._at_end():
             return None
         try:
@@ -135,6 +219,7 @@ class Consumer:
         except EndReached:
             return None
         except DataLoss as loss:
+            self._know(loss.shard)
             self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             raise
 
@@ -149,15 +234,24 @@ class Consumer:
 
     def _fetch(self, timeout: float | None) -> RecordBatch | None:
         if self._subscription is None:
-            self._subscription = self._port.subscribe(self._info, self._offsets, self._ends, self._prefetch_bytes)
+            self._subscription = self._port.subscribe(
+                self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
+            )
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             fetched = self._subscription.next(timeout)
             if fetched is None:
                 return None
             shard = fetched.header.shard
+            self._know(shard)
             end = None if self._ends is None else self._ends[shard]
-            batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end)
+            if fetched.header.schema_id != self._view.schema_id:
+                self._look_at_schema(fetched.header.schema_id)
+            batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end, self._view)
+            if self._is_plain and batch.count:
+                self._counted.opened += 1
+            if self._separate(batch):
+                batch = self._next_part()
             self._offsets[shard] = max(self._offsets[shard], batch.end)
             if batch.count > 0:
                 return batch
@@ -165,6 +259,59 @@ class Consumer:
                 return None
             if deadline is not None:
                 timeout = max(0.0, deadline - self._clock.monotonic())
+
+    def _know(self, shard: int) -> None:
+        """The stream may have got more shards since it was looked up: they begin at 0."""
+        self._offsets += [0] * (shard + 1 - len(self._offsets))
+
+    def _look_at_schema(self, schema_id: int) -> None:
+        """A batch of another schema than the newest that is known: perhaps there is a newer one by now."""
+        if schema_id and self._is_plain and schema_id not in self._older:
+            info = self._look_up()
+            self._older |= {self._view.schema_id, schema_id}
+            if info.schema_id != self._view.schema_id:
+                self._view = self._look_through(info)
+
+    def _separate(self, batch: RecordBatch) -> bool:
+        """Whether some records of a batch are no rows and must not come out like others: then its parts wait, the last
+        of which covers all to its end."""
+        if batch.is_of_rows or self._on_bad == "keep" or not (bad := batch.bad()):
+            return False
+        parts: deque[RecordBatch | UndecodedRecords] = deque()
+        at = 0
+        for run in _runs([row.index for row in bad]):
+            if run.start > at:
+                parts.append(batch.part(at, run.start))
+            at = run.stop
+            if self._on_bad == "raise":
+                why = next(row for row in bad if row.index == run.start)
+                parts.append(self._undecoded(batch, run, why))
+        self._counted.undecoded += len(bad)
+        if at < batch.count or not parts:
+            parts.append(batch.part(at, batch.count))
+        if isinstance(parts[-1], RecordBatch):
+            parts[-1].end = batch.end
+        self._parts = parts
+        return True
+
+    def _undecoded(self, batch: RecordBatch, run: range, why: BadRow) -> UndecodedRecords:
+        offsets = batch.offsets()
+        return UndecodedRecords(
+            stream=self._info.name,
+            shard=batch.shard,
+            first=offsets[run.start],
+            last=offsets[run.stop - 1],
+            path=why.path,
+            reason=why.reason,
+        )
+
+    def _next_part(self) -> RecordBatch:
+        part = self._parts.popleft()
+        if isinstance(part, UndecodedRecords):
+            self._offsets[part.shard] = max(self._offsets[part.shard], part.last + 1)
+            raise part
+        self._offsets[part.shard] = max(self._offsets[part.shard], part.end)
+        return part
 
     def _enter_epoch(self) -> None:
         """The log was restored from a backup. Go on if everything up to here, and to the end, was in it; else say so,
@@ -219,15 +366,14 @@ class Consumer:
         record there is.
         """
         self._check_open()
-        is_place = type(shard) is type(offset) is int and 0 <= shard < self._info.shards and 0 <= offset < 1 << 63
-        if not is_place:
-            raise InvalidSetting(
-                f"stream {self._info.name!r} has shards 0 to {self._info.shards - 1}, offsets from 0 on"
-            )
         info = self._look_up()
+        is_place = type(shard) is type(offset) is int and 0 <= shard < info.shards and 0 <= offset < 1 << 63
+        if not is_place:
+            raise InvalidSetting(f"stream {self._info.name!r} has shards 0 to {info.shards - 1}, offsets from 0 on")
         end = info.ends[shard]
         if offset > end:
             raise InvalidCursor(f"offset {offset} of shard {shard} of {self._info.name!r}, which ends at {end}")
+        self._know(shard)
         offsets = list(self.cursor.offsets)
         offsets[shard] = offset
         self._go_to(offsets)
@@ -239,6 +385,7 @@ class Consumer:
     def _go_to(self, offsets: Sequence[int]) -> None:
         self._drop_subscription()
         self._current, self._records = None, iter(())
+        self._parts.clear()
         self._offsets = list(offsets)
 
     def _look_up(self) -> StreamInfo:
@@ -270,11 +417,13 @@ class Consumer:
         self._closed = True
         self._offsets = list(self.cursor.offsets)
         self._current, self._records = None, iter(())
+        self._parts.clear()
         self._drop_subscription()
 
     def _drop_subscription(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
+            self._counted.add(*msgspec.structs.astuple(subscription.counts))
             subscription.close()
 
     def _check_open(self) -> None:
@@ -330,6 +479,30 @@ def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:
                 f"{offset - 1} are not in this log any more: it was restored from a backup that ends before them. What "
                 f"is there now at {kept} and after is other. Go on at {kept}, at the earliest or at the latest record"
             )
+
+
+def _check_predicate(where: str, view: View) -> None:
+    # Who asks for everything does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    Predicate.parse(where).bind(view.all)
+
+
+def _names(columns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise InvalidSetting(f"columns must be a list of names, not {columns!r}")
+    return tuple(columns)
+
+
+def _runs(indexes: Sequence[int]) -> Iterator[range]:
+    """Ascending numbers as ranges."""
+    first = last = indexes[0]
+    for index in indexes[1:]:
+        if index != last + 1:
+            yield range(first, last + 1)
+            first = index
+        last = index
+    yield range(first, last + 1)
 
 
 def _left(records: Iterator[Record]) -> int:

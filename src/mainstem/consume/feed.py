@@ -5,37 +5,68 @@ there: all shards at first, later those that a flush has touched.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from mainstem.consume.barriers import Barriers, bounded
+from mainstem.consume.selection import Selection, nothing
 from mainstem.core.batch import FetchedBatch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InvalidRequest
-from mainstem.core.limits import READ_ENTRIES_MAX
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX
 from mainstem.log.hot_tail import HotTail
-from mainstem.log.ledger.base import StreamRow
+from mainstem.log.ledger.base import Entry, StreamRow
 from mainstem.log.reader import LogReader
+from mainstem.transport.port import ReadCounts
 
 _ENTRIES_FIRST: Final = 4
+# For so long one look for records that match goes on; then the reader is told how far it came, and others have a turn.
+_LOOK_SECONDS: Final = 0.05
 
 
 class Feed:
-    """The shards of one stream, each from an offset on. One thread at a time."""
+    """The shards of one stream, each from an offset on. One thread at a time.
+
+    With `select` only what that selection wants comes out, and what it passes over is said by batches without records.
+    It is called once, by the first read: to understand a predicate takes a while.
+
+    The stream may get more shards meanwhile: they are read too, unless there are ends. Offsets that are not given, of
+    the last shards, are 0.
+    """
 
     def __init__(
-        self, reader: LogReader, stream: StreamRow, offsets: Sequence[int], ends: Sequence[int] | None
+        self,
+        reader: LogReader,
+        stream: StreamRow,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        select: Callable[[], Selection] | None = None,
+        *,
+        is_plain: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if len(offsets) != stream.shards or (ends is not None and len(ends) != stream.shards):
+        if max(len(offsets), len(ends or ())) > stream.shards:
             raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; give one offset for each")
+        generations = reader.generations(stream.id)[: stream.generation] if stream.generation else ()
         self.stream = stream
         self._reader = reader
-        self._offsets = list(offsets)
-        self._ends = None if ends is None else list(ends)
+        self._select = select
+        self._selection: Selection | None = None
+        # Whether it wants everything, if need be in another form.
+        self._is_plain = is_plain
+        self._clock = clock
+        self.counts = ReadCounts()
+        self._skipped_last: tuple[int, int] | None = None
+        self._offsets = _padded(offsets, stream.shards)
+        self._ends = None if ends is None else bounded(_padded(ends, stream.shards), generations)
+        self._barriers = Barriers(generations)
         # A reader that wants one record does not wait for hundreds; one that goes on soon gets them.
         self._entries_max = _ENTRIES_FIRST
         # Shards that may have something to read, each at most once.
         self._ready = deque(shard for shard in range(stream.shards) if not self._is_done(shard))
         self._is_ready = [not self._is_done(shard) for shard in range(stream.shards)]
         self._open = sum(self._is_ready)
+        self._barriers.passed(self._offsets, self._is_done)
 
     @property
     def is_ready(self) -> bool:
@@ -54,7 +85,7 @@ class Feed:
         """
         ends = self._ends
         behind = 0
-        for shard in tuple(self._ready):
+        for shard in (*tuple(self._ready), *self._barriers.held):
             end = self._reader.shard(self.stream.id, shard).stable
             behind += max(0, (end if ends is None else min(end, ends[shard])) - self._offsets[shard])
         return behind
@@ -62,9 +93,53 @@ class Feed:
     def touch(self, shards: Iterable[int]) -> None:
         """These shards grew."""
         for shard in shards:
-            if shard < len(self._is_ready) and not self._is_ready[shard] and not self._is_done(shard):
+            if shard >= len(self._is_ready):
+                self._learn_shards()
+            elif not self._is_ready[shard] and not self._is_done(shard):
                 self._is_ready[shard] = True
                 self._ready.append(shard)
+
+    def _learn_shards(self) -> None:
+        """The stream has more shards than this knew."""
+        row = self._reader.stream(self.stream.id)
+        if row is None or row.generation == self.stream.generation:
+            return
+        self._barriers.add(self._reader.generations(row.id)[self.stream.generation : row.generation])
+        self.stream = row
+        self._offsets = _padded(self._offsets, row.shards)
+        if self._ends is not None:
+            self._ends = _padded(self._ends, row.shards)
+        for shard in range(len(self._is_ready), row.shards):
+            self._is_ready.append(not self._is_done(shard))
+            if self._is_ready[shard]:
+                self._ready.append(shard)
+                self._open += 1
+        self._let_on()
+
+    def _is_held(self, shard: int) -> bool:
+        """Whether the first shard has to wait where it stands; then it does."""
+        if not self._barriers.holds(shard, self._offsets[shard]):
+            return False
+        self._hold(shard)
+        return True
+
+    def _allowed(self, shard: int, batches: list[FetchedBatch]) -> list[FetchedBatch]:
+        """What of the next batches of the first shard the reader may get now; nothing if the shard has to wait, which
+        it does then."""
+        if max([batch.header.generation for batch in batches], default=0) > self.stream.generation:
+            self._learn_shards()
+        allowed = self._barriers.allowed(shard, batches)
+        if batches and not allowed:
+            self._hold(shard)
+        return allowed
+
+    def _hold(self, shard: int) -> None:
+        self._ready.popleft()
+        self._barriers.hold(shard)
+        self._let_on()
+
+    def _let_on(self) -> None:
+        self._ready.extend(self._barriers.passed(self._offsets, self._is_done))
 
     def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
         """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
@@ -75,28 +150,122 @@ class Feed:
             if offset >= row.stable:
                 self._rest(shard)
                 continue
+            if self._is_held(shard):
+                continue
             batches = tail.find(self.stream.id, shard, offset, bytes_max) if offset >= row.start else []
+            if self._select is not None and any(map(self._needs_work, batches)):
+                return []
+            if not batches:
+                return []
+            batches = self._allowed(shard, batches)
             if batches:
                 self._advance(shard, batches[-1].end)
-            return batches
+                return batches
         return []
+
+    def _needs_work(self, batch: FetchedBatch) -> bool:
+        """Whether a batch may have to be looked into, which takes too long for whoever has no thread to spare."""
+        if not self._is_plain:
+            return True
+        return not batch.header.schema_id and (self._selection is None or self._selection.needs(batch.header))
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches of one shard, from memory or disk; [] when there is nothing now. DataLoss moves on behind
         the lost range."""
+        if self._select is not None and not self._is_plain:
+            return self._read_selected(self._bound(), bytes_max)
         while self._ready:
             shard = self._ready[0]
+            if self._is_held(shard):
+                continue
             try:
                 batches = self._reader.read(self.stream, shard, self._offsets[shard], bytes_max, self._entries_max)
             except DataLoss as loss:
                 self._advance(shard, loss.last + 1)
                 raise
+            if not batches:
+                self._rest(shard)
+                continue
+            batches = self._allowed(shard, batches)
             if batches:
                 self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)
                 self._advance(shard, batches[-1].end)
-                return batches
-            self._rest(shard)
+                return batches if self._select is None else self._convert(batches)
         return []
+
+    def _convert(self, batches: list[FetchedBatch]) -> list[FetchedBatch]:
+        """Batches of which everything is wanted, some of them in another form."""
+        if all(batch.header.schema_id for batch in batches):
+            return batches
+        selection = self._bound()
+        return [left for batch in batches for left in selection.apply(batch).batches]
+
+    def _bound(self) -> Selection:
+        if self._selection is None:
+            assert self._select is not None
+            self._selection = self._select()
+            self._selection.readers.add(self)
+        return self._selection
+
+    def _read_selected(self, selection: Selection, bytes_max: int) -> list[FetchedBatch]:
+        """What the selection wants of the next batches, of any shard: about `bytes_max` of it, or what a moment's look
+        has found. Batches without records say how far it looked."""
+        deadline = self._clock.monotonic() + _LOOK_SECONDS
+        passed = _Passed(self.stream.id)
+        size = 0
+        while self._ready and size < bytes_max:
+            shard = self._ready[0]
+            if self._is_held(shard):
+                continue
+            try:
+                batches = self._reader.read(
+                    self.stream, shard, self._offsets[shard], READ_BYTES_MAX, can_skip=self._can_skip
+                )
+            except DataLoss as loss:
+                if passed.batches or passed.is_open:
+                    # What was found before it comes first; the next read meets the loss again.
+                    break
+                self._advance(shard, loss.last + 1)
+                raise
+            if not batches:
+                self._rest(shard)
+                continue
+            batches = self._allowed(shard, batches)
+            if not batches:
+                continue
+            for batch in batches:
+                size += self._sift(selection, batch, passed)
+            self._advance(shard, batches[-1].end)
+            if self._clock.monotonic() >= deadline:
+                break
+        return passed.close()
+
+    def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> int:
+        """Let through what is wanted of a batch; how many bytes that is."""
+        size = 0
+        if not batch.header.count:
+            passed.add(batch)
+        elif selection.can_skip_batch(batch):
+            self.counts.skipped += 1
+            passed.add(nothing(self.stream.id, batch.header.shard, batch.base, batch.end))
+        else:
+            selected = selection.apply(batch)
+            self.counts.opened += 1
+            self.counts.undecoded += selected.undecoded
+            for left in selected.batches:
+                passed.add(left)
+                size += len(left.payload) + BATCH_OVERHEAD_BYTES
+        return size
+
+    def _can_skip(self, entry: Entry, filters: Callable[[], bytes]) -> bool:
+        assert self._selection is not None
+        if not self._selection.can_skip(entry, filters):
+            return False
+        # The first of those that a read has come to without taking it is asked about again.
+        if self._skipped_last != (entry.shard, entry.base):
+            self._skipped_last = entry.shard, entry.base
+            self.counts.skipped += 1
+        return True
 
     def _rest(self, shard: int) -> None:
         """Nothing to read in the first shard: a flush that adds to it is announced by `touch` after it can be read."""
@@ -112,6 +281,39 @@ class Feed:
             self._open -= 1
         else:
             self._ready.append(shard)
+        self._let_on()
 
     def _is_done(self, shard: int) -> bool:
         return self._ends is not None and self._offsets[shard] >= self._ends[shard]
+
+
+def _padded(offsets: Sequence[int], shards: int) -> list[int]:
+    return [*offsets, *[0] * (shards - len(offsets))]
+
+
+class _Passed:
+    """Batches as they come through a selection: those without records become one for each run of them."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._gaps: dict[int, tuple[int, int]] = {}
+        self.batches: list[FetchedBatch] = []
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._gaps)
+
+    def add(self, batch: FetchedBatch) -> None:
+        shard = batch.header.shard
+        gap = self._gaps.pop(shard, None)
+        if not batch.header.count:
+            self._gaps[shard] = (batch.base if gap is None else gap[0], batch.end)
+            return
+        if gap is not None:
+            self.batches.append(nothing(self._stream, shard, *gap))
+        self.batches.append(batch)
+
+    def close(self) -> list[FetchedBatch]:
+        for shard, gap in self._gaps.items():
+            self.batches.append(nothing(self._stream, shard, *gap))
+        return self.batches

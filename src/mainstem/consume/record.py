@@ -4,43 +4,78 @@ import bisect
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from mainstem.core import layouts, payload
+from mainstem.consume.view import METADATA_SCHEMA, Decoded, View
 from mainstem.core.batch import FetchedBatch
+from mainstem.core.markup import cut, table
 from mainstem.core.times import from_us
+from mainstem.registry import formats
+from mainstem.registry.rows import BadRow
+
+_AS_BYTES: Final = View(None)
+# Of a batch that is shown.
+_SHOWN_ROWS: Final = 10
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record. `value` is None for a tombstone."""
+    """One record. `value` is the row as a dict where the stream has a schema, else bytes; None for a tombstone.
 
-    value: bytes | None
+    `undecoded` is set where a row could not be made of what was stored: its bytes.
+    """
+
+    value: Any
     key: bytes | None
     shard: int
     offset: int
     timestamp_us: int
     headers: dict[str, bytes] | None
+    undecoded: bytes | None = None
 
     @property
     def timestamp(self) -> datetime:
         """When it was written, as its producer says."""
         return from_us(self.timestamp_us)
 
+    def _repr_html_(self) -> str:
+        return table(f"record {self.shard}:{self.offset}", ["", ""], self._shown())
+
+    def _shown(self) -> list[tuple[str, str]]:
+        row = self.value if isinstance(self.value, dict) else {"value": self.value}
+        beside = {"key": self.key, "time": self.timestamp.isoformat(), "headers": self.headers}
+        return [(name, cut(value)) for name, value in (*row.items(), *beside.items())]
+
 
 class RecordBatch:
     """`count` records of one shard, from `offset` to before `end`. Decoded when first looked into; then immutable.
 
-    Their offsets follow each other without a gap, unless the stream is compacted or records were erased.
+    Their offsets follow each other without a gap, unless the stream is compacted, records were erased, or only some
+    were asked for.
     """
 
-    __slots__ = ("_decoded", "_fetched", "_offsets", "_skip", "count", "end", "offset", "shard", "stream")
+    __slots__ = (
+        "_columns",
+        "_fetched",
+        "_offsets",
+        "_opened",
+        "_skip",
+        "_view",
+        "count",
+        "end",
+        "offset",
+        "shard",
+        "stream",
+    )
 
-    def __init__(self, stream: str, fetched: FetchedBatch, start: int, end: int | None) -> None:
+    def __init__(self, stream: str, fetched: FetchedBatch, start: int, end: int | None, view: View = _AS_BYTES) -> None:
         self._fetched = fetched
-        self._decoded: pa.RecordBatch | None = None
+        self._view = view
+        # The whole of what was fetched, and what of it belongs to this batch.
+        self._opened: Decoded | None = None
+        self._columns: pa.RecordBatch | None = None
         # The offset of every record, if there are gaps between them.
         self._offsets: list[int] | None = None
         self.stream = stream
@@ -54,7 +89,7 @@ class RecordBatch:
 
     def _leave_gaps(self, start: int) -> None:
         """Find the records from `start` to before `end` among those that are left."""
-        offsets = _offsets(self._fetched)
+        offsets = self._view.offsets(self._fetched)
         self._skip = bisect.bisect_left(offsets, start)
         self._offsets = offsets[self._skip : bisect.bisect_left(offsets, self.end)]
         self.count = len(self._offsets)
@@ -66,71 +101,145 @@ class RecordBatch:
     def __repr__(self) -> str:
         return f"<RecordBatch {self.stream} shard {self.shard} offsets {self.offset} to {self.end - 1}>"
 
+    def _repr_html_(self) -> str:
+        rows = [[cut(value) for value in row.values()] for row in self.first(_SHOWN_ROWS).to_dicts()]
+        more = f", the first {_SHOWN_ROWS} of {self.count}" if self.count > _SHOWN_ROWS else ""
+        caption = f"{self.stream} shard {self.shard} offsets {self.offset} to {self.end - 1}{more}"
+        return table(caption, self._view.names, rows)
+
     def offsets(self) -> Sequence[int]:
         """The offset of every record."""
         return range(self.offset, self.offset + self.count) if self._offsets is None else self._offsets
 
-    def to_arrow(self, *, metadata: bool = False) -> pa.RecordBatch:
-        """Columns key, value, headers, timestamp; with `metadata` also _shard, _offset, _timestamp, _key, _headers."""
-        header = self._fetched.header
-        batch = layouts.widen(self._narrow(), header.layout, header.time_low)
-        if not metadata:
-            return batch
-        extra = {
-            "_shard": pa.repeat(pa.scalar(self.shard, pa.int32()), self.count),
-            "_offset": pa.array(self.offsets(), pa.int64()),
-            "_timestamp": batch.column("timestamp"),
-            "_key": batch.column("key"),
-            "_headers": batch.column("headers"),
-        }
-        return pa.RecordBatch.from_arrays([*batch.columns, *extra.values()], names=[*batch.schema.names, *extra])
+    # As columns.
 
-    def last(self, count: int) -> "RecordBatch":
-        """The last `count` records as a batch of their own."""
-        return RecordBatch(self.stream, self._fetched, self.offsets()[-count], self.end)
+    def to_arrow(self, *, metadata: bool = False) -> pa.RecordBatch:
+        """The columns of the stream's schema, or those that were asked for; without a schema key, value, headers,
+        timestamp. With `metadata` also _shard, _offset, _timestamp, _key, _headers."""
+        view = self._view
+        names = view.names
+        if metadata:
+            names = [*names, *(name for name in METADATA_SCHEMA.names if name not in names)]
+        return view.assemble(self._narrow(), names, self.shard, self.offsets(), self._fetched.header.time_low)
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame of `to_arrow()`; pandas must be installed."""
         return self.to_arrow().to_pandas()
 
-    def values(self) -> list[bytes | None]:
-        """The values alone, as fast as they can be had."""
-        found: list[bytes | None] = self._narrow().column("value").to_pylist()
+    def to_polars(self) -> Any:
+        """A polars DataFrame of `to_arrow()`; polars must be installed."""
+        import polars as pl
+
+        return pl.from_arrow(self.to_arrow())
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows as dicts, of the columns of `to_arrow()`."""
+        return formats.to_dicts(self.to_arrow())
+
+    def to_ndjson(self) -> bytes:
+        """The rows as JSON, one a line."""
+        return formats.to_ndjson(self.to_arrow())
+
+    def to_csv(self, *, header: bool = True) -> bytes:
+        """The rows as CSV."""
+        return formats.to_csv(self.to_arrow(), header)
+
+    # As records.
+
+    def values(self) -> list[Any]:
+        """The values alone, as fast as they can be had: bytes, or a dict for every row."""
+        columns = self._narrow()
+        if self._view.schema is not None:
+            return self._rows(columns)
+        found: list[bytes | None] = columns.column("value").to_pylist()
         return found
 
     def records(self) -> Iterator[Record]:
         """The records one by one. The iterator knows how many are left (`__length_hint__`)."""
-        header = self._fetched.header
-        batch = self._narrow()
-        values = batch.column("value").to_pylist()
+        view, time = self._view, self._fetched.header.time_low
+        columns = self._narrow()
+        names = columns.schema.names
+        headers_name = "headers" if view.schema is None else "_headers"
         keys: Any = repeat(None)
         headers: Any = repeat(None)
-        times: Any = repeat(header.time_low)
-        if header.layout & layouts.HAS_KEY:
-            keys = batch.column("key").to_pylist()
-        if header.layout & layouts.HAS_HEADERS:
-            headers = map(_headers, batch.column("headers").to_pylist())
-        if header.layout & layouts.HAS_TIMESTAMP:
-            times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        return iter(list(map(Record, values, keys, repeat(self.shard), self.offsets(), times, headers)))
+        times: Any = repeat(time)
+        if view.schema is not None or "key" in names:
+            keys = view.keys(columns).to_pylist()
+        if headers_name in names:
+            headers = map(_headers, columns.column(headers_name).to_pylist())
+        if view.time_name in names:
+            found = columns.column(view.time_name).cast(pa.int64())
+            times = (found.fill_null(time) if found.null_count else found).to_pylist()
+        made = map(Record, self.values(), keys, repeat(self.shard), self.offsets(), times, headers)
+        bad = self.bad()
+        if bad:
+            stored = self._stored_values()
+            records = list(made)
+            for row in bad:
+                records[row.index] = msgspec.structs.replace(records[row.index], undecoded=stored[row.index])
+            return iter(records)
+        return iter(list(made))
+
+    def _rows(self, columns: pa.RecordBatch) -> list[Any]:
+        """Every row as a dict; None where it has no value at all, which is how a tombstone is stored."""
+        rows: list[Any] = self.to_dicts()
+        if self._view.columns is None and all(column.null_count for column in columns.columns[: len(self._view.names)]):
+            return [row if any(value is not None for value in row.values()) else None for row in rows]
+        return rows
+
+    # Rows that could not be made.
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether every record is a row, or none needs to be one."""
+        header = self._fetched.header
+        return self._view.schema is None or bool(header.schema_id) or not header.count
+
+    def bad(self) -> Sequence[BadRow]:
+        """Which records are no rows of the schema, and why: their bytes are JSON of something else, or no JSON."""
+        self._narrow()
+        assert self._opened is not None
+        if not self._opened.bad:
+            return ()
+        own = range(self._skip, self._skip + self.count)
+        return [BadRow(row.index - self._skip, row.path, row.reason) for row in self._opened.bad if row.index in own]
+
+    def _stored_values(self) -> list[bytes | None]:
+        raw = _AS_BYTES.decode(self._fetched).columns.column("value")
+        found: list[bytes | None] = raw.slice(self._skip, self.count).to_pylist()
+        return found
+
+    # Parts.
+
+    def last(self, count: int) -> "RecordBatch":
+        """The last `count` records as a batch of their own."""
+        return self.part(self.count - count, self.count)
+
+    def part(self, first: int, stop: int) -> "RecordBatch":
+        """The records from the `first` to before the `stop`-th. It covers all up to the next record; the last part of a
+        batch covers all that the batch does."""
+        offsets = self.offsets()
+        found = RecordBatch.__new__(RecordBatch)
+        found.stream, found.shard = self.stream, self.shard
+        found._fetched, found._view, found._opened = self._fetched, self._view, self._opened
+        found._skip = self._skip + first
+        found._columns = None if self._columns is None else self._columns.slice(first, stop - first)
+        found._offsets = None if self._offsets is None else self._offsets[first:stop]
+        found.end = self.end if stop >= self.count else offsets[stop]
+        found.count = stop - first
+        found.offset = offsets[first] if stop > first else found.end
+        return found
+
+    def first(self, count: int) -> "RecordBatch":
+        """The first `count` records as a batch of their own; all if there are no more."""
+        return self if self.count <= count else self.part(0, count)
 
     def _narrow(self) -> pa.RecordBatch:
-        if self._decoded is None:
-            header = self._fetched.header
-            whole = payload.decode(header.encoding, header.layout, header.count, header.raw_len, self._fetched.payload)
-            self._decoded = whole.slice(self._skip, self.count)
-        return self._decoded
-
-
-def _offsets(fetched: FetchedBatch) -> list[int]:
-    """The offset of every record of a batch that has gaps."""
-    header = fetched.header
-    if not header.count:
-        return []
-    batch = payload.decode(header.encoding, header.layout, header.count, header.raw_len, fetched.payload)
-    if not header.layout & layouts.HAS_OFFSETS:
-        return list(range(fetched.base, fetched.base + header.count))
-    return [fetched.base + distance for distance in batch.column("offset").to_pylist()]
+        if self._columns is None:
+            if self._opened is None:
+                self._opened = self._view.decode_kept(self._fetched)
+            self._columns = self._opened.columns.slice(self._skip, self.count)
+        return self._columns
 
 
 def _headers(pairs: list[tuple[str, bytes]] | None) -> dict[str, bytes] | None:

@@ -4,6 +4,7 @@
     ├── InvalidRequest          what the caller asked for can never work as asked; do not retry
     │   ├── InvalidName, InvalidSetting, InvalidCursor, InvalidPayload, InvalidRecord, RecordTooLarge
     │   ├── UnknownStream, StreamExists, StreamDeleted
+    │   ├── InvalidSchema (IncompatibleSchema), SchemaMismatch, InvalidPredicate
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
@@ -14,6 +15,7 @@
     │   └── Unavailable         the other side cannot be reached or is stopping
     │       └── ConnectionLost, ServerStopping, DeadlineExceeded
     ├── DataLoss                a range of records is gone or damaged; says which, reading may go on after it
+    ├── UndecodedRecords        a range of records are no rows of the schema; says which, reading may go on after it
     ├── Closed                  this hub, producer or consumer was closed by its owner
     ├── ForkedHub               a hub used in a child process made by fork
     └── InternalError           our bug, or a server newer than this client
@@ -92,6 +94,38 @@ class StreamDeleted(InvalidRequest):
     code = 112
 
 
+class InvalidSchema(InvalidRequest):
+    """A schema that cannot be one; the message names the field."""
+
+    code = 113
+
+
+class IncompatibleSchema(InvalidSchema):
+    """A schema that readers or writers of the versions before it could not live with; the message names the field."""
+
+    code = 114
+
+
+class SchemaMismatch(InvalidRequest, TypeError):
+    """A row that does not fit the schema of its stream. `path` is the field that does not."""
+
+    code = 115
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {"path": self.path}
+
+
+class InvalidPredicate(InvalidRequest, ValueError):
+    """A WHERE expression that cannot be understood, has no meaning for these columns, or is over a limit."""
+
+    code = 116
+
+
 class ProtocolError(InvalidRequest):
     """The peer sent something that is not the native protocol, or not a version this side speaks."""
 
@@ -160,9 +194,18 @@ class Retriable(MainstemError):
 
 
 class StaleGeneration(Retriable):
-    """The stream's shards changed; the producer fetches the new number and sends again."""
+    """The stream's shards changed. `generation` and `shards` are those of now, 0 if that was not said; a producer sends
+    again by itself."""
 
     code = 303
+
+    def __init__(self, message: str = "", *, generation: int = 0, shards: int = 0) -> None:
+        super().__init__(message)
+        self.generation, self.shards = generation, shards
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {"generation": self.generation, "shards": self.shards}
 
 
 class Busy(Retriable):
@@ -243,6 +286,39 @@ class DataLoss(MainstemError):
         return {name: getattr(self, name) for name in names}
 
 
+class UndecodedRecords(MainstemError):
+    """Records `first` to `last` of one shard are no rows of the stream's schema: clients sent them as bytes, or they
+    are from before it had one. Raised once; the reader then stands after them. `path` is the first field that does not
+    fit, empty if they are no JSON objects at all.
+    """
+
+    code = 401
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        stream: str = "",
+        shard: int = 0,
+        first: int = 0,
+        last: int = 0,
+        path: str = "",
+        reason: str = "",
+    ) -> None:
+        if not message:
+            which = f"record {first} is no row" if first == last else f"records {first} to {last} are no rows"
+            message = f"stream {stream!r} shard {shard}: {which} of its schema ("
+            message += f"column {path!r}: {reason}" if path else reason
+            message += "); reading goes on after it if you call the consumer again, or opens with on_bad='skip'"
+        super().__init__(message)
+        self.stream, self.shard, self.first, self.last = stream, shard, first, last
+        self.path, self.reason = path, reason
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {name: getattr(self, name) for name in ("stream", "shard", "first", "last", "path", "reason")}
+
+
 class Closed(MainstemError):
     """Used after its owner closed it."""
 
@@ -278,8 +354,8 @@ BY_CODE = _by_code()
 def from_wire(code: int, message: str, facts: dict[str, Any] | None = None) -> MainstemError:
     """The error a peer sent. An unknown code keeps its meaning as far as its range tells."""
     kind = BY_CODE.get(code)
-    if kind is DataLoss:
-        return DataLoss(message, **(facts or {}))
+    if kind in (DataLoss, SchemaMismatch, StaleGeneration, UndecodedRecords):
+        return kind(message, **(facts or {}))
     if kind is None:
         kind = Retriable if 300 <= code < 400 else InternalError
     return kind(message)

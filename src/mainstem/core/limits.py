@@ -28,11 +28,53 @@ PAYLOAD_COMPRESS_MIN: Final = 1 * KIB
 # Up to this the whole payload is one zstd frame; above it each Arrow buffer is its own, so columns can be read alone.
 PAYLOAD_WHOLE_ZSTD_MAX: Final = 64 * KIB
 
+# One schema. Names as long as PostgreSQL, Spark and Parquet readers take them without trouble.
+SCHEMA_FIELDS_MAX: Final = 2_000
+SCHEMA_DEPTH_MAX: Final = 16
+SCHEMA_NAME_CHARS_MAX: Final = 255
+SCHEMA_BYTES_MAX: Final = 512 * KIB
+# JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
+JSON_BATCH_BYTES_MAX: Final = 4 * MIB
+JSON_BATCH_RECORDS_MAX: Final = 1 << 16
+# Versions of one stream's schema.
+SCHEMA_VERSIONS_MAX: Final = 1_000
+# Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of
+# these, one more at a time is possible a hundred times.
+BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
+# Columns that make up the key of a row, and columns whose values are looked up by filters.
+KEY_FIELDS_MAX: Final = 8
+INDEX_FIELDS_MAX: Final = 8
+
+# One predicate, as text; together they keep reading any text under 50 ms. The depth counts brackets, CASE and signs.
+PREDICATE_BYTES_MAX: Final = 16 * KIB
+PREDICATE_TOKENS_MAX: Final = 1_000
+PREDICATE_DEPTH_MAX: Final = 32
+# A pattern of LIKE is matched in linear time, and every character of it is a factor.
+PREDICATE_PATTERN_CHARS_MAX: Final = 256
+# Each || may add the bytes of a whole column to what a batch needs in memory.
+PREDICATE_JOINS_MAX: Final = 8
+
+# A default is repeated for every row that was written before its field was there.
+SCHEMA_DEFAULT_BYTES_MAX: Final = 1 * KIB
+# What the rows of a batch may grow by at once when they are read in another schema, or written as text.
+PROMOTED_BYTES_MAX: Final = 256 * MIB
+FORMATTED_BYTES_MAX: Final = 256 * MIB
+# An Avro file that is read: its blocks, and all of it, once they are decompressed.
+AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
+AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
+
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB
 FLUSH_BATCHES_MAX: Final = 8_192
 COMMAND_BYTES_MAX: Final = 1 * MIB
-STATISTICS_BYTES_MAX: Final = 4 * KIB
+# What is known of a batch without its payload: bounds of so many columns, each at most so long, and filters of the key
+# and of indexed columns. Batches of fewer records and bytes than these have none: they wait to be merged.
+STATISTICS_BYTES_MAX: Final = 1 * MIB
+STATISTICS_RANGES_MAX: Final = 8
+STATISTICS_BOUND_BYTES_MAX: Final = 16
+STATISTICS_RECORDS_MIN: Final = 1_024
+STATISTICS_STORED_BYTES_MIN: Final = 32 * KIB
+FILTER_BYTES_MAX: Final = 512 * KIB
 # What may wait for the next flush; more than this and appends are told to wait.
 PENDING_BYTES_MAX: Final = 64 * MIB
 
@@ -53,7 +95,7 @@ PRODUCER_IDLE_US_MAX: Final = 7 * 24 * 3600 * 1_000_000
 # One message of the native protocol. Before the peer has said hello it may send only a small one.
 MESSAGE_BYTES_MAX: Final = 24 * MIB
 MESSAGE_BYTES_MAX_BEFORE_HELLO: Final = 4 * KIB
-MESSAGE_HEADER_BYTES_MAX: Final = 1 * MIB
+MESSAGE_HEADER_BYTES_MAX: Final = 2 * MIB
 # Incomplete messages: so much of each is always taken, the rest of all clients of a server shares one budget.
 RECEIVE_SHARE_BYTES: Final = 256 * KIB
 RECEIVE_BYTES_MAX: Final = 256 * MIB
@@ -83,7 +125,11 @@ BATCH_OVERHEAD_BYTES: Final = 128
 READ_BYTES_MAX: Final = 1 * MIB
 # Bytes read from blocks a moment ago that are kept for the next who asks.
 RECENT_READS_BYTES_MAX: Final = 8 * MIB
+# And statistics, which whoever looks for a record asks of every batch.
+RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
+# Batches that were turned into what several readers want.
+TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
@@ -91,10 +137,18 @@ RESTORED_EPOCHS_MAX: Final = 16
 
 assert RECORD_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert PAYLOAD_STORED_BYTES_MAX + MESSAGE_HEADER_BYTES_MAX <= MESSAGE_BYTES_MAX
-assert PAYLOAD_STORED_BYTES_MAX <= FLUSH_BYTES_MAX
-assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX
+assert PAYLOAD_STORED_BYTES_MAX + STATISTICS_BYTES_MAX <= FLUSH_BYTES_MAX
+assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX + STATISTICS_BYTES_MAX
 # A producer may resend everything it has in flight and must get the original offsets for all of it.
 assert PRODUCER_IN_FLIGHT_MAX <= PRODUCER_RECENT_MAX
+# A schema travels in a command, and in the header of a message.
+assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
+# One record of any stream can be read in another schema, and all the text of its values written.
+assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
+assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
+assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
+# The largest filter fits beside the ranges. Statistics are little beside what they may describe.
+assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8
 assert PAYLOAD_COMPRESS_MIN < PAYLOAD_WHOLE_ZSTD_MAX < PAYLOAD_RAW_BYTES_MAX
 # One message can always be completed from what is kept back for the first in line.
 assert RECEIVE_SHARE_BYTES < MESSAGE_BYTES_MAX < RECEIVE_BYTES_MAX
@@ -104,8 +158,15 @@ assert 4 * ERROR_TEXTS_CHARS_MAX + 32 * APPEND_BATCHES_MAX < MESSAGE_HEADER_BYTE
 assert LIST_BYTES_MAX + 32 * SHARDS_PER_STREAM_MAX < MESSAGE_HEADER_BYTES_MAX
 # A character is at most 4 bytes.
 assert 4 * CLIENT_NAME_CHARS_MAX + STREAM_NAME_CHARS_MAX + 512 <= CONNECTION_INFO_BYTES_MAX <= LIST_BYTES_MAX
-# An answer about the widest stream: two offsets for each shard, and one for each restore.
-assert 9 * (2 + RESTORED_EPOCHS_MAX) * SHARDS_PER_STREAM_MAX + 4 * KIB < MESSAGE_HEADER_BYTES_MAX
+# An answer about the widest stream: two offsets for each shard, one for each restore, its barriers, names and schema.
+assert (
+    9 * (2 + RESTORED_EPOCHS_MAX) * SHARDS_PER_STREAM_MAX
+    + 9 * BARRIERS_PER_STREAM_MAX
+    + 4 * SCHEMA_NAME_CHARS_MAX * (KEY_FIELDS_MAX + INDEX_FIELDS_MAX)
+    + SCHEMA_BYTES_MAX
+    + 4 * KIB
+    < MESSAGE_HEADER_BYTES_MAX
+)
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
 # What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
 assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT

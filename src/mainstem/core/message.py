@@ -44,8 +44,6 @@ _ZEROS: Final = tuple(bytes(count) for count in range(8))
 _CONTINUATION: Final = 0xFFFFFFFF
 _METADATA_V5: Final = 4
 _RECORD_BATCH: Final = 3
-# Our own writer needs 700 bytes for the widest layout; other flatbuffer writers may lay theirs out with more room.
-_METADATA_BYTES_MAX: Final = 4 << 10
 
 
 def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) -> int:
@@ -57,18 +55,31 @@ def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) 
     """
     continuation, metadata_len = _PREFIX.unpack_from(message)
     body_at = 8 + metadata_len
-    if continuation != _CONTINUATION or not 0 < metadata_len <= _METADATA_BYTES_MAX or metadata_len & 7:
+    if continuation != _CONTINUATION or not 0 < metadata_len <= shape.metadata_bytes_max or metadata_len & 7:
         raise InvalidPayload("the payload does not start like an Arrow message")
     if body_at > message.size:
         raise InvalidPayload("the message ends inside its metadata")
     metadata = message.slice(8, metadata_len).to_pybytes()
     numbers, spans = _inspect_metadata(metadata, message.size - body_at, shape, codec_id, count)
-    entries = _inspect_nodes(shape, count, numbers)
-    raw_len: int = message.size if codec_id is None else body_at + _claimed(message, body_at, spans)
-    # Offsets take 4 bytes a value: two arrays of them for the entries of headers, one for the values.
-    if 4 * count + 8 * entries > raw_len:
-        raise InvalidPayload(f"{raw_len} bytes cannot hold {count} records with {entries} headers")
-    return raw_len
+    sizes = spans[1::2] if codec_id is None else _claimed(message, body_at, spans)
+    _inspect_nodes(shape, count, numbers, sizes)
+    return int(message.size) if codec_id is None else body_at + sum(sizes)
+
+
+class Located(NamedTuple):
+    """Where the parts of a message are: each node's length and null count, each buffer's offset and length, as Arrow
+    lists them, and where its body begins."""
+
+    body_at: int
+    nodes: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+
+def locate(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) -> Located:
+    """The parts of a message that was checked when it was stored, for whoever needs only some of them."""
+    body_at = 8 + _PREFIX.unpack_from(message)[1]
+    metadata = message.slice(8, body_at - 8).to_pybytes()
+    return Located(body_at, *_inspect_metadata(metadata, message.size - body_at, shape, codec_id, count))
 
 
 def _inspect_metadata(
@@ -107,21 +118,22 @@ def _inspect_compression(metadata: bytes, at: int, codec_id: int | None) -> None
             raise InvalidPayload("the message's buffers are compressed in another way than its encoding says")
 
 
-def _inspect_nodes(shape: Shape, count: int, numbers: tuple[int, ...]) -> int:
-    """Check lengths and null counts; return how many headers all records have together."""
-    lengths, nulls = numbers[::2], numbers[1::2]
-    for row in shape.rows:
-        if lengths[row] != count or not 0 <= nulls[row] <= count:
-            raise InvalidPayload(f"a column does not have {count} records")
-    if shape.entries is None:
-        return 0
-    entry = shape.entries
-    entries = lengths[entry]
-    if not 0 <= entries == lengths[entry + 1] == lengths[entry + 2] or not 0 <= nulls[entry + 2] <= entries:
-        raise InvalidPayload("the headers' names and values differ in number")
-    if nulls[entry] or nulls[entry + 1]:
-        raise InvalidPayload("a header has no name")
-    return entries
+def _inspect_nodes(shape: Shape, count: int, numbers: tuple[int, ...], sizes: Sequence[int]) -> None:
+    """Check lengths and null counts, against each other and against what buffers of these sizes can hold."""
+    lengths = numbers[::2]
+    for node, length, nulls in zip(shape.columns, lengths, numbers[1::2], strict=True):
+        if node.parent < 0:
+            if length != count:
+                raise InvalidPayload(f"a column does not have {count} records")
+        elif node.per_parent and length != lengths[node.parent] * node.per_parent:
+            raise InvalidPayload("the parts of a column differ in number")
+        if not 0 <= nulls <= length:
+            raise InvalidPayload("a column has more nulls than values")
+        if node.is_map_part and nulls:
+            raise InvalidPayload("an entry of a map, or of headers, has no name")
+        second = 4 * (length + 1) if node.has_offsets and length else (length * node.bits + 7) >> 3
+        if (nulls and 8 * sizes[node.buffer] < length) or (second and sizes[node.buffer + 1] < second):
+            raise InvalidPayload(f"a column of {length} values is larger than its bytes")
 
 
 def _inspect_spans(spans: tuple[int, ...], body_len: int) -> None:
@@ -135,17 +147,18 @@ def _inspect_spans(spans: tuple[int, ...], body_len: int) -> None:
         raise InvalidPayload("a buffer of the message ends outside its body")
 
 
-def _claimed(message: pa.Buffer, body_at: int, spans: tuple[int, ...]) -> int:
-    """The sum of what the compressed buffers say they will be."""
-    total = 0
+def _claimed(message: pa.Buffer, body_at: int, spans: tuple[int, ...]) -> list[int]:
+    """How long the compressed buffers say they will be."""
+    sizes = []
     for offset, length in zip(spans[::2], spans[1::2], strict=True):
+        size = 0
         if length:
             size = _I64.unpack_from(message, body_at + offset)[0] if length >= 8 else -2
             size = length - 8 if size == -1 else size
             if size < 0:
                 raise InvalidPayload("a compressed buffer does not say how long it will be")
-            total += size
-    return total
+        sizes.append(size)
+    return sizes
 
 
 def _fields(metadata: bytes, at: int) -> tuple[int, ...]:
@@ -178,7 +191,7 @@ def is_plain(layout: int, count: int, raw_len: int, message: bytes) -> bool:
     continuation, metadata_len = _PREFIX.unpack_from(message)
     if (
         continuation != _CONTINUATION
-        or not 0 < metadata_len <= min(_METADATA_BYTES_MAX, raw_len - 8)
+        or not 0 < metadata_len <= min(SHAPES[layout].metadata_bytes_max, raw_len - 8)
         or metadata_len & 7
     ):
         raise InvalidPayload("the payload does not start like an Arrow message")
@@ -202,7 +215,7 @@ def _plain_spans(head: bytes, size: int, layout: int, count: int) -> tuple[int, 
     have the same metadata, so most of them were inspected before."""
     shape = SHAPES[layout]
     numbers, spans = _inspect_metadata(head[8:], size - len(head), shape, None, count)
-    _inspect_nodes(shape, count, numbers)
+    _inspect_nodes(shape, count, numbers, spans[1::2])
     return None if any(numbers[1::2]) else spans
 
 

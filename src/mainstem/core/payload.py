@@ -1,4 +1,4 @@
-"""The payload: how a batch of records without a schema becomes bytes, and how bytes become a batch again.
+"""The payload: how a batch of records becomes bytes, and how bytes become a batch again.
 
 Which columns a batch may have is said in `layouts`.
 
@@ -18,8 +18,9 @@ offset, count or uncompressed size can make pyarrow reserve or touch what is not
 Bad input is `InvalidPayload`, always. Batches alias the payload they came from: its bytes must not change afterwards.
 """
 
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +32,17 @@ import pyarrow.compute as pc
 from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidPayload, RecordTooLarge
-from mainstem.core.layouts import ARROW_ERRORS, FEW, HAS_KEY, SENT_LAYOUTS, SHAPES, Shape, layout_of, refuse, shape_of
+from mainstem.core.layouts import (
+    ARROW_ERRORS,
+    FEW,
+    HAS_KEY,
+    SENT_LAYOUTS,
+    Shape,
+    layout_of,
+    refuse,
+    row_layout,
+    shape_of,
+)
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     PAYLOAD_COMPRESS_MIN,
@@ -40,7 +51,8 @@ from mainstem.core.limits import (
     PAYLOAD_WHOLE_ZSTD_MAX,
     RECORD_BYTES_MAX,
 )
-from mainstem.core.message import inspect, is_plain, plain_message
+from mainstem.core.message import Located, inspect, is_plain, locate, plain_message
+from mainstem.core.schema import Schema
 
 RAW: Final = 1
 ZSTD: Final = 2
@@ -61,7 +73,15 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
     def header(
-        self, *, stream: int, shard: int, generation: int, time_low: int, time_high: int, span: int = 0
+        self,
+        *,
+        stream: int,
+        shard: int,
+        schema_id: int,
+        generation: int,
+        time_low: int,
+        time_high: int,
+        span: int = 0,
     ) -> BatchHeader:
         """What is known of these bytes as a batch of a shard. It has no producer yet."""
         return BatchHeader(
@@ -70,7 +90,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
             count=self.count,
             encoding=self.encoding,
             layout=self.layout,
-            schema_id=0,
+            schema_id=schema_id,
             raw_len=self.raw_len,
             stored_len=len(self.payload),
             payload_crc=crc32c(self.payload),
@@ -84,12 +104,16 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def encode(batch: pa.RecordBatch, compression: str | None) -> Encoded:
-    """The bytes of `batch`, whose schema must be one of `SCHEMAS`. `compression` is "zstd", "lz4" or None.
+def encode(batch: pa.RecordBatch, compression: str | None, schema: Schema | None = None) -> Encoded:
+    """The bytes of `batch`: records whose columns are those of a layout, or rows of `schema`. `compression` is "zstd",
+    "lz4" or None.
 
     What would not shrink by a tenth is stored as it is. Any thread may call this; the GIL is free while bytes move.
     """
-    layout = layout_of(batch.schema)
+    layout = layout_of(batch.schema) if schema is None else row_layout(batch)
+    shape = shape_of(layout, schema)
+    if schema is not None and not batch.schema.equals(shape.schema):
+        raise InvalidPayload(f"a batch of rows has the columns of its schema, {shape.schema.names}, with their types")
     count = batch.num_rows
     _check_count(count)
     message = batch.serialize()
@@ -97,7 +121,7 @@ def encode(batch: pa.RecordBatch, compression: str | None) -> Encoded:
     if message.size > RECORD_BYTES_MAX:
         check_record_bytes(batch)
     if compression is not None and message.size >= PAYLOAD_COMPRESS_MIN:
-        compressed = _compress(batch, _codec_named(compression), layout, message)
+        compressed = _compress(batch, _codec_named(compression), shape, message)
         if compressed is not None:
             return compressed
     return Encoded(RAW, layout, count, message.size, message.to_pybytes())
@@ -127,6 +151,7 @@ def check(
     record_bytes_max: int = RECORD_BYTES_MAX,
     *,
     layouts: int = SENT_LAYOUTS,
+    schema: Schema | None = None,
 ) -> pa.RecordBatch:
     """The batch in a payload that nobody has looked at yet, safe to use afterwards, or `InvalidPayload`.
 
@@ -134,7 +159,7 @@ def check(
     """
     if layout >= layouts:
         raise InvalidPayload(f"layout {layout} is not for sending; use one of 0 to {layouts - 1}")
-    shape = shape_of(layout)
+    shape = shape_of(layout, schema)
     codec = _codec_of(encoding)
     _check_count(count)
     _check_raw_len(raw_len)
@@ -180,19 +205,129 @@ def verify(
 
 
 def time_range(batch: pa.RecordBatch) -> tuple[int, int] | None:
-    """The lowest and highest timestamp of a batch that has them, in microseconds."""
-    if "timestamp" not in batch.schema.names:
+    """The lowest and highest timestamp of a batch of records without a schema that has them, in microseconds."""
+    return _range_of(batch, "timestamp")
+
+
+def row_time_range(batch: pa.RecordBatch) -> tuple[int, int] | None:
+    """The same of a batch of rows."""
+    return _range_of(batch, "_timestamp")
+
+
+def _range_of(batch: pa.RecordBatch, name: str) -> tuple[int, int] | None:
+    if name not in batch.schema.names:
         return None
-    found = pc.min_max(batch.column("timestamp").cast(pa.int64()))
+    found = pc.min_max(batch.column(name).cast(pa.int64()))
     return found["min"].as_py(), found["max"].as_py()
 
 
-def decode(encoding: int, layout: int, count: int, raw_len: int, payload: Buffer | pa.Buffer) -> pa.RecordBatch:
+def decode(
+    encoding: int,
+    layout: int,
+    count: int,
+    raw_len: int,
+    payload: Buffer | pa.Buffer,
+    schema: Schema | None = None,
+) -> pa.RecordBatch:
     """The batch in a payload that was checked when it was stored and whose checksum is right. Raw ones are shared."""
-    schema = shape_of(layout).schema
+    shape = shape_of(layout, schema)
     _codec_of(encoding)
     _check_raw_len(raw_len)
-    return _read(_message(encoding, raw_len, payload), schema, count)
+    return _read(_message(encoding, raw_len, payload), shape.schema, count)
+
+
+def decode_columns(
+    encoding: int,
+    layout: int,
+    count: int,
+    raw_len: int,
+    payload: Buffer | pa.Buffer,
+    schema: Schema | None,
+    names: Collection[str],
+) -> pa.RecordBatch:
+    """Like `decode`, but only these columns, in the order of the layout: others are not even decompressed, where each
+    buffer was compressed by itself. At least one must be among the batch's."""
+    shape = shape_of(layout, schema)
+    codec = _codec_of(encoding)
+    _check_raw_len(raw_len)
+    message = _message(encoding, raw_len, payload)
+    by_buffer = codec if encoding in _BY_BUFFER else None
+    found = locate(message, shape, None if by_buffer is None else by_buffer.flatbuffer_id, count)
+    parts = _Parts(message, found, by_buffer)
+    arrays, fields = [], []
+    for field in shape.schema:
+        if field.name in names:
+            arrays.append(parts.take(field.type))
+            fields.append(field)
+        else:
+            parts.leave(field.type)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class _Parts:
+    """The nodes and buffers of a message, taken column by column in their order. Used once."""
+
+    def __init__(self, message: pa.Buffer, found: Located, codec: "_Codec | None") -> None:
+        self._message = message
+        self._found = found
+        self._codec = codec
+        self._node = 0
+        self._buffer = 0
+
+    def take(self, kind: pa.DataType) -> pa.Array:
+        length, nulls = self._found.nodes[2 * self._node : 2 * self._node + 2]
+        if not length:
+            # Arrow may leave out the offsets of an empty array, and then would not take them back.
+            self.leave(kind)
+            return pa.nulls(0, kind)
+        self._node += 1
+        buffers: list[pa.Buffer | None] = [self._next() for _ in range(_buffers_of(kind))]
+        if not nulls:
+            # Arrow leaves it out: then it must not be there.
+            buffers[0] = None
+        if pa.types.is_map(kind):
+            children = [self.take(pa.struct([kind.key_field, kind.item_field]))]
+        else:
+            children = [self.take(kind.field(index).type) for index in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, length, buffers, nulls, 0, children or None)
+
+    def leave(self, kind: pa.DataType) -> None:
+        nodes, buffers = _parts_of(kind)
+        self._node += nodes
+        self._buffer += buffers
+
+    def _next(self) -> pa.Buffer:
+        at, length = self._found.buffers[2 * self._buffer : 2 * self._buffer + 2]
+        self._buffer += 1
+        if not length:
+            return _NOTHING
+        stored = self._message.slice(self._found.body_at + at, length)
+        if self._codec is None:
+            return stored
+        size = _SIZE.unpack_from(stored)[0]
+        return stored.slice(8) if size == -1 else self._codec.codec.decompress(stored.slice(8), size)
+
+
+_SIZE: Final = struct.Struct("<q")
+_NOTHING: Final = pa.py_buffer(b"")
+
+
+def _buffers_of(kind: pa.DataType) -> int:
+    """How many buffers an array has itself, without those of its parts."""
+    if pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind):
+        return 1
+    return 3 if pa.types.is_string(kind) or pa.types.is_binary(kind) else 2
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts_of(kind: pa.DataType) -> tuple[int, int]:
+    """How many nodes and buffers a column of this type has, its parts included."""
+    nodes, buffers = 1, _buffers_of(kind)
+    if pa.types.is_map(kind):
+        inner = [_parts_of(pa.struct([kind.key_field, kind.item_field]))]
+    else:
+        inner = [_parts_of(kind.field(index).type) for index in range(kind.num_fields)]
+    return nodes + sum(found[0] for found in inner), buffers + sum(found[1] for found in inner)
 
 
 # Codecs
@@ -251,7 +386,7 @@ def _check_raw_len(raw_len: int) -> None:
 
 
 def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX) -> None:
-    """Whether a record's key, value and headers are together over the limit. Only batches above it need asking."""
+    """Whether a record is over the limit, all of its columns together. Only batches above it need asking."""
     sizes = record_sizes(batch)
     largest = int(sizes.max())
     if largest > bytes_max:
@@ -259,17 +394,35 @@ def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX)
 
 
 def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """The bytes of key, value and headers of every record."""
+    """The bytes of every record: key, value and headers of one without a schema, the columns of a row."""
     sizes = np.zeros(batch.num_rows, np.int64)
-    for name in ("key", "value"):
-        if name in batch.schema.names:
-            sizes += np.diff(_offsets(batch.column(name)))
-    if "headers" in batch.schema.names:
-        headers = batch.column("headers")
-        bounds = headers.offsets.to_numpy()
-        for part in (headers.keys, headers.items) if len(headers.keys) else ():
-            sizes += np.diff(_offsets(part)[bounds])
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        # A record has these whoever made it; the limit is for what its sender chose.
+        if name not in ("timestamp", "offset", "_timestamp", "_offset"):
+            sizes += _sizes(column)
     return sizes
+
+
+def _sizes(array: pa.Array) -> np.ndarray:
+    """The bytes of every value of an array, without what Arrow needs to tell them apart."""
+    kind, count = array.type, len(array)
+    if not count:
+        return np.zeros(0, np.int64)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return np.diff(_offsets(array))
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        # Parts that a slice cut off are still there: offsets count from the first of all.
+        parts = _sizes(array.keys) + _sizes(array.items) if pa.types.is_map(kind) else _sizes(array.values)
+        sizes: np.ndarray = np.diff(np.concatenate(([0], np.cumsum(parts)))[_offsets(array)])
+        return sizes
+    if pa.types.is_fixed_size_list(kind):
+        values = array.values.slice(array.offset * kind.list_size, count * kind.list_size)
+        folded: np.ndarray = _sizes(values).reshape(count, kind.list_size).sum(axis=1)
+        return folded
+    if pa.types.is_struct(kind):
+        total: np.ndarray = sum((_sizes(array.field(index)) for index in range(kind.num_fields)), np.zeros(count, int))
+        return total
+    return np.full(count, (kind.bit_width + 7) // 8, np.int64)
 
 
 def _offsets(array: pa.Array) -> np.ndarray:
@@ -282,20 +435,20 @@ _SAMPLE_WINDOWS: Final = 4
 _SAMPLE_WINDOW_BYTES: Final = 4 << 10
 
 
-def _compress(batch: pa.RecordBatch, codec: _Codec, layout: int, message: pa.Buffer) -> Encoded | None:
+def _compress(batch: pa.RecordBatch, codec: _Codec, shape: Shape, message: pa.Buffer) -> Encoded | None:
     """The batch in the codec's encoding for its size, or None where that does not pay."""
     if message.size <= PAYLOAD_WHOLE_ZSTD_MAX:
         payload = codec.codec.compress(message, asbytes=True)
         encoding, raw_len = codec.whole, message.size
     elif _shrinks(_sample(message), codec):
-        packed = _compress_buffers(batch, codec, SHAPES[layout])
-        encoding, raw_len = codec.by_buffer, inspect(packed, SHAPES[layout], codec.flatbuffer_id, batch.num_rows)
+        packed = _compress_buffers(batch, codec, shape)
+        encoding, raw_len = codec.by_buffer, inspect(packed, shape, codec.flatbuffer_id, batch.num_rows)
         payload = packed.to_pybytes()
     else:
         return None
     # The metadata of a compressed body is a little longer, so at the very limit only the plain message fits.
     if _worth(len(payload), message.size) and raw_len <= PAYLOAD_RAW_BYTES_MAX:
-        return Encoded(encoding, layout, batch.num_rows, raw_len, payload)
+        return Encoded(encoding, shape.layout, batch.num_rows, raw_len, payload)
     return None
 
 

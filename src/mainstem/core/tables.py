@@ -16,7 +16,7 @@ def as_batches(data: Any) -> list[pa.RecordBatch]:
     Columns: `value`, required; `key`, `headers` and `timestamp` if wanted; no others.
     """
     try:
-        table = _as_table(data)
+        table = as_table(data)
         names = table.schema.names
         if "value" not in names:
             raise InvalidPayload(f"column 'value' is missing; the columns are {names}")
@@ -24,11 +24,23 @@ def as_batches(data: Any) -> list[pa.RecordBatch]:
             raise InvalidPayload(f"a column occurs twice; the columns are {names}")
         columns = {name: _cast(name, table.column(name)) for name in names}
         table = pa.table({name: columns[name] for name in FULL_SCHEMA.names if name in columns})
-        table.validate()
-        if table.nbytes <= PAYLOAD_RAW_BYTES_MAX:
-            table = table.combine_chunks()  # many tiny batches would cost more than one copy
-        pieces = [piece for batch in table.to_batches(max_chunksize=BATCH_RECORDS_MAX) for piece in _halves(batch)]
-        return [narrow(dict(zip(piece.schema.names, piece.columns, strict=True))) for piece in pieces]
+        return [narrow(dict(zip(piece.schema.names, piece.columns, strict=True))) for piece in as_pieces(table)]
+    except ARROW_ERRORS as error:
+        refuse(error)
+
+
+def as_pieces(table: pa.Table) -> list[pa.RecordBatch]:
+    """A table as batches, each small enough to be one payload."""
+    table.validate()
+    if table.nbytes <= PAYLOAD_RAW_BYTES_MAX:
+        table = table.combine_chunks()  # many tiny batches would cost more than one copy
+    return [piece for batch in table.to_batches(max_chunksize=BATCH_RECORDS_MAX) for piece in _halves(batch)]
+
+
+def cast_envelope(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column `_key`, `_headers` or `_timestamp` of a table of rows in the type it has in a batch."""
+    try:
+        return _cast(name.removeprefix("_"), column)
     except ARROW_ERRORS as error:
         refuse(error)
 
@@ -41,27 +53,28 @@ def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return _halves(batch.slice(0, half)) + _halves(batch.slice(half))
 
 
-def _as_table(data: Any) -> pa.Table:
+def as_table(data: Any, headers: str = "headers") -> pa.Table:
+    """Whatever users call a table. `headers` is the name of its column of headers."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     # Before the stream interface, which pandas speaks too but then adds its index as a column.
     if any(kind.__module__.partition(".")[0] == "pandas" for kind in type(data).__mro__) and hasattr(data, "columns"):
-        return _from_pandas(data)
+        return _from_pandas(data, headers)
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
     raise InvalidPayload(f"expected a pyarrow table or batch, a pandas or polars frame, not {type(data).__name__}")
 
 
-def _from_pandas(frame: Any) -> pa.Table:
+def _from_pandas(frame: Any, name: str) -> pa.Table:
     # pandas has no map type: left to itself pyarrow would make a struct with a field for every header name.
-    if "headers" not in frame.columns or frame["headers"].dtype != object:
+    if name not in frame.columns or frame[name].dtype != object:
         return pa.Table.from_pandas(frame, preserve_index=False)
-    column = frame["headers"]
+    column = frame[name]
     headers = [None if missing else each for each, missing in zip(column, column.isna(), strict=True)]
-    table = pa.Table.from_pandas(frame.drop(columns=["headers"]), preserve_index=False)
-    return table.append_column("headers", pa.array(headers, HEADERS_TYPE))
+    table = pa.Table.from_pandas(frame.drop(columns=[name]), preserve_index=False)
+    return table.append_column(name, pa.array(headers, HEADERS_TYPE))
 
 
 def _cast(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -7,19 +7,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mainstem.consume.feed import Feed
+from mainstem.consume.selection import Selections
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
+from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
@@ -28,12 +33,14 @@ from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
+from mainstem.registry import compatibility
 from mainstem.transport.port import (
     Answer,
     AppendDone,
     AppendResult,
     Call,
     EndReached,
+    Query,
     StatisticsCall,
     StreamInfo,
     checked,
@@ -74,7 +81,10 @@ class LogPort:
             raise
 
     def _start(self, auto_create_shards: int) -> None:
-        self._administration = Administration(self.log, auto_create_shards=auto_create_shards)
+        self._administration = Administration(
+            self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
+        )
+        self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
@@ -91,13 +101,27 @@ class LogPort:
         with SHORT_TURNS, DeferredInterrupt():
             return self._administration.handle(call)
 
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self.log.schema(schema)
+
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         patience = self.log.clock.monotonic() + timeout
+        batches = self._described(batches)
         submission = Submission(batches, lambda result: done(_results(result, len(batches))), patience)
         with self._lock:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
         self._pump.wake()
+
+    def _described(self, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches, those that are large enough with statistics: a server's gateway does the same."""
+        return [self._with_statistics(batch) if is_worth_statistics(batch.header) else batch for batch in batches]
+
+    def _with_statistics(self, batch: Batch) -> Batch:
+        row = self.log.ledger.load_stream(batch.header.stream)
+        # Of a stream that is gone the log says so when it gets the batch.
+        return batch if row is None else Contents.of(row, self.log.schema).described(batch)
 
     def _submit_deferred(self) -> None:
         """Hand over in order what the log takes; the rest waits until it has room."""
@@ -136,18 +160,24 @@ class LogPort:
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         try:
-            self.log.append(batches, lambda result: None)
+            self.log.append(self._described(batches), lambda result: None)
         except MainstemError:
             return False
         self._pump.wake()
         return True
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> "LocalSubscription":
         self.check_usable()
         row = self.log.reader.require_stream(stream.id)
-        subscription = LocalSubscription(Feed(self.log.reader, row, offsets, ends), self._forget)
+        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query)
+        subscription = LocalSubscription(feed, self._forget)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
         try:
@@ -283,6 +313,7 @@ class LocalSubscription:
     def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None]) -> None:
         self.stream: StreamRow = feed.stream
         self._feed = feed
+        self.counts = feed.counts
         self._forget = forget
         self._queue: deque[FetchedBatch] = deque()
         self._touched: set[int] = set()
@@ -351,8 +382,10 @@ class FolderPort:
         except FolderUnusable:
             self._ledger.close()
             raise
+        self._schemas = KnownSchemas(self._ledger.load_schema)
+        self._selections = Selections(self._schemas.get)
         self._reader = LogReader(self._ledger, folder.blocks)
-        self._lookup = Lookup(self._ledger, self._reader)
+        self._lookup = Lookup(self._ledger, self._reader, self._schemas)
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced
@@ -379,6 +412,10 @@ class FolderPort:
                 )
         self.check_usable()
 
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self._schemas.get(schema)
+
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")
 
@@ -389,10 +426,16 @@ class FolderPort:
         raise ReadOnly("this hub only reads")
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
-        return FolderSubscription(Feed(self._reader, row, offsets, ends), self._ledger, self._check_epoch)
+        feed = _feed(self._reader, row, offsets, ends, self._selections, query)
+        return FolderSubscription(feed, self._ledger, self._check_epoch)
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
         raise ReadOnly("this hub only reads")
@@ -421,6 +464,7 @@ class FolderSubscription:
 
     def __init__(self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None]) -> None:
         self._feed = feed
+        self.counts = feed.counts
         self._ledger = ledger
         self._check_usable = check_usable
         self._queue: deque[FetchedBatch] = deque()
@@ -460,12 +504,26 @@ class FolderSubscription:
         # Of one that was deleted long ago there is not even a row.
         if row is None or row.deleted_us:
             self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
-        self._feed.touch(range(self._feed.stream.shards))
+        self._feed.touch(range(self._feed.stream.shards if row is None else row.shards))
         return True
 
     def close(self) -> None:
         """Also from another thread: whoever waits is told."""
         self._error = Closed("this consumer is closed; open another with hub.consumer(...)")
+
+
+def _feed(
+    reader: LogReader,
+    row: StreamRow,
+    offsets: Sequence[int],
+    ends: Sequence[int] | None,
+    selections: Selections,
+    query: Query | None,
+) -> Feed:
+    if query is None:
+        return Feed(reader, row, offsets, ends)
+    select = partial(selections.get, row.id, row.key, query)
+    return Feed(reader, row, offsets, ends, select, is_plain=query.is_plain)
 
 
 def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:

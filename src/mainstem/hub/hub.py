@@ -1,18 +1,24 @@
 """The object users hold: streams, producers and consumers of one log, near or far."""
 
 import weakref
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, Start
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
+from mainstem.consume.found import Found, find
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
+from mainstem.core.kinds import render_duration
+from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
 from mainstem.hub.overview import Overview, look
+from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.registry.forms import as_schema
 from mainstem.transport.port import (
     AlterStreamCall,
     CreateStreamCall,
@@ -22,6 +28,9 @@ from mainstem.transport.port import (
     GetStreamCall,
     ListStreamsCall,
     Port,
+    SchemaInfo,
+    SchemasCall,
+    SetSchemaCall,
     StatisticsCall,
     StreamInfo,
     TrimStreamCall,
@@ -29,6 +38,9 @@ from mainstem.transport.port import (
 
 Retention = str | timedelta
 Cleanup = Literal["delete", "compact", "compact,delete"]
+Compatibility = Literal[
+    "backward", "backward_transitive", "forward", "forward_transitive", "full", "full_transitive", "none"
+]
 
 
 class Streams:
@@ -41,33 +53,85 @@ class Streams:
         self,
         name: str,
         *,
-        shards: int = 1,
+        shards: int | None = None,
+        schema: Any = None,
+        key: str | Sequence[str] | None = None,
+        index: str | Sequence[str] | None = None,
+        compatibility: Compatibility | None = None,
         retention: Retention | None = None,
-        retention_bytes: int = 0,
-        cleanup: Cleanup = "delete",
+        retention_bytes: int | None = None,
+        cleanup: Cleanup | None = None,
         tombstones: Retention | None = None,
-        hash: str = "crc32",  # noqa: A002
+        hash: str | None = None,  # noqa: A002
         exist_ok: bool = False,
     ) -> StreamInfo:
-        """A new stream. `hash` places keys: "crc32" as librdkafka does, or "murmur2" as Java's client does.
+        """A new stream, of one shard if not said otherwise. `hash` places keys: "crc32" (the default) as librdkafka
+        does, or "murmur2" as Java's client does.
+
+        `schema` says which columns its rows have: a pyarrow.Schema, a map of names to types, or an Avro record. `key`
+        names the columns that make up a row's key, `index` those by whose values rows are to be found. `compatibility`
+        is what a later version of the schema must keep to, "backward" if not said.
 
         `cleanup`: "delete" lets records go when they are older than `retention`, or when the stream is larger than
         `retention_bytes` (0: however large it is). "compact" keeps the newest record of every key, for ever, and a
         record without a value for as long as `tombstones` says (24 h): every record then needs a key. "compact,delete"
-        does both.
+        does both ("delete" is the default).
+
+        `exist_ok` takes a stream that is there already, if it has everything that is said here; InvalidSetting names
+        what it has otherwise.
         """
-        call = CreateStreamCall(
-            name=name,
-            shards=shards,
-            hash=hash,
-            retention_us=_optional_us(retention),
-            exist_ok=exist_ok,
-            uuid=new_stream_uuid(),
-            retention_bytes=retention_bytes,
-            cleanup=cleanup,
-            tombstone_us=_optional_us(tombstones),
-        )
+        given: dict[str, Any] = {
+            "shards": shards,
+            "hash": hash,
+            "retention_us": _optional_us(retention),
+            "retention_bytes": retention_bytes,
+            "cleanup": cleanup,
+            "tombstone_us": _optional_us(tombstones),
+            "key": _names("key", key),
+            "index": _names("index", index),
+            "compatibility": compatibility,
+            "schema": None if schema is None else as_schema(schema).serialized,
+        }
+        given = {option: value for option, value in given.items() if value is not None}
+        call = CreateStreamCall(name=name, exist_ok=exist_ok, uuid=new_stream_uuid(), **given)
+        info = self._port.call(call).streams[0]
+        if exist_ok and info.uuid != call.uuid:
+            self._require_same(info, given)
+        return info
+
+    def _require_same(self, info: StreamInfo, given: dict[str, Any]) -> None:
+        schema = given.pop("schema", b"")
+        other = [
+            f"{option.removesuffix('_us')} is {_shown(option, has)}, not {_shown(option, value)}"
+            for option, value in given.items()
+            if (has := getattr(info, option)) != value
+        ]
+        # Who knows an older version of the schema has the right stream.
+        if schema and all(known.parse() != Schema.parse(schema) for known in self.schemas(info.name)):
+            other.append("its schema is another one" if info.schema else "it has no schema")
+        if other:
+            raise InvalidSetting(f"stream {info.name!r} exists already, with other options: {'; '.join(other)}")
+
+    def set_schema(
+        self, name: str, schema: Any, *, compatibility: Compatibility | None = None, dry_run: bool = False
+    ) -> StreamInfo:
+        """Give a stream the next version of its schema, or its first; see `create` for what may be given.
+
+        IncompatibleSchema names what the versions before it could not live with, as the stream's compatibility says,
+        or `compatibility`, which then is the stream's from now on. With `dry_run` nothing is changed. Records that were
+        written before a stream had a schema are rows too if they are JSON.
+        """
+        call = SetSchemaCall(name, as_schema(schema).serialized, compatibility, dry_run)
         return self._port.call(call).streams[0]
+
+    def schemas(self, name: str) -> Sequence[SchemaInfo]:
+        """The versions of a stream's schema, the oldest first."""
+        found: list[SchemaInfo] = []
+        while True:
+            answer = self._port.call(SchemasCall(name, found[-1].version if found else 0))
+            found += answer.schemas
+            if not answer.more:
+                return found
 
     def get(self, name: str) -> StreamInfo:
         """One stream as it is now, with what of it waits to be freed; UnknownStream if there is none."""
@@ -92,9 +156,17 @@ class Streams:
         retention_bytes: int | None = None,
         cleanup: Cleanup | None = None,
         tombstones: Retention | None = None,
+        shards: int | None = None,
     ) -> StreamInfo:
-        """Change what can change; what is left out stays. The number of shards and the hash cannot."""
-        call = AlterStreamCall(name, _optional_us(retention), retention_bytes, cleanup, _optional_us(tombstones))
+        """Change what can change; what is left out stays. The hash cannot, and shards can only become more.
+
+        With more shards most keys belong to another one from then on. Producers and consumers go over by themselves;
+        a consumer gets what was written before the change, in all shards, before anything that was written after it,
+        so the records of a key stay in their order.
+        """
+        call = AlterStreamCall(
+            name, _optional_us(retention), retention_bytes, cleanup, _optional_us(tombstones), shards
+        )
         return self._port.call(call).streams[0]
 
     def trim(
@@ -120,6 +192,21 @@ class Streams:
         self._port.call(DeleteStreamCall(name))
 
 
+def _names(what: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    found = (names,) if isinstance(names, str) or not isinstance(names, Sequence) else tuple(names)
+    if not all(isinstance(name, str) for name in found):
+        raise InvalidSetting(f"{what} is the name of a column, or several, not {names!r}")
+    return found
+
+
+def _shown(option: str, value: Any) -> str:
+    if option.endswith("_us"):
+        return render_duration(value / 1_000_000)
+    return ", ".join(value) or "not set" if isinstance(value, tuple) else str(value)
+
+
 def _optional_us(length: Retention | None) -> int | None:
     return None if length is None else microseconds(length)
 
@@ -143,6 +230,7 @@ class Hub:
         delivery_timeout: float = 120.0,
         compression: Literal["zstd", "lz4"] | None = "lz4",
         on_full: Literal["block", "raise"] = "block",
+        on_bad: Literal["raise", "dead_letter"] = "raise",
     ) -> Producer:
         """A producer.
 
@@ -150,6 +238,8 @@ class Hub:
         `batch_bytes` are shipped at once; fewer when nothing of this producer is under way, after `linger` seconds.
         `buffer_bytes` may wait to be acknowledged; then `send` blocks, or raises BufferFull, as `on_full` says.
         `delivery_timeout`: seconds until a record that was not acknowledged counts as failed.
+        `on_bad`: a row that does not fit the schema of its stream is a SchemaMismatch of `send`; "dead_letter" keeps it
+        instead in the stream `<stream>.dead`, with the reason: its ack then says its place there. See `redrive`.
         """
         options = ProducerOptions(
             acks=acks,
@@ -159,6 +249,7 @@ class Hub:
             delivery_timeout=delivery_timeout,
             compression=compression,
             on_full=on_full,
+            on_bad=on_bad,
         )
         self._port.check_usable()
         self._port.check_writable()
@@ -167,12 +258,51 @@ class Hub:
         return producer
 
     def consumer(
-        self, stream: str, *, start: Start = "latest", follow: bool = True, prefetch_bytes: int = PREFETCH_BYTES
+        self,
+        stream: str,
+        *,
+        start: Start = "latest",
+        follow: bool = True,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        on_bad: OnBad = "raise",
     ) -> Consumer:
-        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor."""
-        consumer = Consumer(self._port, stream, start, follow=follow, prefetch_bytes=prefetch_bytes)
+        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
+
+        `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
+        `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
+        """
+        consumer = Consumer(
+            self._port,
+            stream,
+            start,
+            follow=follow,
+            prefetch_bytes=prefetch_bytes,
+            where=where,
+            columns=columns,
+            on_bad=on_bad,
+        )
         self._open.add(consumer)
         return consumer
+
+    def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
+        """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
+
+        Batches of which the ledger or a filter knows that nothing in them can match are not read: an equality on the
+        key or on an indexed column finds its record in milliseconds. What is found is held in memory.
+        """
+        return find(self._port, stream, where, limit, columns, SYSTEM_CLOCK)
+
+    def redrive(
+        self, stream: str, *, dry_run: bool = True, corrections: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> Redriven:
+        """Put dead letters of a stream back that fit its schema by now; by default only say how many would.
+
+        `corrections` are rows that take the place of letters, by the letter's offset in `<stream>.dead`. A letter is
+        put back once, also if a run is cut short and done again; do not run two at the same time.
+        """
+        return Redrive(self, stream, corrections or {}).run(dry_run=dry_run)
 
     def statistics(self) -> dict[str, int]:
         """Counters of the log, or of the server behind this hub."""

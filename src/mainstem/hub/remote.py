@@ -39,7 +39,9 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import RECORD_BYTES_MAX
+from mainstem.core.schema import Schema
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import GATHER_BYTES, AppendRequest, CallRequest, PendingAppend, Request, gather
 from mainstem.hub.subscription import RemoteSubscription
@@ -53,6 +55,8 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     EndReached,
     EpochChanged,
+    Query,
+    SchemaCall,
     StreamInfo,
     checked,
 )
@@ -109,6 +113,7 @@ class RemotePort:
         self._is_exiting = False
         self._ids = _Ids()
         self._retries = RetryRatio(clock)
+        self._schemas = KnownSchemas(self._load_schema)
         # Handed over by any thread: what to do at the next turn, and appends in the order of their sequence numbers.
         self._actions: deque[Callable[[], None]] = deque()
         self._appends: deque[PendingAppend] = deque()
@@ -181,7 +186,19 @@ class RemotePort:
             raise error
 
         policy = _CALL if timeout is None else replace(_CALL, deadline=min(max(timeout, 0.001), _CALL.deadline))
-        return retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
+        answer = retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
+        for stream in answer.streams:
+            # Whoever looks a stream up needs its schema next.
+            if stream.schema and self._schemas.at_hand(stream.schema_id) is None:
+                self._schemas.add(stream.schema_id, Schema.parse(stream.schema))
+        return answer
+
+    def schema(self, schema: int) -> Schema:
+        self.check_usable()
+        return self._schemas.get(schema)
+
+    def _load_schema(self, schema: int) -> Schema:
+        return self.call(SchemaCall(schema)).schemas[0].parse()
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         append = PendingAppend(batches, self._clock.monotonic() + timeout, done)
@@ -207,7 +224,12 @@ class RemotePort:
         return True
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> RemoteSubscription:
         self.check_usable()
         subscription = RemoteSubscription(
@@ -216,6 +238,7 @@ class RemotePort:
             offsets,
             ends,
             prefetch_bytes,
+            query,
             give_credit=self._give_credit,
             remove=self._end_subscription,
         )
@@ -408,6 +431,7 @@ class RemotePort:
             logger.warning(Event("connected again", server=self._where))
         if self._epoch not in (0, welcome.epoch):
             logger.warning(Event("the log was restored from a backup", server=self._where, epoch=welcome.epoch))
+            self._schemas.clear()
         assert self._connection is not None
         self._connection.allow_large()
         self._log_uuid, self._epoch = welcome.log, welcome.epoch
@@ -456,13 +480,15 @@ class RemotePort:
         if not self._is_ready or self._connection is None:
             return
         if request.version > self._version:
-            error = ProtocolError(
-                f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
-                f"{request.name} needs version {request.version}: upgrade the server"
-            )
-            self._forget(id_).fail(error)
+            self._forget(id_).fail(self._not_understood(request.name, request.version))
         else:
             self._connection.send(request.pack(id_, self._clock.monotonic()))
+
+    def _not_understood(self, what: str, version: int) -> ProtocolError:
+        return ProtocolError(
+            f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
+            f"{what} needs version {version}: upgrade the server"
+        )
 
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
@@ -530,6 +556,9 @@ class RemotePort:
             # Its offsets may be of other records; whoever reads has to look.
             self._subscriptions.pop(subscription.id, None)
             subscription.finish(EpochChanged())
+            return
+        if self._is_ready and subscription.version > self._version:
+            subscription.finish(self._not_understood("consumer", subscription.version))
             return
         self._subscriptions[subscription.id] = subscription
         self._send(subscription.subscribe_message())

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from mainstem.core.batch import Buffer, FetchedBatch
 from mainstem.core.errors import Closed, DataLoss, MainstemError, ProtocolError
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES
-from mainstem.transport.port import EndReached, EpochChanged, StreamInfo
-from mainstem.transport.wire import Batches, Kind, Subscribe, pack
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, SHARDS_PER_STREAM_MAX
+from mainstem.transport.port import EndReached, EpochChanged, Query, ReadCounts, StreamInfo
+from mainstem.transport.wire import VERSION_MIN, VERSION_OF_SCHEMAS, Batches, Kind, Subscribe, pack
 
 
 class RemoteSubscription:
@@ -21,6 +21,7 @@ class RemoteSubscription:
         offsets: Sequence[int],
         ends: Sequence[int] | None,
         prefetch_bytes: int,
+        query: Query | None = None,
         *,
         give_credit: Callable[[int, int], None],
         remove: Callable[[int], None],
@@ -32,6 +33,10 @@ class RemoteSubscription:
         # Per shard, the offset after the last batch that arrived: where a new connection goes on.
         self._offsets = list(offsets)
         self._ends = None if ends is None else list(ends)
+        self._query = query or Query()
+        # Of the protocol: an older server would pass over what is asked and send everything.
+        self.version = VERSION_MIN if self._query.is_plain else VERSION_OF_SCHEMAS
+        self.counts = ReadCounts()
         self._credit = prefetch_bytes
         self._queue: deque[FetchedBatch | MainstemError | EndReached | EpochChanged] = deque()
         self._arrived = threading.Condition(threading.Lock())
@@ -46,26 +51,37 @@ class RemoteSubscription:
         with self._arrived:
             credit = max(1, self._credit - self._queued_bytes)
             self._taken_bytes = 0
-        return pack(Kind.SUBSCRIBE, self.id, Subscribe(self._stream.id, self._offsets, self._ends, credit))
+        query = self._query
+        columns = None if query.columns is None else list(query.columns)
+        message = Subscribe(self._stream.id, self._offsets, self._ends, credit, query.where, columns, query.schema_id)
+        return pack(Kind.SUBSCRIBE, self.id, message)
 
     def receive(self, header: Batches, payloads: list[bytes]) -> None:
         with self._arrived:
             for (base, batch_header), payload in zip(header.batches, payloads, strict=True):
                 batch = FetchedBatch(base, batch_header, payload)
                 shard = batch_header.shard
-                if shard >= len(self._offsets) or not base <= self._offsets[shard] < batch.end:
+                self._know(shard)
+                if not base <= self._offsets[shard] < batch.end:
                     raise ProtocolError(f"batch {base} of shard {shard} came out of order")
                 self._offsets[shard] = batch.end
                 self._queue.append(batch)
                 self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
+            self.counts.add(header.opened, header.skipped, header.undecoded)
             self._arrived.notify()
 
     def lose(self, loss: DataLoss) -> None:
         with self._arrived:
-            if loss.shard < len(self._offsets):
-                self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
+            self._know(loss.shard)
+            self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             self._queue.append(loss)
             self._arrived.notify()
+
+    def _know(self, shard: int) -> None:
+        """The stream may have got more shards since it was looked up; those begin at 0."""
+        if not 0 <= shard < SHARDS_PER_STREAM_MAX:
+            raise ProtocolError(f"there can be no shard {shard}")
+        self._offsets += [0] * (shard + 1 - len(self._offsets))
 
     @property
     def epoch(self) -> int:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, takewhile
 from typing import Final
 
@@ -18,16 +18,26 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
     InvalidRequest,
+    InvalidSchema,
     InvalidSetting,
     ReadOnly,
+    Refused,
     StreamExists,
 )
 from mainstem.core.events import Event
 from mainstem.core.identity import new_stream_uuid
-from mainstem.core.limits import LIST_BYTES_MAX, RESTORED_EPOCHS_MAX, SHARDS_PER_STREAM_MAX
+from mainstem.core.keys import check_key_fields
+from mainstem.core.known_schemas import KnownSchemas
+from mainstem.core.limits import (
+    INDEX_FIELDS_MAX,
+    LIST_BYTES_MAX,
+    RESTORED_EPOCHS_MAX,
+    SHARDS_PER_STREAM_MAX,
+)
 from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
-from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, TrimShard
+from mainstem.core.schema import Schema
+from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, SetSchema, TrimShard
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
@@ -44,6 +54,10 @@ from mainstem.transport.port import (
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
+    SchemaCall,
+    SchemaInfo,
+    SchemasCall,
+    SetSchemaCall,
     StatisticsCall,
     StreamInfo,
     TrimStreamCall,
@@ -58,10 +72,25 @@ RETENTION_BYTES_MAX: Final = 1 << 60
 # How long a reader has to learn from a tombstone that a key is gone.
 TOMBSTONE_US_DEFAULT: Final = 24 * 3600 * 1_000_000
 CLEANUPS: Final = ("delete", "compact", "compact,delete")
+COMPATIBILITIES: Final = (
+    "backward",
+    "backward_transitive",
+    "forward",
+    "forward_transitive",
+    "full",
+    "full_transitive",
+    "none",
+)
+# Whether a schema may follow others, the oldest first, in this mode; raises IncompatibleSchema.
+CheckSchema = Callable[[Schema, Sequence[Schema], str], None]
+# How often a schema is checked again because another one came before it.
+_SET_SCHEMA_TRIES: Final = 8
 
 # A stream in an answer at most, beside its name: the other fields, then three numbers for each shard.
 _STREAM_BYTES: Final = 256
 _SHARD_BYTES: Final = 27
+# A version of a schema beside its bytes.
+_SCHEMA_INFO_BYTES: Final = 64
 # Shards whose first record is looked up for one answer.
 _OLDEST_SHARDS_MAX: Final = 1_024
 
@@ -72,9 +101,15 @@ class Lookup:
     """What can be asked of a log that is only read. Any thread."""
 
     def __init__(
-        self, ledger: LedgerReader, reader: LogReader, clock: Clock = SYSTEM_CLOCK, pace: Pace | None = None
+        self,
+        ledger: LedgerReader,
+        reader: LogReader,
+        schemas: KnownSchemas,
+        clock: Clock = SYSTEM_CLOCK,
+        pace: Pace | None = None,
     ) -> None:
         self._ledger = ledger
+        self._schemas = schemas
         self._reader = reader
         self._clock = clock
         # Who only reads a folder does not know how it is kept, and takes it that nothing was changed about that.
@@ -84,9 +119,15 @@ class Lookup:
         match call:
             case GetStreamCall():
                 row = self._require(call.name)
-                return self._found(row) if call.details else self.find(call.name)
+                if not call.details:
+                    return self.find(call.name)
+                return Answer(streams=(self.info(row, details=True, with_restored=True),))
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
+            case SchemasCall():
+                return self._versions(self._require(call.name), call.after)
+            case SchemaCall():
+                return Answer(schemas=(SchemaInfo(call.id, self._schemas.get(call.id).serialized),))
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
             case StatisticsCall():
@@ -101,15 +142,20 @@ class Lookup:
         return Answer(streams=(self.info(self._require(name), with_restored=True, counted=False),))
 
     def _found(self, row: StreamRow) -> Answer:
-        """The stream with everything that is known of it."""
-        return Answer(streams=(self.info(row, details=True, with_restored=True),))
+        """The stream as somebody wants it who has changed it: with its records counted."""
+        return Answer(streams=(self.info(row, with_restored=True),))
+
+    def find_in_memory(self, name: str) -> Answer | None:
+        """The same, but None if the disk would have to be asked for its schema."""
+        row = self._require(name)
+        return None if row.schema_id and self._schemas.at_hand(row.schema_id) is None else self.find(name)
 
     def _list(self, after: int, oldest: bool) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
         rows.sort(key=lambda row: row.id)
-        sizes = accumulate(_STREAM_BYTES + len(row.name) + _SHARD_BYTES * row.shards for row in rows)
+        sizes = accumulate(map(_listed_bytes, rows))
         count = max(1, sum(1 for _ in takewhile(lambda size: size <= LIST_BYTES_MAX, sizes)))
-        infos = [self.info(row) for row in rows[:count]]
+        infos = [self.info(row, is_listed=True) for row in rows[:count]]
         return Answer(streams=tuple(self._with_times(infos) if oldest else infos), more=count < len(rows))
 
     def _with_times(self, infos: list[StreamInfo]) -> Iterator[StreamInfo]:
@@ -129,8 +175,26 @@ class Lookup:
         entries = self._ledger.entries_from(info.id, shard, info.starts[shard], 1)
         return entries[0].time_high if entries else 0
 
+    def _versions(self, row: StreamRow, after: int) -> Answer:
+        found: list[SchemaInfo] = []
+        size = 0
+        for version in self._ledger.load_versions(row.id):
+            if version.version > after:
+                schema = self._schemas.get(version.schema_id).serialized
+                size += len(schema) + _SCHEMA_INFO_BYTES
+                if found and size > LIST_BYTES_MAX:
+                    return Answer(schemas=tuple(found), more=True)
+                found.append(SchemaInfo(version.schema_id, schema, version.version, version.created_us))
+        return Answer(schemas=tuple(found))
+
     def info(
-        self, row: StreamRow, *, details: bool = False, with_restored: bool = False, counted: bool = True
+        self,
+        row: StreamRow,
+        *,
+        details: bool = False,
+        with_restored: bool = False,
+        is_listed: bool = False,
+        counted: bool = True,
     ) -> StreamInfo:
         """The stream, its records counted; with details also what waits to be freed. Without both, from memory where
         the log is."""
@@ -155,12 +219,27 @@ class Lookup:
             waiting_bytes=sum(waiting),
             gone_by_us=gone_by,
             restored=self._restored(row) if with_restored else (),
+            schema_id=row.schema_id,
+            schema=b"" if is_listed or not row.schema_id else self._schemas.get(row.schema_id).serialized,
+            schema_version=row.schema_version,
+            key=row.key,
+            index=row.index,
+            compatibility=row.compatibility,
+            generations=() if is_listed else self._generations(row),
+            statistics_bytes=self._ledger.statistics_bytes(row.id) if details else 0,
             missing=self._missing(row) if counted else (),
         )
 
     def _missing(self, row: StreamRow) -> tuple[int, ...]:
         found = tuple(self._ledger.missing_records(row.id, shard) for shard in range(row.shards))
         return found if any(found) else ()
+
+    def _generations(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        if not row.generation:
+            return ()
+        # Those up to the row's own: one that came since is not of this answer.
+        rows = self._ledger.load_generations(row.id)[: row.generation]
+        return tuple((generation.shards, generation.barriers) for generation in rows)
 
     def _waiting(self, row: StreamRow, shards: Sequence[ShardRow]) -> tuple[tuple[int, int], int]:
         """Bytes that nobody can read any more, with rows and without, and when the last of them are off the disk."""
@@ -223,11 +302,20 @@ def _first_at(header: BatchHeader, data: Buffer, time_us: int) -> int:
 
 
 class Administration(Lookup):
-    """The same for the process that writes. `auto_create_shards` is 0 where a missing stream is refused."""
+    """The same for the process that writes. `auto_create_shards` is 0 where a missing stream is refused; `check_schema`
+    knows which schemas may follow which."""
 
-    def __init__(self, log: Log, *, retention_us: int = RETENTION_US_DEFAULT, auto_create_shards: int = 0) -> None:
-        super().__init__(log.ledger, log.reader, log.clock, log.upkeep.pace)
+    def __init__(
+        self,
+        log: Log,
+        *,
+        check_schema: CheckSchema,
+        retention_us: int = RETENTION_US_DEFAULT,
+        auto_create_shards: int = 0,
+    ) -> None:
+        super().__init__(log.ledger, log.reader, log.schemas, log.clock, log.upkeep.pace)
         self._log = log
+        self._check_schema = check_schema
         self._retention_us = retention_us
         self._auto_create_shards = auto_create_shards
 
@@ -239,11 +327,9 @@ class Administration(Lookup):
                 shards = self._auto_create_shards
                 return self._create(CreateStreamCall(call.name, shards=shards, exist_ok=True, uuid=new_stream_uuid()))
             case AlterStreamCall():
-                row = self._require(call.name)
-                _check_cleanup(call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
-                given = (call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
-                self._log.execute(AlterStream(row.id, *given))
-                return self._found(self._require(call.name))
+                return self._alter(call)
+            case SetSchemaCall():
+                return self._set_schema(call)
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
@@ -257,6 +343,51 @@ class Administration(Lookup):
                 return Answer(counters=self._log.counters(), histograms=self._log.histograms())
             case _:
                 return super().handle(call)
+
+    def _alter(self, call: AlterStreamCall) -> Answer:
+        row = self._require(call.name)
+        _check_cleanup(call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
+        given = (call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us, call.shards)
+        self._log.execute(AlterStream(row.id, *given))
+        if call.shards is not None and call.shards != row.shards:
+            logger.info(Event("stream has more shards", stream=row.name, shards=call.shards, before=row.shards))
+        return self._found(self._require(call.name))
+
+    def _set_schema(self, call: SetSchemaCall) -> Answer:
+        schema = Schema.parse(call.schema)
+        _check_compatibility(call.compatibility)
+        for _ in range(_SET_SCHEMA_TRIES):
+            row = self._require(call.name)
+            # The newest version again: a call that is repeated changes nothing more.
+            is_same = bool(row.schema_id) and self._schemas.get(row.schema_id) == schema
+            if not is_same:
+                self._check_next_schema(row, schema, call.compatibility or row.compatibility)
+            if call.dry_run:
+                return self._found(row)
+            try:
+                self._store_schema(row, schema, call.compatibility, is_same=is_same)
+            except Refused:
+                if self._require(call.name).schema_version == row.schema_version:
+                    raise
+                continue  # another one came first: it is checked against that
+            return self._found(self._require(call.name))
+        raise Refused(f"others change the schema of {call.name!r} all the time; try again")
+
+    def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> None:
+        _check_columns(schema, row.key, row.index)
+        earlier = [self._schemas.get(version.schema_id) for version in self._ledger.load_versions(row.id)]
+        if earlier:
+            self._check_schema(schema, earlier, compatibility)
+
+    def _store_schema(self, row: StreamRow, schema: Schema, compatibility: str | None, *, is_same: bool) -> None:
+        if is_same:
+            if compatibility not in (None, row.compatibility):
+                self._log.execute(AlterStream(row.id, compatibility=compatibility))
+            return
+        version, now_us = row.schema_version + 1, self._clock.now_us()
+        command = SetSchema(row.id, schema.serialized, schema.fingerprint, version, now_us, compatibility)
+        self._log.execute(command)
+        logger.info(Event("stream has a new schema", stream=row.name, version=version))
 
     def _trim(self, call: TrimStreamCall) -> Answer:
         row = self._require(call.name)
@@ -298,6 +429,12 @@ class Administration(Lookup):
         retention_us = self._retention_us if call.retention_us is None else call.retention_us
         tombstone_us = TOMBSTONE_US_DEFAULT if call.tombstone_us is None else call.tombstone_us
         _check_cleanup(retention_us, call.retention_bytes, call.cleanup, tombstone_us)
+        _check_compatibility(call.compatibility)
+        schema = Schema.parse(call.schema) if call.schema else None
+        if schema is not None:
+            _check_columns(schema, call.key, call.index)
+        elif call.key or call.index:
+            raise InvalidSetting("key and index name columns of a schema: give a schema too")
         if self._ledger.stream_named(name) is None:
             command = CreateStream(
                 uuid=call.uuid,
@@ -309,6 +446,11 @@ class Administration(Lookup):
                 retention_bytes=call.retention_bytes,
                 cleanup=call.cleanup,
                 tombstone_us=tombstone_us,
+                schema=b"" if schema is None else schema.serialized,
+                fingerprint=b"" if schema is None else schema.fingerprint,
+                key=call.key,
+                index=call.index,
+                compatibility=call.compatibility,
             )
             # Another caller may be first; then the check below decides.
             with contextlib.suppress(StreamExists):
@@ -320,6 +462,31 @@ class Administration(Lookup):
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
         return Answer(streams=(self.info(row, with_restored=True),))
+
+
+def _listed_bytes(row: StreamRow) -> int:
+    """What a stream takes in a list at most."""
+    names = sum(4 * len(name) + 8 for name in (*row.key, *row.index))
+    return _STREAM_BYTES + len(row.name) + names + _SHARD_BYTES * row.shards
+
+
+def _check_compatibility(compatibility: str | None) -> None:
+    if compatibility is not None and compatibility not in COMPATIBILITIES:
+        raise InvalidSetting(
+            f"compatibility {compatibility[:40]!r} is not known; use one of {', '.join(map(repr, COMPATIBILITIES))}"
+        )
+
+
+def _check_columns(schema: Schema, key: Sequence[str], index: Sequence[str]) -> None:
+    """The columns that a stream names are there, and of a type that can be what they are for."""
+    check_key_fields(schema, key)
+    if len(index) > INDEX_FIELDS_MAX:
+        raise InvalidSchema(f"an index of {len(index)} columns; at most {INDEX_FIELDS_MAX} are possible")
+    for at, name in enumerate(index):
+        if name in index[:at]:
+            raise InvalidSchema(f"column {name!r} is in the index twice")
+        if pa.types.is_nested(schema.field(name).type):
+            raise InvalidSchema(f"index column {name!r} is {schema.field(name).type}; index plain columns")
 
 
 def _check_cleanup(

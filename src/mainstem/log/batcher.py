@@ -21,7 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from mainstem.core.batch import Batch, FetchedBatch
+import msgspec
+
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, StreamDeleted
 from mainstem.core.events import Event
@@ -477,10 +479,19 @@ class Batcher:
 
 
 def _stored_bytes(item: Item) -> int:
-    """Bytes of payload that an item adds to a block."""
+    """Bytes of payload and statistics that an item adds to a block."""
     if isinstance(item, Batch):
-        return item.header.stored_len
-    return sum(batch.header.stored_len for batch in item.batches) if isinstance(item, Replacement) else 0
+        return _size(item.header)
+    return sum(_size(batch.header) for batch in item.batches) if isinstance(item, Replacement) else 0
+
+
+def _size(header: BatchHeader) -> int:
+    return header.stored_len + len(header.statistics)
+
+
+def _bare(header: BatchHeader) -> BatchHeader:
+    """For readers, who get the records themselves."""
+    return msgspec.structs.replace(header, statistics=b"") if header.statistics else header
 
 
 def _is_large(submission: Submission) -> bool:
@@ -510,7 +521,7 @@ def _shard_of(batch: Batch) -> ShardKey:
 
 def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:
     return [
-        FetchedBatch(outcome.base, item.header, item.payload)
+        FetchedBatch(outcome.base, _bare(item.header), item.payload)
         for item, outcome in zip(items, outcomes, strict=True)
         if isinstance(item, Batch) and isinstance(outcome, Appended) and not outcome.duplicate
     ]

@@ -60,7 +60,9 @@ class KeyIndex:
 
 
 def tombstones(records: Records) -> np.ndarray:
-    """Which records say that their key is gone."""
+    """Which records say that their key is gone. Rows never do: what does has no schema."""
+    if records.schema_id:
+        return np.zeros(len(records.offsets), bool)
     found: np.ndarray = _present(records, "key") & ~_present(records, "value")
     return found
 
@@ -74,14 +76,15 @@ def is_due(dirty_bytes: int, clean_bytes: int, waited_seconds: float) -> bool:
 
 def without_key(records: Records, key: bytes) -> np.ndarray:
     """Which records are not of this key."""
-    if "key" not in records.columns:
+    keys = records.keys
+    if keys is None:
         return np.ones(len(records.offsets), bool)
-    return np.fromiter((found != key for found in records.columns["key"].to_pylist()), bool, len(records.offsets))
+    return np.fromiter((found != key for found in keys.to_pylist()), bool, len(records.offsets))
 
 
 def _keys(records: Records) -> list[_Key | None]:
     """The key of every record as the index knows it."""
-    column = records.columns.get("key")
+    column = records.keys
     if column is None:
         return [None] * len(records.offsets)
     return [key if key is None or len(key) <= _KEY_BYTES else _digest(key) for key in column.to_pylist()]

@@ -17,7 +17,10 @@ PRODUCER_ID_MAX: Final = (1 << 63) - 1
 
 
 class CreateStream(msgspec.Struct, frozen=True, tag="create"):
-    """A new stream of generation 0. Of sizes and times, 0 is: no limit."""
+    """A new stream of generation 0. Of sizes and times, 0 is: no limit.
+
+    `schema` and `fingerprint` are those of the first version of its schema; without one they are empty.
+    """
 
     uuid: str
     name: str
@@ -28,16 +31,44 @@ class CreateStream(msgspec.Struct, frozen=True, tag="create"):
     retention_bytes: int = 0
     cleanup: str = "delete"
     tombstone_us: int = 0
+    schema: bytes = b""
+    fingerprint: bytes = b""
+    key: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+    compatibility: str = "backward"
 
 
 class AlterStream(msgspec.Struct, frozen=True, tag="alter"):
-    """New values for what may change; None leaves a value as it is."""
+    """New values for what may change; None leaves a value as it is. More `shards` begin a new generation: where each
+    shard ends at this moment is its barrier."""
 
     stream: int
     retention_us: int | None = None
     retention_bytes: int | None = None
     cleanup: str | None = None
     tombstone_us: int | None = None
+    shards: int | None = None
+    compatibility: str | None = None
+
+
+class SetSchema(msgspec.Struct, frozen=True, tag="set_schema"):
+    """The next version of a stream's schema. `version` must be the present one + 1: whoever checked the schema against
+    an older one is refused. None leaves the compatibility as it is."""
+
+    stream: int
+    schema: bytes
+    fingerprint: bytes
+    version: int
+    created_us: int
+    compatibility: str | None = None
+
+
+class DescribeSchema(msgspec.Struct, frozen=True, tag="describe_schema"):
+    """A schema of batches in this block, said before the first of them, so that the block can be read without the
+    ledger. Changes nothing."""
+
+    id: int
+    schema: bytes
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag="delete"):
@@ -154,6 +185,8 @@ class BeginEpoch(msgspec.Struct, frozen=True, tag="begin_epoch"):
 Command = (
     CreateStream
     | AlterStream
+    | SetSchema
+    | DescribeSchema
     | DeleteStream
     | TrimShard
     | OpenBlock

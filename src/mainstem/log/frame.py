@@ -68,8 +68,12 @@ BLOCK_HEADER = struct.Struct("<8sIIQ16sIIQq")
 BLOCK_HEADER_BYTES: Final = 64
 BLOCK_MAGIC: Final = b"MSBLOCK1"
 ALIGNMENT: Final = 8
+# How long a header is with its statistics, at most.
+HEADER_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX
+_HEADER_LEN = struct.Struct("<I")
+_HEADER_LEN_AT: Final = 12
 # No frame can be longer than this: `parse_header` holds its header and its payload to their limits.
-FRAME_TOTAL_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX + PAYLOAD_STORED_BYTES_MAX + 2 * ALIGNMENT
+FRAME_TOTAL_BYTES_MAX: Final = HEADER_BYTES_MAX + PAYLOAD_STORED_BYTES_MAX + 2 * ALIGNMENT
 
 assert FRAME_BYTES == 136 and FRAME_BYTES % ALIGNMENT == 0
 assert BLOCK_HEADER.size <= BLOCK_HEADER_BYTES and COMMAND_BYTES_MAX <= PAYLOAD_STORED_BYTES_MAX
@@ -273,6 +277,14 @@ def _plain_header(payload: bytes, count: int, now_us: int) -> BatchHeader:
     return BatchHeader(0, 0, count, 0, 0, 0, size, size, crc32c(payload), 0, 0, 0, 0, now_us, now_us)
 
 
+def claimed_header_len(data: Buffer, at: int = 0) -> int:
+    """How many bytes the header at `data[at:]` says it has, at most as many as one can have, for who has read only its
+    beginning. Whether it is a header is for `parse_header` to say."""
+    if len(data) - at < FRAME_BYTES:
+        return FRAME_BYTES
+    return int(min(max(_HEADER_LEN.unpack_from(data, at + _HEADER_LEN_AT)[0], FRAME_BYTES), HEADER_BYTES_MAX))
+
+
 def parse_header(data: Buffer, at: int, position: int, block: int) -> FrameHeader:
     """The frame header at `data[at:]`, which lies at `position` of block `block`; FrameDamaged if it is not one."""
     if len(data) - at < FRAME_BYTES:
@@ -281,7 +293,7 @@ def parse_header(data: Buffer, at: int, position: int, block: int) -> FrameHeade
     if header.magic != FRAME_MAGIC:
         raise FrameDamaged(position, "no frame begins here")
     length = header.header_len
-    if not FRAME_BYTES <= length <= FRAME_BYTES + STATISTICS_BYTES_MAX or length % ALIGNMENT:
+    if not FRAME_BYTES <= length <= HEADER_BYTES_MAX or length % ALIGNMENT:
         raise FrameDamaged(position, f"header length {length}")
     if len(data) - at < length:
         raise FrameDamaged(position, "header cut short")
@@ -304,6 +316,11 @@ def _of_version(what: str, block: int, position: int, version: int) -> Exception
             f"{FRAME_VERSION}; use a newer Mainstem"
         )
     return FrameDamaged(position, f"{what} version {version}")
+
+
+def statistics_of(data: Buffer, at: int, header: FrameHeader) -> bytes:
+    """The statistics of the frame at `data[at:]`, whose header was parsed from there."""
+    return bytes(memoryview(data)[at + FRAME_BYTES : at + header.header_len])
 
 
 def payload_of(data: Buffer, at: int, header: FrameHeader) -> memoryview:

@@ -21,8 +21,10 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.histogram import Distribution
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_stream_name
+from mainstem.core.schema import Schema
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
@@ -31,7 +33,7 @@ from mainstem.log.flush import Command, Done, Rejected, Replacement
 from mainstem.log.folder import Folder, FolderLock, require_no_backup
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
-from mainstem.log.ledger.base import ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.base import GenerationRow, ShardKey, ShardRow, StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
@@ -106,8 +108,17 @@ class Log:
         if recovered.replayed:
             logger.info(Event("flushes applied again from the blocks", flushes=recovered.replayed))
         identity = WriterIdentity(log_uuid, ledger.epoch(), recovered.writer_epoch + 1)
+        self._entries = SqliteLedgerReader(folder.ledger)
+        opened.callback(self._entries.close)
+        self.schemas = KnownSchemas(self._entries.load_schema)
         file = FlushFile(
-            folder.blocks, identity, self.clock, options.block_bytes, recovered.block_max, folder.note_block
+            folder.blocks,
+            identity,
+            self.clock,
+            options.block_bytes,
+            recovered.block_max,
+            folder.note_block,
+            self.schemas.find,
         )
         self._file = file
         for block in recovered.ended:
@@ -128,15 +139,19 @@ class Log:
             snapshot_now=recovered.snapshot_wanted,
         )
         self.batcher = Batcher(file, self._applier, self.hot, self._maintenance, self.space, self.clock)
-        self._entries = SqliteLedgerReader(folder.ledger)
-        opened.callback(self._entries.close)
-        self.ledger = _LiveLedger(self._applier, self._entries, identity.ledger_epoch)
+        self.ledger = _LiveLedger(self._applier, self._entries, self.schemas, identity.ledger_epoch)
         self.reader = LogReader(self.ledger, folder.blocks, self.hot)
         self._upkeep_ledger = SqliteLedgerReader(folder.ledger)
         opened.callback(self._upkeep_ledger.close)
         # Not begun here: whoever opens the log decides whether a thread keeps it.
         self.upkeep = Upkeep(
-            _Kept(self), self._upkeep_ledger, folder.blocks, folder.snapshots, self.clock, options.pace
+            _Kept(self),
+            self._upkeep_ledger,
+            folder.blocks,
+            folder.snapshots,
+            self.clock,
+            options.pace,
+            self.schemas.get,
         )
         # What a read or a snapshot met; a commit that meets damage fails, and with it the log.
         self.ledger_damage: LedgerDamaged | None = None
@@ -185,6 +200,10 @@ class Log:
         waiter = Waiter()
         self.batcher.submit(Submission((), waiter.set))
         waiter.wait(self.batcher)
+
+    def schema(self, schema: int) -> Schema:
+        """The schema of this id; InvalidSchema if there is none. Any thread; one that was seen costs a look."""
+        return self.schemas.get(schema)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the log."""
@@ -308,9 +327,11 @@ class _Missing(NamedTuple):
 class _LiveLedger:
     """The writer's own view: rows of streams and shards from memory, entries from the database."""
 
-    def __init__(self, applier: Applier, entries: SqliteLedgerReader, epoch: int) -> None:
+    def __init__(self, applier: Applier, entries: SqliteLedgerReader, schemas: KnownSchemas, epoch: int) -> None:
         self._applier = applier
         self._entries = entries
+        self.load_schema = schemas.find
+        self.load_versions = entries.load_versions
         self._epoch = epoch
         self.applied = entries.applied
         self.entries_from = entries.entries_from
@@ -320,6 +341,7 @@ class _LiveLedger:
         self.block_totals = entries.block_totals
         self.dead_totals = entries.dead_totals
         self.dead_bytes = entries.dead_bytes
+        self.statistics_bytes = entries.statistics_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
         self._missing: dict[ShardKey, _Missing] = {}
@@ -338,6 +360,9 @@ class _LiveLedger:
 
     def list_streams(self) -> list[StreamRow]:
         return self._applier.streams()
+
+    def load_generations(self, stream: int) -> tuple[GenerationRow, ...]:
+        return self._applier.generations(stream)
 
     def load_shard(self, stream: int, shard: int) -> ShardRow:
         return self._applier.shard((stream, shard))

@@ -8,12 +8,12 @@ where it got one.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mainstem.core.limits import KIB, MIB
+from mainstem.core.limits import MIB, STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
 from mainstem.log.ledger.base import Entry
 
-# An entry of this size or of so many records is left as it is.
-_SMALL_BYTES: Final = 32 * KIB
-_SMALL_RECORDS: Final = 1_024
+# An entry of this size or of so many records is left as it is. Then a batch that is large enough has its statistics.
+_SMALL_BYTES: Final = STATISTICS_STORED_BYTES_MIN
+_SMALL_RECORDS: Final = STATISTICS_RECORDS_MIN
 # A run is merged when it has so many entries or bytes, or when a large entry ends it: it will not grow any more.
 RUN_ENTRIES: Final = 1_024
 _RUN_BYTES: Final = 1 * MIB
@@ -52,7 +52,12 @@ def plan_merge(entries: Sequence[Entry]) -> MergePlan:
 
 
 def _is_small(entry: Entry) -> bool:
-    return entry.length < _SMALL_BYTES and entry.span < _SMALL_RECORDS and entry.count == entry.span
+    if entry.count != entry.span:
+        return False
+    # Rows without statistics are many tiny batches of one flush: put together, they can be passed over unread.
+    if entry.schema_id and not entry.statistics:
+        return entry.length < _RUN_BYTES
+    return entry.length < _SMALL_BYTES and entry.span < _SMALL_RECORDS
 
 
 def _are_alike(first: Entry, second: Entry) -> bool:

@@ -1,19 +1,39 @@
 """Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX, RECENT_READS_BYTES_MAX
+from mainstem.core.limits import (
+    BATCH_OVERHEAD_BYTES,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    RECENT_READS_BYTES_MAX,
+    RECENT_STATISTICS_BYTES_MAX,
+)
+from mainstem.core.statistics import length_of
 from mainstem.log.blocks.base import BlockMissing, BlockStore
-from mainstem.log.frame import FrameDamaged, FrameHeader, FrameKind, parse_header, payload_of
+from mainstem.log.frame import (
+    FRAME_BYTES,
+    FrameDamaged,
+    FrameHeader,
+    FrameKind,
+    parse_header,
+    payload_of,
+    statistics_of,
+)
 from mainstem.log.hot_tail import HotTail
-from mainstem.log.ledger.base import Entry, LedgerReader, ShardRow, StreamRow
+from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
 from mainstem.log.recent_reads import RecentReads
 
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
 _GAP_BYTES_MAX: Final = 16 * 1_024
+
+
+# Whether no record of an entry is wanted; the second brings its whole statistics, of which the entry has a part.
+CanSkip = Callable[[Entry, Callable[[], bytes]], bool]
 
 
 class LogReader:
@@ -30,6 +50,7 @@ class LogReader:
         self._blocks = blocks
         self._hot = hot
         self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
         self.disk_reads = 0
 
     def shard(self, stream: int, shard: int) -> ShardRow:
@@ -43,10 +64,12 @@ class LogReader:
         offset: int,
         bytes_max: int = READ_BYTES_MAX,
         entries_max: int = READ_ENTRIES_MAX,
+        can_skip: CanSkip | None = None,
     ) -> list[FetchedBatch]:
         """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
 
-        DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
+        Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
+        other. DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
         before: Sequence[Entry] = ()
         while True:
@@ -55,7 +78,8 @@ class LogReader:
                 raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
             if offset >= row.stable:
                 return []
-            hot = self._hot.find(stream.id, shard, offset, bytes_max) if self._hot is not None else []
+            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either.
+            hot = self._find_hot(stream.id, shard, offset, bytes_max) if can_skip is None else []
             if hot:
                 return hot
             entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
@@ -63,7 +87,10 @@ class LogReader:
                 return self._dropped(stream, shard, offset)
             found: list[FetchedBatch] = []
             try:
-                found.extend(self._batches(stream, entries, offset, bytes_max))
+                if can_skip is None:
+                    found.extend(self._batches(stream, entries, offset, bytes_max))
+                else:
+                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip))
             except _FileMissing as missing:
                 # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
                 # called a loss.
@@ -78,6 +105,33 @@ class LogReader:
                     raise
             return found
 
+    def _wanted(
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, can_skip: CanSkip
+    ) -> Iterator[FetchedBatch]:
+        """Batches of the entries that are not skipped, and one without records for each run of those that are."""
+        got = 0
+
+        def is_unwanted(entry: Entry) -> bool:
+            return can_skip(entry, partial(self.statistics_of, entry))
+
+        for is_skipped, run in _runs(entries, is_unwanted, bytes_max):
+            if is_skipped:
+                yield _without_records(run[0]._replace(span=run[-1].end - run[0].base))
+                continue
+            at, stop = max(offset, run[0].base), run[-1].end
+            found = self._find_hot(stream.id, run[0].shard, at, bytes_max - got)
+            hot = [batch for batch in found if batch.end <= stop]
+            for batch in hot or self._batches(stream, run, offset, bytes_max - got):
+                yield batch
+                got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
+                at = batch.end
+            if at < stop or 2 * got >= bytes_max:
+                # Of this run something is left, which comes before anything else.
+                return
+
+    def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
+        return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
+
     def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
         """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
         row = self._ledger.load_shard(stream.id, shard)
@@ -87,19 +141,45 @@ class LogReader:
         return []
 
     def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
-        """Every batch of these entries, which are a shard's and in order, from their blocks. DataLoss if one of them
-        cannot be read."""
+        """Every batch of these entries, which are a shard's and in order, from their blocks, with its statistics.
+        DataLoss if one of them cannot be read."""
         for run in _neighbours(entries, READ_BYTES_MAX):
             try:
-                yield from self._frames(stream, run, run[0].base) if run[0].length else map(_without_records, run)
+                if run[0].length:
+                    yield from self._frames(stream, run, run[0].base, with_statistics=True)
+                else:
+                    yield from map(_without_records, run)
             except _FileMissing as missing:
                 raise missing.loss from None
+
+    def statistics_of(self, entry: Entry) -> bytes:
+        """All statistics of an entry's batch, checked; b"" if it has none. Also if they cannot be read: then the batch
+        has to be, and whoever does is told what is the matter."""
+        length = length_of(entry.statistics)
+        if not length:
+            return b""
+        try:
+            return self._statistics.read(entry.block, entry.position, FRAME_BYTES + length)
+        except (FrameDamaged, BlockMissing, OSError):
+            return b""
+
+    def _read_statistics(self, block: int, position: int, length: int) -> bytes:
+        data = self._read_block(block, position, length)
+        return statistics_of(data, 0, parse_header(data, 0, position, block))
 
     def offset_at_time(self, stream: StreamRow, shard: int, time_us: int) -> int:
         """The base of the first stored run that holds a record of `time_us` or later, else the end."""
         entry = self._ledger.entry_at_time(stream.id, shard, time_us)
         row = self._ledger.load_shard(stream.id, shard)
         return row.stable if entry is None else max(entry.base, row.start)
+
+    def stream(self, stream: int) -> StreamRow | None:
+        """The stream as it is now; None if it is forgotten."""
+        return self._ledger.load_stream(stream)
+
+    def generations(self, stream: int) -> Sequence[GenerationRow]:
+        """The changes of its number of shards, the oldest first."""
+        return self._ledger.load_generations(stream)
 
     def require_stream(self, stream: int) -> StreamRow:
         row = self._ledger.load_stream(stream)
@@ -124,7 +204,9 @@ class LogReader:
                 # Another run would be read for a part of it only.
                 return
 
-    def _frames(self, stream: StreamRow, run: list[Entry], offset: int) -> Iterator[FetchedBatch]:
+    def _frames(
+        self, stream: StreamRow, run: list[Entry], offset: int, *, with_statistics: bool = False
+    ) -> Iterator[FetchedBatch]:
         """The batches of entries that lie near each other in one block, from the one that holds `offset`."""
         origin = run[0].position
         data = self._load(stream, run, max(offset, run[0].base))
@@ -135,7 +217,9 @@ class LogReader:
             while at < stop:
                 header = self._header(stream, data, at, origin + at, entry, max(base, offset))
                 if base + header.span > offset:
-                    yield self._checked(stream, data, at, header, base, max(base, offset))
+                    payload = self._checked(stream, data, at, header, base, max(base, offset))
+                    known = statistics_of(data, at, header) if with_statistics else b""
+                    yield FetchedBatch(base, header.batch_header(known), payload)
                 base += header.span
                 at += header.total_len
 
@@ -181,14 +265,13 @@ class LogReader:
 
     def _checked(
         self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int, wanted: int
-    ) -> FetchedBatch:
+    ) -> memoryview:
         try:
-            payload = payload_of(data, at, header)
+            return payload_of(data, at, header)
         except FrameDamaged as error:
             entry = Entry(header.stream, header.shard, base, 0, 0, header.block, 0, 0, 0, 0, 0, b"")
             last = base + header.span - 1
             raise self._damaged(stream, entry, wanted, last, error.position, error.reason) from error
-        return FetchedBatch(base, header.batch_header(b""), payload)
 
     def _damaged(self, stream: StreamRow, entry: Entry, first: int, last: int, position: int, detail: str) -> DataLoss:
         return DataLoss(
@@ -214,6 +297,25 @@ def _without_records(entry: Entry) -> FetchedBatch:
     """What stands for offsets whose records were all compacted away or erased."""
     header = BatchHeader(entry.stream, entry.shard, *(0,) * 13, span=entry.span)
     return FetchedBatch(entry.base, header, b"")
+
+
+def _runs(
+    entries: Sequence[Entry], is_skipped: Callable[[Entry], bool], bytes_max: int
+) -> Iterator[tuple[bool, list[Entry]]]:
+    """Entries grouped by whether they are skipped, in their order; those that are not, about `bytes_max` at a time.
+    Only the first of the next group has been asked about when a group is taken."""
+    run: list[Entry] = []
+    was_skipped, size = False, 0
+    for entry in entries:
+        skipped = not entry.length or is_skipped(entry)
+        if run and (skipped != was_skipped or size >= bytes_max):
+            yield was_skipped, run
+            run, size = [], 0
+        was_skipped = skipped
+        size += 0 if skipped else entry.length
+        run.append(entry)
+    if run:
+        yield was_skipped, run
 
 
 def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:

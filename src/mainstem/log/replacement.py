@@ -15,6 +15,7 @@ from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
+from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.flush import ReplaceEntries, Replacement
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
@@ -40,7 +41,10 @@ class Upshot(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Records of neighbouring offsets by column, `first` to `stop - 1`, of which some may be missing."""
+    """Records of neighbouring offsets by column, `first` to `stop - 1`, of which some may be missing.
+
+    `columns` are those of a layout without times and offsets: of records without a schema, or of rows of one.
+    """
 
     first: int
     stop: int
@@ -48,6 +52,17 @@ class Records(NamedTuple):
     times: np.ndarray
     generation: int
     columns: dict[str, pa.Array]
+    schema_id: int = 0
+    contents: Contents = Contents()
+
+    @property
+    def keys(self) -> pa.BinaryArray | None:
+        """The key of every record, null where it has none; None if none has."""
+        return self.contents.keys(self.schema_id, self.batch) if self.columns else None
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(list(self.columns.values()), names=list(self.columns))
 
     def take(self, kept: np.ndarray) -> "Records":
         """Those records of which `kept` says so; they still stand for the same offsets."""
@@ -57,8 +72,19 @@ class Records(NamedTuple):
 
 
 def moved(old: Sequence[Entry], batches: Sequence[FetchedBatch], upshot: Upshot) -> Replacement:
-    """The batches of these entries as they are, as one entry elsewhere."""
-    return _replacement(old, [(old[-1].end - old[0].base, len(batches))], batches, upshot)
+    """The batches of these entries as they are, elsewhere, in as few entries as can be."""
+    entries: list[tuple[int, int]] = []
+    begin = 0
+    for index in range(1, len(batches) + 1):
+        if index == len(batches) or not _may_share(batches[index - 1].header, batches[index].header):
+            entries.append((batches[index - 1].end - batches[begin].base, index - begin))
+            begin = index
+    return _replacement(old, entries, batches, upshot)
+
+
+def _may_share(before: BatchHeader, after: BatchHeader) -> bool:
+    """Whether two batches may be of one entry: that has one schema, and one with statistics has one batch."""
+    return before.schema_id == after.schema_id and not (before.statistics or after.statistics)
 
 
 def remade(old: Sequence[Entry], pieces: Iterable[Records], upshot: Upshot) -> Replacement:
@@ -99,29 +125,44 @@ def _replacement(
 
 
 def grouped(batches: Sequence[FetchedBatch]) -> list[Sequence[FetchedBatch]]:
-    """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many."""
+    """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. A group has one
+    schema, and one generation: what stands behind a barrier must not get into a batch that begins before it."""
     groups: list[Sequence[FetchedBatch]] = []
     begin = size = 0
+    kind: tuple[int, int] | None = None
     for index, batch in enumerate(batches):
-        if index > begin and size + batch.header.raw_len > _GROUP_RAW_BYTES:
+        header = batch.header
+        # What only stands for offsets without a record goes with any.
+        is_other = header.count and kind is not None and (header.schema_id, header.generation) != kind
+        if index > begin and (is_other or size + header.raw_len > _GROUP_RAW_BYTES):
             groups.append(batches[begin:index])
-            begin, size = index, 0
-        size += batch.header.raw_len
+            begin, size, kind = index, 0, None
+        size += header.raw_len
+        kind = (header.schema_id, header.generation) if header.count else kind
     groups.append(batches[begin:])
     return groups
 
 
-def records_of(batches: Sequence[FetchedBatch]) -> Records:
-    """The records of batches that follow each other."""
-    parts = list(_parts(batches))
-    names = [name for name in ("key", "value", "headers") if any(name in part.columns for part in parts)]
+_COMPANIONS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS)
+_PLAIN_FIELDS: Final = tuple(layouts.FULL_SCHEMA.field(name) for name in ("key", "value", "headers"))
+
+
+def records_of(batches: Sequence[FetchedBatch], contents: Contents = Contents()) -> Records:  # noqa: B008  # immutable
+    """The records of batches of one schema that follow each other."""
+    schema_id = next((batch.header.schema_id for batch in batches if batch.header.count), 0)
+    schema = contents.schema(schema_id)
+    fields = _PLAIN_FIELDS if schema is None else (*layouts.shape_of(0, schema).schema, *_COMPANIONS)
+    parts = list(_parts(batches, contents, {field.name for field in fields}))
+    used = [field for field in fields if any(field.name in part.columns for part in parts)]
     return Records(
         first=batches[0].base,
         stop=batches[-1].end,
         offsets=_joined([part.offsets for part in parts]),
         times=_joined([part.times for part in parts]),
-        generation=batches[-1].header.generation,
-        columns={name: _column(name, parts) for name in names},
+        generation=max(batch.header.generation for batch in batches),
+        columns={field.name: _column(field, parts) for field in used},
+        schema_id=schema_id,
+        contents=contents,
     )
 
 
@@ -131,7 +172,7 @@ class _Part(NamedTuple):
     columns: dict[str, pa.Array]
 
 
-def _parts(batches: Sequence[FetchedBatch]) -> Iterator[_Part]:
+def _parts(batches: Sequence[FetchedBatch], contents: Contents, names: set[str]) -> Iterator[_Part]:
     """The records of each batch; of a run of tiny ones together. Those are looked into without pyarrow, a call of which
     takes longer than they are worth, and gives the interpreter away."""
     run: list[tuple[FetchedBatch, list[list[bytes]]]] = []
@@ -143,8 +184,8 @@ def _parts(batches: Sequence[FetchedBatch]) -> Iterator[_Part]:
         if columns is not None:
             run.append((batch, columns))
         elif batch.header.count:
-            decoded = _decode(batch)
-            named = {name: decoded.column(name) for name in decoded.schema.names if name in ("key", "value", "headers")}
+            decoded = contents.decode(batch.header, batch.payload)
+            named = {name: decoded.column(name) for name in decoded.schema.names if name in names}
             yield _Part(_offsets(batch, decoded), _times(batch.header, decoded), named)
     if run:
         yield _joined_run(run)
@@ -152,7 +193,9 @@ def _parts(batches: Sequence[FetchedBatch]) -> Iterator[_Part]:
 
 def _plain(batch: FetchedBatch) -> list[list[bytes]] | None:
     header = batch.header
-    if header.encoding != payload.RAW or header.layout > layouts.HAS_KEY or not 0 < header.count < layouts.FEW:
+    if header.schema_id or header.encoding != payload.RAW or header.layout > layouts.HAS_KEY:
+        return None
+    if not 0 < header.count < layouts.FEW:
         return None
     return plain_columns(header.layout, header.count, bytes(batch.payload))
 
@@ -168,17 +211,12 @@ def _joined_run(run: Sequence[tuple[FetchedBatch, list[list[bytes]]]]) -> _Part:
     return _Part(np.arange(first.base, last.end, dtype=np.int64), times.astype(np.int64), columns)
 
 
-def _decode(batch: FetchedBatch) -> pa.RecordBatch:
-    header = batch.header
-    return payload.decode(header.encoding, header.layout, header.count, header.raw_len, batch.payload)
-
-
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _column(name: str, parts: Sequence[_Part]) -> pa.Array:
-    kind = layouts.FULL_SCHEMA.field(name).type
+def _column(field: pa.Field, parts: Sequence[_Part]) -> pa.Array:
+    name, kind = field.name, field.type
     return pa.concat_arrays(
         [part.columns[name] if name in part.columns else pa.nulls(len(part.offsets), kind) for part in parts]
     )
@@ -186,7 +224,8 @@ def _column(name: str, parts: Sequence[_Part]) -> pa.Array:
 
 def _offsets(source: FetchedBatch, batch: pa.RecordBatch) -> np.ndarray:
     if source.header.layout & layouts.HAS_OFFSETS:
-        distances: np.ndarray = batch.column("offset").to_numpy().astype(np.int64)
+        name = layouts.ROW_OFFSET.name if source.header.schema_id else "offset"
+        distances: np.ndarray = batch.column(name).to_numpy().astype(np.int64)
         return source.base + distances
     return np.arange(source.base, source.base + batch.num_rows, dtype=np.int64)
 
@@ -194,7 +233,7 @@ def _offsets(source: FetchedBatch, batch: pa.RecordBatch) -> np.ndarray:
 def _times(header: BatchHeader, batch: pa.RecordBatch) -> np.ndarray:
     if not header.layout & layouts.HAS_TIMESTAMP:
         return np.full(batch.num_rows, header.time_low, np.int64)
-    column = batch.column("timestamp").cast(pa.int64())
+    column = batch.column(layouts.ROW_TIMESTAMP.name if header.schema_id else "timestamp").cast(pa.int64())
     # A record without a time of its own has that of its batch.
     times: np.ndarray = column.fill_null(header.time_low).to_numpy()
     return times
@@ -218,8 +257,7 @@ def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch
 
 def _cuts(records: Records) -> list[int]:
     """Where batches begin and end: a batch is full when the next record would make it too large."""
-    table = pa.RecordBatch.from_arrays(list(records.columns.values()), names=list(records.columns))
-    ends = np.cumsum(payload.record_sizes(table) + _RECORD_BYTES)
+    ends = np.cumsum(payload.record_sizes(records.batch) + _RECORD_BYTES)
     cuts = [0]
     while cuts[-1] < len(ends):
         begin = cuts[-1]
@@ -234,18 +272,25 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
     times = records.times[begin:end]
     columns = {name: column.slice(begin, count) for name, column in records.columns.items()}
     low, high = int(times.min()), int(times.max())
+    prefix = "_" if records.schema_id else ""
     if low != high:
-        columns["timestamp"] = pa.Array.from_buffers(layouts.TIMESTAMP_TYPE, count, [None, pa.py_buffer(times.copy())])
+        own = pa.Array.from_buffers(layouts.TIMESTAMP_TYPE, count, [None, pa.py_buffer(times.copy())])
+        columns[f"{prefix}timestamp"] = own
     if stop - first != count:
         distances = (records.offsets[begin:end] - first).astype(np.uint32)
-        columns["offset"] = pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(distances)])
-    encoded = payload.encode(layouts.narrow(columns), _COMPRESSION)
+        columns[f"{prefix}offset"] = pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(distances)])
+    schema = records.contents.schema(records.schema_id)
+    batch = layouts.narrow(columns) if schema is None else layouts.narrow_rows(columns, schema)
+    encoded = payload.encode(batch, _COMPRESSION, schema)
     header = encoded.header(
         stream=stream,
         shard=shard,
+        schema_id=records.schema_id,
         generation=records.generation,
         time_low=low,
         time_high=high,
         span=stop - first if stop - first != count else 0,
     )
+    if is_worth_statistics(header):
+        header = records.contents.with_statistics(header, batch)
     return FetchedBatch(first, header, encoded.payload)

@@ -1,4 +1,4 @@
-"""What a block file holds, read without a ledger, and written to a Parquet file.
+"""What a block file holds, read without a ledger, and written to Parquet files: one, and one more for each schema.
 
 The block may be cut, its header gone, frames in the middle damaged: everything whose checksums hold is taken, and what
 does not is counted and named by its bytes. Where records have which offsets is known
@@ -8,6 +8,9 @@ does not is counted and named by its bytes. Where records have which offsets is 
 - from moved frames, which carry their offsets themselves;
 - else not at all: the offset is null, and the order is that of the file.
 
+Schemas of rows are said in the block before the first of them; where that is damaged, whoever calls may tell them. Rows
+of a schema that nobody knows are counted as damaged.
+
 Names of streams are told by whoever calls, or by the block itself if it is the first one of its log: ids count from 1
 in the order in which streams were created.
 
@@ -15,14 +18,15 @@ The file may be anything, also made to harm: every length is compared with its l
 and every payload is checked as if it came from the network.
 """
 
+import contextlib
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,17 +34,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mainstem.core.errors import FolderUnusable, InvalidPayload, InvalidRequest, MainstemError
-from mainstem.core.layouts import FULL_SCHEMA, HEADERS_TYPE, SHAPES, TIMESTAMP_TYPE, widen
+from mainstem.core.layouts import FULL_SCHEMA, HEADERS_TYPE, SHAPES, TIMESTAMP_TYPE, widen, widen_rows
 from mainstem.core.limits import FLUSH_BATCHES_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.payload import check
+from mainstem.core.schema import Schema
 from mainstem.log.disk import LocalDisk
-from mainstem.log.flush import CreateStream, DeleteStream, decode_command
+from mainstem.log.flush import Command, CreateStream, DeleteStream, DescribeSchema, decode_command
 from mainstem.log.frame import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     FRAME,
     FRAME_BYTES,
     FRAME_MAGIC,
+    HEADER_BYTES_MAX,
     BlockHeader,
     FrameDamaged,
     FrameHeader,
@@ -63,6 +69,18 @@ SALVAGED_SCHEMA: Final = pa.schema(
         ("flush", pa.int64()),
     ]
 )
+# What rows have beside their columns. A column of a schema that has one of the last names keeps it, and ours gets a
+# longer one.
+_ROW_PLACE: Final = (
+    ("_shard", pa.int32()),
+    ("_offset", pa.int64()),
+    ("_key", pa.binary()),
+    ("_headers", HEADERS_TYPE),
+    ("_timestamp", TIMESTAMP_TYPE),
+    ("_stream_id", pa.int64()),
+    ("_stream", pa.string()),
+    ("_flush", pa.int64()),
+)
 _FOOTER_ROW: Final = struct.Struct("<6q")
 # A row group is written when it has so many records or bytes.
 _GROUP_RECORDS: Final = 64 << 10
@@ -73,15 +91,17 @@ _DAMAGES_SHOWN: Final = 100
 _WINDOW_BYTES: Final = 4 << 20
 # Ids, offsets and numbers of flushes above this are of no log.
 _NUMBER_MAX: Final = 1 << 62
+_Found = TypeVar("_Found")
 _MAGIC: Final = FRAME_MAGIC.to_bytes(4, "little")
 
 
 class SalvagedBatch(NamedTuple):
-    """Records of one batch with all columns, and the offset of its first record if that is known."""
+    """Records of one batch with all columns, and the offset of its first record if that is known; for rows the schema."""
 
     header: FrameHeader
     base: int | None
     records: pa.RecordBatch
+    schema: Schema | None = None
 
 
 @dataclass(slots=True)
@@ -100,6 +120,8 @@ class SalvageReport:
     damaged_bytes: int = 0
     # (first byte, byte after the last, why) of the first ones.
     damaged: list[tuple[int, int, str]] = field(default_factory=list)
+    # Files that rows were written to, by the ids of their schemas.
+    row_files: dict[int, str] = field(default_factory=dict)
 
     def note(self, begin: int, end: int, reason: str) -> None:
         self.damaged_count += 1
@@ -122,8 +144,11 @@ class _Row(NamedTuple):
 class Salvage:
     """One block file, read once for what describes it and once for its records. One thread; close it."""
 
-    def __init__(self, path: Path, names: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, names: Mapping[int, str] | None = None, schemas: Mapping[int, Schema] | None = None
+    ) -> None:
         self._file = LocalDisk().open(path)
+        self._schemas: dict[int, Schema] = dict(schemas or {})
         try:
             self._open(path, names or {})
         except BaseException:
@@ -158,7 +183,7 @@ class Salvage:
         """The number of the block, as the first frame says whose checksum holds and that stands where it says."""
         position = 0
         while position + FRAME_BYTES <= self._size:
-            data = self._file.read(position, _WINDOW_BYTES + FRAME_BYTES * 32)
+            data = self._file.read(position, _WINDOW_BYTES + HEADER_BYTES_MAX)
             at = data.find(_MAGIC)
             while 0 <= at <= _WINDOW_BYTES and at + FRAME_BYTES <= len(data):
                 claimed = FrameHeader._make(FRAME.unpack_from(data, at))
@@ -182,8 +207,16 @@ class Salvage:
                 continue
             if header.kind == FrameKind.FOOTER:
                 self._take_footer(frame)
+                continue
+            try:
+                command = decode_command(frame.payload)
+            except msgspec.MsgspecError:
+                continue
+            if isinstance(command, DescribeSchema):
+                with contextlib.suppress(MainstemError):
+                    self._schemas[command.id] = Schema.parse(command.schema)
             elif is_first:
-                created = self._take_name(frame, created)
+                created = self._take_name(command, created)
 
     def _take_footer(self, frame: FoundFrame) -> None:
         if len(frame.payload) % _FOOTER_ROW.size:
@@ -195,12 +228,8 @@ class Salvage:
         self._starts = [row.position for row in self._rows]
         self.report.has_footer = True
 
-    def _take_name(self, frame: FoundFrame, created: int) -> int:
+    def _take_name(self, command: Command, created: int) -> int:
         """Streams get the next id when they are created, unless one of that name is there."""
-        try:
-            command = decode_command(frame.payload)
-        except msgspec.MsgspecError:
-            return created
         if isinstance(command, CreateStream) and command.name not in self._taken:
             created += 1
             self.names.setdefault(created, command.name)
@@ -223,15 +252,18 @@ class Salvage:
             if base is None and self.report.has_footer:
                 report.batches_left_out += 1
                 continue
+            schema = self._schemas.get(header.schema_id)
             try:
-                records = _records(found)
+                if schema is None and header.schema_id:
+                    raise InvalidPayload(f"rows of schema {header.schema_id}, which the block does not say")
+                records = _records(found, schema)
             except MainstemError as error:
                 report.note(header.position, header.position + header.total_len, str(error))
                 continue
             report.batches += 1
             report.records += len(records)
             report.records_without_offset += len(records) if base is None else 0
-            yield SalvagedBatch(header, base, records)
+            yield SalvagedBatch(header, base, records, schema)
 
     def _base(self, header: FrameHeader) -> int | None:
         if header.kind == FrameKind.MOVED:
@@ -275,22 +307,95 @@ class Salvage:
 
 
 def write_parquet(salvage: Salvage, output: Path) -> SalvageReport:
-    """Write all records of a block to a new file, a row group at a time. Nothing is at the path before it is whole."""
-    if output.exists():
-        raise InvalidRequest(f"{output} is there already; name another file")
-    part = output.with_name(output.name + ".part")
+    """Write all records of a block to a new file, a row group at a time, and rows to one for each schema, named after
+    that (`out.schema-7.parquet` beside `out.parquet`). Nothing is at a path before all of them are whole."""
+    files = _Files(output)
     try:
-        with pq.ParquetWriter(part, SALVAGED_SCHEMA, compression="zstd") as writer:
-            for group in _groups(salvage):
-                writer.write_table(group)
-        os.replace(part, output)
+        files.open(None, 0)
+        for batch in salvage.batches():
+            files.add(batch, salvage.names.get(batch.header.stream))
+        salvage.report.row_files = files.finish()
     finally:
-        part.unlink(missing_ok=True)
+        files.give_up()
     return salvage.report
+
+
+class _Files:
+    """The Parquet files of one salvage, each under another name until all are whole."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._files: dict[int, _RowGroups] = {}
+
+    def open(self, schema: Schema | None, schema_id: int) -> "_RowGroups":
+        path = self._output
+        if schema is not None:
+            path = path.with_name(f"{path.stem}.schema-{schema_id}{path.suffix}")
+        if path.exists():
+            raise InvalidRequest(f"{path} is there already; name another file")
+        made = self._files[schema_id] = _RowGroups(path, SALVAGED_SCHEMA if schema is None else _row_schema(schema))
+        return made
+
+    def add(self, batch: SalvagedBatch, name: str | None) -> None:
+        schema_id = batch.header.schema_id
+        file = self._files.get(schema_id) or self.open(batch.schema, schema_id)
+        file.add(_with_place(batch, name) if batch.schema is None else _rows_with_place(batch, name), batch.header)
+
+    def finish(self) -> dict[int, str]:
+        """All of them are whole; the names of those with rows."""
+        for file in self._files.values():
+            file.close()
+        for file in self._files.values():
+            os.replace(file.part, file.path)
+        return {schema_id: str(file.path) for schema_id, file in self._files.items() if schema_id}
+
+    def give_up(self) -> None:
+        for file in self._files.values():
+            file.close(is_complete=False)
+            file.part.unlink(missing_ok=True)
+
+
+class _RowGroups:
+    """A Parquet file that grows by row groups."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.part = path.with_name(path.name + ".part")
+        self._schema = schema
+        self._writer: pq.ParquetWriter | None = pq.ParquetWriter(self.part, schema, compression="zstd")
+        self._gathered: list[pa.RecordBatch] = []
+        self._records = self._bytes = 0
+
+    def add(self, records: pa.RecordBatch, header: FrameHeader) -> None:
+        self._gathered.append(records)
+        self._records, self._bytes = self._records + len(records), self._bytes + header.raw_len
+        if self._records >= _GROUP_RECORDS or self._bytes >= _GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._writer is not None
+        self._writer.write_table(pa.Table.from_batches(self._gathered, self._schema))
+        self._gathered, self._records, self._bytes = [], 0, 0
+
+    def close(self, *, is_complete: bool = True) -> None:
+        if self._writer is not None:
+            if is_complete and self._gathered:
+                self._write()
+            self._writer.close()
+            self._writer = None
 
 
 def names_beside(block: Path) -> dict[int, str]:
     """The names of streams, if the block lies in a data folder whose ledger, or a copy of it, can be read."""
+    return _asked_beside(block, lambda ledger: {row.id: row.name for row in ledger.list_streams()})
+
+
+def schemas_beside(block: Path) -> dict[int, Schema]:
+    """The same for schemas."""
+    return _asked_beside(block, LedgerInspector.list_schemas)
+
+
+def _asked_beside(block: Path, ask: Callable[[LedgerInspector], dict[int, _Found]]) -> dict[int, _Found]:
     folder = block.absolute().parent.parent
     for path in (folder / "ledger.db", *sorted((folder / "snapshots").glob("ledger-*.db"), reverse=True)):
         if not path.is_file():
@@ -302,7 +407,7 @@ def names_beside(block: Path) -> dict[int, str]:
         try:
             ledger.check_pages()
             ledger.format()
-            return {row.id: row.name for row in ledger.list_streams()}
+            return ask(ledger)
         except (MainstemError, KeyError):
             continue
         finally:
@@ -310,28 +415,34 @@ def names_beside(block: Path) -> dict[int, str]:
     return {}
 
 
-def _groups(salvage: Salvage) -> Iterator[pa.Table]:
-    gathered: list[pa.RecordBatch] = []
-    records = size = 0
-    for batch in salvage.batches():
-        gathered.append(_with_place(batch, salvage.names.get(batch.header.stream)))
-        records, size = records + len(batch.records), size + batch.header.raw_len
-        if records >= _GROUP_RECORDS or size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(gathered, SALVAGED_SCHEMA)
-            gathered, records, size = [], 0, 0
-    if gathered:
-        yield pa.Table.from_batches(gathered, SALVAGED_SCHEMA)
+def _row_schema(schema: Schema) -> pa.Schema:
+    names = set(schema.names)
+    return pa.schema([*schema.arrow, *((_free(name, names), kind) for name, kind in _ROW_PLACE)])
 
 
-def _records(frame: FoundFrame) -> pa.RecordBatch:
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _records(frame: FoundFrame, schema: Schema | None) -> pa.RecordBatch:
     """The records of a frame with all columns, and a last one, if it has it: how far each is from the base."""
     header = frame.header
     own_base = header.producer if header.kind == FrameKind.MOVED else 0
     if max(header.stream, header.flush, own_base) > _NUMBER_MAX or header.shard > SHARDS_PER_STREAM_MAX:
         raise InvalidPayload("the frame has numbers that no log has")
     batch = check(
-        header.encoding, header.layout, header.count, header.raw_len, bytes(frame.payload), layouts=len(SHAPES)
+        header.encoding,
+        header.layout,
+        header.count,
+        header.raw_len,
+        bytes(frame.payload),
+        layouts=len(SHAPES),
+        schema=schema,
     )
+    if schema is not None:
+        return widen_rows(batch, schema, header.time_low)
     records = widen(batch, header.layout, header.time_low)
     if "offset" in batch.schema.names:
         records = records.append_column("offset", batch.column("offset"))
@@ -351,9 +462,26 @@ def _with_place(batch: SalvagedBatch, name: str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in SALVAGED_SCHEMA.names], schema=SALVAGED_SCHEMA)
 
 
-def _offsets(base: int, records: pa.RecordBatch) -> pa.Array:
-    if "offset" in records.schema.names:
-        return pa.array(records.column("offset").to_numpy().astype(np.int64) + base)
+def _rows_with_place(batch: SalvagedBatch, name: str | None) -> pa.RecordBatch:
+    assert batch.schema is not None
+    header, rows, count = batch.header, batch.records, len(batch.records)
+    place: dict[str, Any] = {
+        "_shard": pa.array(np.full(count, header.shard, np.int32)),
+        "_offset": pa.nulls(count, pa.int64()) if batch.base is None else _offsets(batch.base, rows, "_offset"),
+        "_stream_id": _repeated(header.stream, count),
+        "_stream": pa.array([name] * count, pa.string()),
+        "_flush": _repeated(header.flush, count),
+    }
+    columns = [rows.column(index) for index in range(len(batch.schema.names))]
+    # Not by name: a column of the row may have one of these.
+    own = {column: rows.column(column) for column in ("_key", "_headers", "_timestamp")}
+    columns += [place[column] if column in place else own[column] for column, _ in _ROW_PLACE]
+    return pa.RecordBatch.from_arrays(columns, schema=_row_schema(batch.schema))
+
+
+def _offsets(base: int, records: pa.RecordBatch, column: str = "offset") -> pa.Array:
+    if column in records.schema.names:
+        return pa.array(records.column(column).to_numpy().astype(np.int64) + base)
     return pa.array(np.arange(base, base + len(records), dtype=np.int64))
 
 

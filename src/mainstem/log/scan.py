@@ -27,10 +27,12 @@ from mainstem.log.frame import (
     FrameDamaged,
     FrameHeader,
     FrameKind,
+    claimed_header_len,
     flush_crc,
     parse_commit,
     parse_header,
     payload_of,
+    statistics_of,
 )
 
 _WINDOW_BYTES: Final = 4 << 20
@@ -75,7 +77,7 @@ class BlockScanner:
     def has_footer_at(self, position: int) -> bool:
         """Whether the block was sealed at `position`: everything before it was durable and applied by then."""
         try:
-            return parse_header(self._view(position, FRAME_BYTES), 0, position, self.block).kind == FrameKind.FOOTER
+            return self._header(position).kind == FrameKind.FOOTER
         except FrameDamaged:
             return False
 
@@ -98,7 +100,7 @@ class BlockScanner:
                 continue
             position += at
             try:
-                header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
+                header = self._header(position)
                 if header.flush > above or (header.kind == FrameKind.FOOTER and header.flush == above):
                     return header
                 position += header.total_len
@@ -112,7 +114,7 @@ class BlockScanner:
         moved: list[WrittenBatch] = []
         damaged: FrameDamaged | None = None
         while True:
-            header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
+            header = self._header(position)
             if header.kind == FrameKind.FOOTER and not headers:
                 return None
             if headers and header.flush != headers[0].flush:
@@ -154,12 +156,15 @@ class BlockScanner:
         return None
 
     def _statistics(self, header: FrameHeader) -> bytes:
-        extra = header.header_len - FRAME_BYTES
-        return bytes(self._view(header.position + FRAME_BYTES, extra)) if extra else b""
+        return statistics_of(self._view(header.position, header.header_len), 0, header)
 
     def _frame(self, position: int) -> tuple[FrameHeader, memoryview]:
-        header = parse_header(self._view(position, FRAME_BYTES * 32), 0, position, self.block)
+        header = self._header(position)
         return header, payload_of(self._view(position, header.total_len), 0, header)
+
+    def _header(self, position: int) -> FrameHeader:
+        length = claimed_header_len(self._view(position, FRAME_BYTES))
+        return parse_header(self._view(position, length), 0, position, self.block)
 
     def _view(self, position: int, length: int) -> memoryview:
         """Bytes at `position`, fewer at the end of the block, through a window that moves forward."""

@@ -41,6 +41,7 @@ from mainstem.core.events import Event
 from mainstem.core.limits import KIB, MIB
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.compaction import KeyIndex, is_due, tombstones, without_key
+from mainstem.log.contents import Contents, SchemaOf, no_schema
 from mainstem.log.flush import (
     Command,
     Done,
@@ -147,6 +148,7 @@ class Upkeep:
         snapshots: Snapshots,
         clock: Clock,
         pace: Pace,
+        schema_of: SchemaOf = no_schema,
     ) -> None:
         self._commits = commits
         self._ledger = ledger
@@ -154,6 +156,7 @@ class Upkeep:
         self._snapshots = snapshots
         self._clock = clock
         self.pace = pace
+        self._schema_of = schema_of
         self._rests = pace.share < 1
         # Of the step under way, rests that it has taken already.
         self._rested_seconds = 0.0
@@ -391,7 +394,9 @@ class Upkeep:
             logger.warning(Event("entries that cannot be read are not merged", error=loss))
             self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
             return
-        self._execute(remade(entries, map(records_of, groups), self._upshot(merged=settled)))
+        contents = Contents.of(stream, self._schema_of)
+        pieces = (records_of(group, contents) for group in groups)
+        self._execute(remade(entries, pieces, self._upshot(merged=settled)))
         self._counts["entries_merged"] += len(entries)
 
     def _upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
@@ -426,11 +431,12 @@ class Upkeep:
         key = (stream.id, shard)
         row = self._commits.shard(key)
         self._dirty_since.pop(key, None)
+        contents = Contents.of(stream, self._schema_of)
         index = KeyIndex()
         index.end = max(row.compacted, row.start)
         for entries, groups in self._pieces(stream, shard, index.end, row.stable):
             for group in groups or ():
-                index.learn(records_of(group))
+                index.learn(records_of(group, contents))
             # What cannot be read is passed over, or the shard would look as if it had not been compacted, for ever.
             index.end = entries[-1].end
             yield
@@ -448,7 +454,7 @@ class Upkeep:
 
         for entries, groups in self._pieces(stream, shard, row.start, index.end):
             if groups is not None:
-                self._counts["records_compacted"] += self._leave(entries, groups, kept, self._upshot())
+                self._counts["records_compacted"] += self._leave(entries, groups, contents, kept, self._upshot())
                 yield
         self._execute(NoteUpkeep(stream.id, shard, compacted=index.end))
         self._oldest_tombstone_us[key] = oldest_us
@@ -477,21 +483,24 @@ class Upkeep:
         self,
         entries: Sequence[Entry],
         groups: Sequence[Sequence[FetchedBatch]],
+        contents: Contents,
         keep: Callable[[Records], np.ndarray],
         upshot: Upshot,
     ) -> int:
         """Store anew what is kept, if that is not all; how many records are gone."""
-        masks = [keep(records_of(group)) for group in groups]
+        masks = [keep(records_of(group, contents)) for group in groups]
         gone = sum(int(len(mask) - mask.sum()) for mask in masks)
         # Many entries of which little was left before are put together on the occasion.
         if gone or (len(entries) > _ROWS_PER_STEP_MAX and not upshot.erases):
-            pieces = (records_of(group).take(mask) for group, mask in zip(groups, masks, strict=True))
+            pieces = (records_of(group, contents).take(mask) for group, mask in zip(groups, masks, strict=True))
             self._execute(remade(entries, pieces, upshot))
         return gone
 
     def erase(self, stream: StreamRow, key: bytes) -> int:
         """Take every record of one key away that is there now; how many. Then no reader can see one any more."""
         erased = 0
+        contents = Contents.of(stream, self._schema_of)
+        upshot = self._upshot(erases=True)
         for shard in range(stream.shards):
             row = self._commits.shard((stream.id, shard))
             # What was trimmed a moment ago may be of this key too.
@@ -511,7 +520,7 @@ class Upkeep:
                             reason="damaged",
                         )
                     try:
-                        erased += self._leave(entries, groups, lambda r: without_key(r, key), self._upshot(erases=True))
+                        erased += self._leave(entries, groups, contents, lambda r: without_key(r, key), upshot)
                     except Refused:
                         break  # the entries were merged or compacted meanwhile: look at them as they are now
                     offset = entries[-1].end

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mainstem.core.limits import STATISTICS_BYTES_MAX
 from mainstem.log.frame import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
@@ -12,12 +11,12 @@ from mainstem.log.frame import (
     FRAME_MAGIC,
     FrameDamaged,
     FrameHeader,
+    claimed_header_len,
     parse_header,
     payload_of,
 )
 
 _WINDOW_BYTES: Final = 4 << 20
-_HEADER_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX
 _MAGIC: Final = FRAME_MAGIC.to_bytes(4, "little")
 
 # Up to `length` bytes at a position of the block; fewer only at its end.
@@ -78,7 +77,8 @@ class FrameWalk:
             position += header.total_len
 
     def header_at(self, position: int) -> FrameHeader:
-        return parse_header(self._view(position, _HEADER_BYTES_MAX), 0, position, self._block)
+        length = claimed_header_len(self._view(position, FRAME_BYTES))
+        return parse_header(self._view(position, length), 0, position, self._block)
 
     def _whole(self, header: FrameHeader) -> FoundFrame | DamagedRange:
         position = header.position

@@ -16,11 +16,13 @@ from mainstem.core.limits import (
     PAYLOAD_STORED_BYTES_MAX,
     PRODUCER_IDLE_US_MAX,
 )
+from mainstem.core.schema import Schema
 from mainstem.log.blocks.base import BlockStore, BlockWriter
 from mainstem.log.disk import is_out_of_space
 from mainstem.log.flush import (
     PRODUCER_ID_MAX,
     Command,
+    DescribeSchema,
     Flush,
     ForgetProducers,
     Item,
@@ -65,7 +67,7 @@ class FlushFile:
     One thread at a time writes, and one at a time, perhaps another, notes entries: `note_entries` belongs to applying
     a flush, `roll` and `seal` to the moments when nothing is being applied. A count of entries that is behind by the
     flush being applied is reckoned with in the limit. `on_block` is called when a block is there, durably, before
-    anything is written to it.
+    anything is written to it. `schema` finds a schema that batches have by its id.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class FlushFile:
         block_bytes: int,
         block_max: int,
         on_block: Callable[[], None] = lambda: None,
+        schema: Callable[[int], Schema | None] = lambda schema: None,
     ) -> None:
         self._blocks = blocks
         self._identity = identity
@@ -83,6 +86,9 @@ class FlushFile:
         self._block_bytes = block_bytes
         self._block_next = block_max + 1
         self._on_block = on_block
+        self._schema = schema
+        # Schemas that the open block says already.
+        self._described: set[int] = set()
         self._writer: BlockWriter | None = None
         self._footer = array("q")
         # The block whose entries the footer lists: those of one that was abandoned may still be on their way.
@@ -169,6 +175,7 @@ class FlushFile:
     def _end_block(self, writer: BlockWriter) -> None:
         self._writer = None
         self._to_seal.append(SealBlock(writer.block, writer.position))
+        self._described = set()
         # In this order: `note_entries` may run meanwhile.
         self._footer_block = 0
         self._footer = array("q")
@@ -190,7 +197,7 @@ class FlushFile:
         now_us = self._clock.now_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
         written: list[WrittenItem] = []
-        own = self._own_commands(writer.block, now_us)
+        own = [*self._own_commands(writer.block, now_us), *self._descriptions(items)]
         for command in own:
             frames.add_command(encode_command(command), now_us)
             written.append(command)
@@ -222,15 +229,26 @@ class FlushFile:
             own.append(ForgetProducers(now_us - PRODUCER_IDLE_US_MAX, first, first + size - 1))
         return own
 
+    def _descriptions(self, items: Sequence[Item]) -> Iterator[DescribeSchema]:
+        """What says the schemas of these items that the block does not say yet."""
+        new = {schema for schema in _schemas_of(items) if schema not in self._described}
+        for schema in sorted(new):
+            found = self._schema(schema)
+            # One that does not exist is of a batch that will be refused.
+            if found is not None:
+                yield DescribeSchema(schema, found.serialized)
+
     def _note_own(self, block: int, written: Sequence[Command]) -> None:
         """The writer's own commands are durable: they are not said again."""
         if self._opened_block != block:
             self._opened_block = block
             self._to_seal = []
-        last = written[-1]
-        if isinstance(last, ForgetProducers):
-            self._producers_checked_us = last.before_us + PRODUCER_IDLE_US_MAX
-            self._forget_part = (self._forget_part + 1) % _FORGET_PARTS
+        for command in written:
+            if isinstance(command, DescribeSchema):
+                self._described.add(command.id)
+            elif isinstance(command, ForgetProducers):
+                self._producers_checked_us = command.before_us + PRODUCER_IDLE_US_MAX
+                self._forget_part = (self._forget_part + 1) % _FORGET_PARTS
 
     def note_entries(self, entries: Sequence[Entry]) -> None:
         """Remember what the footer must list."""
@@ -246,6 +264,16 @@ class FlushFile:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _schemas_of(items: Sequence[Item]) -> Iterator[int]:
+    """The schemas of the batches among these, but for those that have none."""
+    for item in items:
+        if isinstance(item, Batch):
+            if item.header.schema_id:
+                yield item.header.schema_id
+        elif isinstance(item, Replacement):
+            yield from (batch.header.schema_id for batch in item.batches if batch.header.schema_id)
 
 
 def _moved(frames: FlushWriter, replacement: Replacement) -> Iterator[WrittenBatch]:

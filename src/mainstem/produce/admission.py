@@ -20,22 +20,28 @@ from mainstem.core.limits import (
     RECORD_BYTES_MAX,
 )
 from mainstem.core.times import to_us
+from mainstem.produce.row_batches import keys_of, longest
 from mainstem.transport.port import StreamInfo
 
 _VALUE_HINT = "encode it first, for example with json.dumps(row).encode()"
 _KEY_HINT = "give bytes, text or a whole number"
 
-Checked = tuple[bytes | None, bytes | None, list[tuple[str, bytes]] | None, int | None]
+Envelope = tuple[bytes | None, list[tuple[str, bytes]] | None, int | None]
 
 
-def check_record(stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Checked:
-    """The record as it is stored, or InvalidRecord with the argument that is wrong."""
-    return (
-        _bytes_of(stream, "value", value, _VALUE_HINT),
-        _key_of(stream, key),
-        _headers_of(stream, headers),
-        _time_of(stream, timestamp),
-    )
+def check_value(stream: str, value: Any) -> bytes | None:
+    """The value of a record without a schema as it is stored, or InvalidRecord."""
+    if isinstance(value, Mapping):
+        raise InvalidRecord(
+            f"stream {stream!r} has no schema, so its records are bytes and not rows: give it one with "
+            f"hub.streams.set_schema({stream!r}, ...), or encode the row with json.dumps(row).encode()"
+        )
+    return _bytes_of(stream, "value", value, _VALUE_HINT)
+
+
+def check_envelope(stream: str, key: Any, headers: Any, timestamp: Any) -> Envelope:
+    """Key, headers and time as they are stored, or InvalidRecord with the argument that is wrong."""
+    return _key_of(stream, key), _headers_of(stream, headers), _time_of(stream, timestamp)
 
 
 def headers_size(headers: list[tuple[str, bytes]] | None) -> int:
@@ -50,16 +56,24 @@ def columns(values: list[Any], keys: list[Any] | None) -> list[pa.RecordBatch]:
     return tables.as_batches(pa.table(table))
 
 
-def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch]) -> int | None:
+def key_array(keys: list[Any]) -> pa.Array:
+    """The keys of many records as a column."""
+    return _column("key", keys)
+
+
+def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch], *, is_rows: bool = False) -> int | None:
     """An atomic table is one batch of one shard; the shard, if its keys choose one. Rows without a key follow them."""
     if len(batches) > 1:
         raise RecordTooLarge(
             f"an atomic batch holds at most {BATCH_RECORDS_MAX} records and {PAYLOAD_RAW_BYTES_MAX // 2} bytes; "
             "split the table"
         )
-    if not batches or stream.shards == 1 or "key" not in batches[0].schema.names:
+    if not batches or stream.shards == 1:
         return None
-    keys = batches[0].column("key").drop_null().to_pylist()
+    column = keys_of(stream, batches[0], is_rows=is_rows)
+    if column is None:
+        return None
+    keys = column.drop_null().to_pylist()
     found = set(placement.shards_for(keys, stream.shards, stream.hash, 0).tolist())
     if len(found) > 1:
         raise InvalidRequest(
@@ -95,13 +109,29 @@ def check_batches(stream: str, batches: Sequence[pa.RecordBatch]) -> None:
         first += batch.num_rows
         names = batch.schema.names
         if "key" in names:
-            longest = pc.max(pc.binary_length(batch.column("key"))).as_py()
-            if longest is not None and longest > KEY_BYTES_MAX:
-                raise _key_too_large(stream, longest)
+            _check_key_column(stream, batch.column("key"))
         if "headers" in names:
             _check_header_column(stream, batch.column("headers"))
         for time_us in payload.time_range(batch) or ():
             _time_of(stream, time_us)
+
+
+def check_row_batch(stream: str, batch: pa.RecordBatch, keys: pa.BinaryArray | None) -> None:
+    """The limits of a record, for every row of a batch of rows."""
+    if batch.nbytes > RECORD_BYTES_MAX:
+        payload.check_record_bytes(batch)
+    if keys is not None:
+        _check_key_column(stream, keys)
+    if "_headers" in batch.schema.names:
+        _check_header_column(stream, batch.column("_headers"))
+    for time_us in payload.row_time_range(batch) or ():
+        _time_of(stream, time_us)
+
+
+def _check_key_column(stream: str, keys: pa.BinaryArray) -> None:
+    # No key is longer than all of them.
+    if keys.nbytes > KEY_BYTES_MAX and (size := longest(keys)) > KEY_BYTES_MAX:
+        raise _key_too_large(stream, size)
 
 
 def _record_size(batch: pa.RecordBatch) -> int:

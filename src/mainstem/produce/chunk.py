@@ -18,8 +18,12 @@ import pyarrow as pa
 from mainstem.core import callbacks, layouts, payload, placement
 from mainstem.core.batch import Batch
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
+from mainstem.core.keys import key_column
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
+from mainstem.produce.admission import check_atomic
+from mainstem.produce.row_batches import keys_of, with_envelope
+from mainstem.registry.rows import RowConverter
 from mainstem.transport.port import StreamInfo
 
 logger = logging.getLogger("mainstem.produce")
@@ -34,8 +38,10 @@ class Chunk:
     """
 
     __slots__ = (
+        "atomic_in",
         "bases",
         "batch",
+        "convert",
         "count",
         "created_us",
         "error",
@@ -48,14 +54,27 @@ class Chunk:
         "pinned",
         "plain",
         "rank",
+        "rows",
         "shard_of",
+        "source",
         "stream",
         "times",
         "values",
     )
 
-    def __init__(self, stream: StreamInfo, created_us: int, parcel: "Parcel", owner: int) -> None:
+    def __init__(
+        self,
+        stream: StreamInfo,
+        created_us: int,
+        parcel: "Parcel",
+        owner: int,
+        rows: RowConverter | None = None,
+    ) -> None:
         self.stream = stream
+        # What makes a batch of the rows; None if values are bytes. A chunk is of one kind.
+        self.rows = rows
+        # How the fast way of `send` takes a row; None if this chunk has columns that it does not fill.
+        self.convert = None if rows is None or "compact" in stream.cleanup else rows.convert
         self.created_us = created_us
         self.parcel = parcel
         # The thread that may add without the producer's lock.
@@ -63,26 +82,34 @@ class Chunk:
         self.is_sealed = False
         # How many records there are, once sealed.
         self.count = 0
-        self.values: list[bytes | None] = []
+        # Bytes, or what `rows` took of a row.
+        self.values: list[Any] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Any] | None = None
         self.times: list[int] | None = None
         self.batch: pa.RecordBatch | None = None
-        self.plain = True
+        # Whether the fast way of `send` may add bytes to it.
+        self.plain = not stream.schema
         # The shard of records without a key, where the chunk must not be spread.
         self.pinned: int | None = None
+        # The generation of the stream in which it is known to belong to one shard, if it must.
+        self.atomic_in: int | None = None
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
         self.bases: dict[int, int] = {}
+        # The records once encoded, until their fate is known: they may have to be split over other shards.
+        self.source: pa.RecordBatch | Encoded | None = None
         self.error: MainstemError | None = None
         # Whether somebody got the error from an ack.
         self.is_told = False
 
-    def add(self, value: bytes | None, key: bytes | None, headers: Any, time_us: int | None) -> int:
+    def add(self, value: Any, key: bytes | None, headers: Any, time_us: int | None) -> int:
         """The general way to add a record; the index of it. Columns begin with the first record that needs them."""
         index = len(self.values)
         # A chunk with headers or times has columns that the fast way of `send` does not fill.
         self.plain = self.plain and headers is None and time_us is None
+        if key is not None or headers is not None or time_us is not None:
+            self.convert = None
         self.values.append(value)
         if key is not None and self.keys is None:
             self.keys = [None] * index
@@ -100,6 +127,8 @@ class Chunk:
 
     def seal(self) -> None:
         """Count the records; what the owner adds from now on is not one of them. Called under the producer's lock."""
+        if self.is_sealed:
+            return
         self.is_sealed = True
         if self.batch is not None:
             self.count = self.batch.num_rows
@@ -111,12 +140,41 @@ class Chunk:
 
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        if self.atomic_in not in (None, self.stream.generation):
+            self._check_atomic()
+        if self.source is not None:
+            return self._encode_again(sticky, compression)
         few = self._encode_few(compression)
         if few is not None:
+            self.source = few
             self.shard_of = shard = sticky % self.stream.shards
             return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
+        self.source = batch
+        return self._split(batch, keys, sticky, compression)
+
+    def _encode_again(self, sticky: int, compression: str | None) -> list[Batch]:
+        """The same records for other shards."""
+        source = self.source
+        if isinstance(source, Encoded):
+            fields = (source.encoding, source.layout, source.count, source.raw_len)
+            source = payload.decode(*fields, source.payload)
+        assert source is not None
+        found = keys_of(self.stream, source, is_rows=self.rows is not None)
+        return self._split(source, None if found is None else found.to_pylist(), sticky, compression)
+
+    def _check_atomic(self) -> None:
+        """The stream has more shards than when it was checked."""
+        batch = self.batch if self.source is None else self.source
+        assert isinstance(batch, pa.RecordBatch), "what is sent as a table is a batch"
+        self.pinned = check_atomic(self.stream, (batch,), is_rows=self.rows is not None)
+        self.atomic_in = self.stream.generation
+
+    def _split(
+        self, batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, sticky: int, compression: str | None
+    ) -> list[Batch]:
         sticky = sticky if self.pinned is None else self.pinned
+        self.rank = None
         shards = self.stream.shards
         pieces: list[tuple[int, pa.RecordBatch]]
         if keys is None or shards == 1:
@@ -130,7 +188,9 @@ class Chunk:
 
     def _encode_few(self, compression: str | None) -> Encoded | None:
         """A few plain records of one shard, which take the short way; None for all others."""
-        if self.batch is not None or self.headers is not None or self.times is not None or self.pinned is not None:
+        if self.rows is not None or self.batch is not None or self.pinned is not None:
+            return None
+        if self.headers is not None or self.times is not None:
             return None
         if self.count >= FEW or (self.keys is not None and self.stream.shards > 1):
             return None
@@ -143,22 +203,36 @@ class Chunk:
     def _take_columns(self) -> tuple[pa.RecordBatch, Sequence[bytes | None] | None]:
         """The records as a batch, and their keys where they decide the shard. The chunk keeps none of them."""
         if self.batch is not None:
-            batch, self.batch = _with_times(self.batch, self.created_us), None
-            has_keys = "key" in batch.schema.names and self.stream.shards > 1
-            return batch, batch.column("key").to_pylist() if has_keys else None
+            is_rows = self.rows is not None
+            name = "_timestamp" if is_rows else "timestamp"
+            batch, self.batch = _with_times(self.batch, name, self.created_us), None
+            found = keys_of(self.stream, batch, is_rows=is_rows) if self.stream.shards > 1 else None
+            return batch, None if found is None else found.to_pylist()
         columns = (self.values, self.keys, self.headers, self.times)
         self.values, self.keys, self.headers, self.times = _Gone(), None, None, None
         values, keys, headers, times = (_first(column, self.count) for column in columns)
-        return layouts.build(values or [], keys, headers, times), keys
+        if self.rows is None:
+            return layouts.build(values or [], keys, headers, times), keys
+        batch = with_envelope(self.rows.build(values or []), keys, headers, times)
+        if self.stream.key and self.stream.shards > 1:
+            keys = key_column(batch, self.stream.key).to_pylist()
+        return batch, keys
 
     def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
-        encoded = payload.encode(piece, compression)
-        low, high = payload.time_range(piece) or (self.created_us, self.created_us)
+        schema = None if self.rows is None else self.rows.schema
+        encoded = payload.encode(piece, compression, schema)
+        times = payload.time_range(piece) if schema is None else payload.row_time_range(piece)
+        low, high = times or (self.created_us, self.created_us)
         return self._with_header(shard, encoded, low, high)
 
     def _with_header(self, shard: int, encoded: Encoded, low: int, high: int) -> Batch:
         header = encoded.header(
-            stream=self.stream.id, shard=shard, generation=self.stream.generation, time_low=low, time_high=high
+            stream=self.stream.id,
+            shard=shard,
+            schema_id=0 if self.rows is None else self.stream.schema_id,
+            generation=self.stream.generation,
+            time_low=low,
+            time_high=high,
         )
         return Batch(header, encoded.payload)
 
@@ -176,11 +250,11 @@ class Chunk:
         return shard, self.bases[shard] + int(self.rank[index])
 
 
-def _with_times(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+def _with_times(batch: pa.RecordBatch, name: str, now_us: int) -> pa.RecordBatch:
     """A record of a table without a time gets the time of sending."""
-    if "timestamp" not in batch.schema.names or not batch.column("timestamp").null_count:
+    index = batch.schema.get_field_index(name)
+    if index < 0 or not batch.column(index).null_count:
         return batch
-    index = batch.schema.get_field_index("timestamp")
     filled = batch.column(index).fill_null(pa.scalar(now_us, batch.schema.field(index).type))
     return batch.set_column(index, batch.schema.field(index), filled)
 
@@ -206,7 +280,18 @@ _making_events = threading.Lock()
 class Parcel:
     """Chunks of several streams that travel in one request."""
 
-    __slots__ = ("_event", "_is_over", "batches", "callbacks", "chunks", "deadline", "is_done", "size", "waiter")
+    __slots__ = (
+        "_event",
+        "_is_over",
+        "batches",
+        "callbacks",
+        "chunks",
+        "deadline",
+        "is_done",
+        "number",
+        "size",
+        "waiter",
+    )
 
     def __init__(self, waiter: Callable[["Parcel", float | None], bool], deadline: float) -> None:
         self.chunks: list[Chunk] = []
@@ -218,11 +303,15 @@ class Parcel:
         self._event: threading.Event | None = None
         self.waiter = waiter
         self.deadline = deadline
+        # Counts parcels in the order in which they were first shipped.
+        self.number = 0
         self.size = 0
         self.callbacks: list[Callable[[], None]] = []
 
     def finish(self) -> None:
         """Every record's fate is known: call those who asked to be called, then wake those who wait."""
+        for chunk in self.chunks:
+            chunk.source = None
         self.is_done = True
         self.run_callbacks()
         self._is_over = True
@@ -254,6 +343,11 @@ class Ack(msgspec.Struct, gc=False):
     chunk: Chunk
     index: int
 
+    @property
+    def stream(self) -> str:
+        """Where the record went: to another stream than it was sent to if it is a dead letter."""
+        return self.chunk.stream.name
+
     def done(self) -> bool:
         """Whether the outcome is known."""
         return self.chunk.parcel.is_done
@@ -282,15 +376,21 @@ class Ack(msgspec.Struct, gc=False):
 
 
 class BatchAck(msgspec.Struct, gc=False):
-    """The fate of a table given to `send_batch`."""
+    """The fate of a table given to `send_batch`, or of what was given to `send_many`.
+
+    `dead` has an ack for each row that did not fit and was kept as a dead letter.
+    """
 
     chunks: list[Chunk]
+    dead: list[Ack] = msgspec.field(default_factory=list)
 
     def done(self) -> bool:
-        return all(chunk.parcel.is_done for chunk in self.chunks)
+        return all(chunk.parcel.is_done for chunk in self.chunks) and all(ack.done() for ack in self.dead)
 
     def result(self, timeout: float | None = None) -> list[tuple[int, int, int]]:
-        """(shard, offset, count) of every run of records, durable."""
+        """(shard, offset, count) of every run of records, durable; dead letters are not among them, but durable too."""
+        for ack in self.dead:
+            ack.result(timeout)
         runs: list[tuple[int, int, int]] = []
         for chunk in self.chunks:
             _wait(chunk.parcel, timeout)

@@ -1,26 +1,64 @@
 """Admission: what a client sent is checked here, once, before it may reach the disk.
 
 The client made the bytes and the server stores the same bytes, so everything a reader will rely on is proven now: the
-checksum, the Arrow message, the number of records, the range of their times, the limits of a record.
+checksum, the Arrow message, the number of records, the range of their times, the limits of a record. Rows have a schema
+of their stream, any version of it, and keep what it promises. Records without one in a stream that has a schema, from
+clients that know nothing of rows, are JSON that fits, or tombstones. What is to be known of a batch without reading it
+is found out here too, while it is open.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.core import payload
 from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN, Batch, BatchHeader
 from mainstem.core.checksum import crc32c
-from mainstem.core.errors import InvalidPayload, InvalidRequest, MainstemError, StreamDeleted, UnknownStream
+from mainstem.core.errors import (
+    InvalidPayload,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidSchema,
+    MainstemError,
+    RecordTooLarge,
+    SchemaMismatch,
+    StreamDeleted,
+    UnknownStream,
+)
+from mainstem.core.keys import key_column
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
-from mainstem.core.limits import KEY_BYTES_MAX
-from mainstem.log.ledger.base import StreamRow
-from mainstem.produce.admission import check_batches, check_keyed, has_keys
+from mainstem.core.limits import JSON_BATCH_BYTES_MAX, JSON_BATCH_RECORDS_MAX, KEY_BYTES_MAX
+from mainstem.core.schema import Schema
+from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
+from mainstem.log.ledger.base import StreamRow, VersionRow
+from mainstem.produce.admission import check_batches, check_keyed, check_row_batch, has_keys
+from mainstem.registry.rows import converter_of
+
+# Pairs of a stream and a schema that were found to belong together.
+_KNOWN_MAX: Final = 10_000
+
+
+def _no_versions(stream: int) -> Sequence[VersionRow]:
+    return ()
 
 
 class Gateway:
-    """Says no to batches that must not be stored. One thread. `stream_of` looks a stream up by id."""
+    """Says no to batches that must not be stored. One thread. `stream_of` looks a stream up by id, `schema_of` a
+    schema, `versions_of` the versions of a stream's schema."""
 
-    def __init__(self, stream_of: Callable[[int], StreamRow | None], record_bytes_max: int) -> None:
+    def __init__(
+        self,
+        stream_of: Callable[[int], StreamRow | None],
+        record_bytes_max: int,
+        schema_of: SchemaOf = no_schema,
+        versions_of: Callable[[int], Sequence[VersionRow]] = _no_versions,
+    ) -> None:
         self._stream_of = stream_of
+        self._schema_of = schema_of
+        self._versions_of = versions_of
+        self._known: set[tuple[int, int]] = set()
         self._record_bytes_max = record_bytes_max
         self.unknown_streams = 0
         self.refused = 0
@@ -31,10 +69,12 @@ class Gateway:
             row = self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
-            self._check_payload(row, header, data)
+            batch = self._check_payload(row, header, data)
         except MainstemError as error:
             self.refused += 1
             return error
+        if is_worth_statistics(header):
+            header = Contents.of(row, self._schema_of).with_statistics(header, batch)
         return Batch(header, data)
 
     def _check_place(self, header: BatchHeader) -> StreamRow:
@@ -46,18 +86,41 @@ class Gateway:
             raise StreamDeleted(f"stream {row.name!r} was deleted")
         if header.shard >= row.shards:
             raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; there is no shard {header.shard}")
-        if header.schema_id or header.transaction or header.statistics or header.span:
-            raise InvalidRequest("schema_id, transaction, statistics and span are the server's to give")
+        if header.transaction or header.statistics or header.span:
+            raise InvalidRequest("transaction, statistics and span are the server's to give")
+        if header.schema_id and not self._has_schema(row, header.schema_id):
+            raise InvalidSchema(
+                f"stream {row.name!r} has no version of its schema with id {header.schema_id}; look it up again"
+            )
         return row
 
-    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> None:
+    def _has_schema(self, row: StreamRow, schema: int) -> bool:
+        if schema == row.schema_id or (row.id, schema) in self._known:
+            return True
+        if not any(version.schema_id == schema for version in self._versions_of(row.id)):
+            return False
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known.add((row.id, schema))
+        return True
+
+    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch | None:
+        """The batch, safe to use; None of a small one that did not have to be opened."""
         if crc32c(data) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
         # In a payload that is not longer than the longest key no key is too long.
         has_long_key = header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX
-        if header.layout & HAS_HEADERS or has_long_key or row.compacts:
-            times = self._check_records(row, header, data)
+        if header.schema_id:
+            batch = self._check_rows(row, header, data)
+            times = payload.row_time_range(batch)
+        elif header.layout & HAS_HEADERS or has_long_key or row.compacts or row.schema_id:
+            batch = self._check_records(row, header, data)
+            times = payload.time_range(batch)
+        elif is_worth_statistics(header):
+            batch = self._opened(header, data)
+            times = payload.time_range(batch)
         else:
+            batch = None
             times = payload.verify(
                 header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
             )
@@ -71,12 +134,65 @@ class Gateway:
             raise InvalidPayload(
                 f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
             )
+        return batch
 
-    def _check_records(self, row: StreamRow, header: BatchHeader, data: bytes) -> tuple[int, int] | None:
-        """Check keys and headers too, by whole columns; the range of times, if the batch has its own."""
-        batch = payload.check(
-            header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
-        )
+    def _check_records(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch:
+        """Check keys and headers too, by whole columns."""
+        batch = self._opened(header, data)
         check_batches(row.name, (batch,))
         check_keyed(row.name, row.cleanup, has_keys(batch))
-        return payload.time_range(batch)
+        if row.schema_id:
+            self._check_json(row, header, batch)
+        return batch
+
+    def _opened(self, header: BatchHeader, data: bytes, schema: Schema | None = None) -> pa.RecordBatch:
+        sizes = (header.encoding, header.layout, header.count, header.raw_len)
+        return payload.check(*sizes, data, self._record_bytes_max, schema=schema)
+
+    def _check_rows(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch:
+        """A batch of rows: what its schema promises, its keys and headers."""
+        schema = self._schema_of(header.schema_id)
+        batch = self._opened(header, data, schema)
+        if row.key and header.layout & HAS_KEY:
+            raise InvalidRecord(f"stream {row.name!r}: the key of a row is made of {', '.join(row.key)}")
+        try:
+            converter_of(schema).verify(batch)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"stream {row.name!r}: {error}", path=error.path) from None
+        keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
+        check_row_batch(row.name, batch, keys)
+        check_keyed(row.name, row.cleanup, keys is not None and not keys.null_count)
+        return batch
+
+    def _check_json(self, row: StreamRow, header: BatchHeader, batch: pa.RecordBatch) -> None:
+        """Records without a schema in a stream that has one: JSON that fits its newest, or tombstones with a key."""
+        values = batch.column("value")
+        if values.null_count and not (header.layout & HAS_KEY and not _count_empty(batch.column("key"), values)):
+            raise InvalidRecord(f"stream {row.name!r}: a tombstone says which row is gone: it needs a key")
+        if values.null_count == len(values):
+            return
+        # Reading JSON takes a hundred times as long as looking through a message; nothing else happens meanwhile.
+        if header.raw_len > JSON_BATCH_BYTES_MAX or header.count > JSON_BATCH_RECORDS_MAX:
+            raise RecordTooLarge(
+                f"stream {row.name!r} has a schema: batches of JSON are at most {JSON_BATCH_BYTES_MAX} bytes and "
+                f"{JSON_BATCH_RECORDS_MAX} records; send smaller ones, or rows"
+            )
+        rows, bad = converter_of(self._schema_of(row.schema_id)).from_json(values, is_first_enough=True)
+        if bad:
+            raise SchemaMismatch(f"stream {row.name!r}: record {bad[0].index}: {bad[0]}", path=bad[0].path)
+        if row.key:
+            self._check_own_keys(row, batch, rows)
+
+    def _check_own_keys(self, row: StreamRow, batch: pa.RecordBatch, rows: pa.RecordBatch) -> None:
+        """Whoever sends JSON chose the shard by a key of its own: it must be the one that the row has."""
+        is_row = batch.column("value").is_valid()
+        given = batch.column("key") if "key" in batch.schema.names else pa.nulls(len(rows), pa.binary())
+        if not given.filter(is_row).equals(key_column(rows, row.key).filter(is_row)):
+            raise InvalidRecord(
+                f"stream {row.name!r}: the key of a row is made of {', '.join(row.key)}, and a record has another"
+            )
+
+
+def _count_empty(keys: pa.Array, values: pa.Array) -> int:
+    """How many records have neither a key nor a value."""
+    return int(pc.sum(pc.and_(keys.is_null(), values.is_null())).as_py() or 0)

@@ -1,14 +1,14 @@
 """The way into the log from another program: records to one stream, and an account of what became of them."""
 
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from mainstem.core.errors import MainstemError, Unavailable
+from mainstem.core.errors import MainstemError, SchemaMismatch, Unavailable
 from mainstem.produce.chunk import BatchAck, Chunk
 from mainstem.produce.producer import Producer
 from mainstem.produce.rows import Row
+from mainstem.produce.typed_rows import TypedRow
 
 
 class Intake:
@@ -18,13 +18,18 @@ class Intake:
     nothing. The first chunk that fails ends the intake: what came after it would leave a hole.
     """
 
-    def __init__(self, producer: Producer, stream: str) -> None:
+    def __init__(self, producer: Producer, stream: str, unit: str = "line") -> None:
+        """`unit` is what rows are counted in where one does not fit."""
         self._producer = producer
         self._stream = stream
-        # Sent, fate not looked at yet; bounded by the producer's buffer.
-        self._open: deque[Chunk] = deque()
+        self._unit = unit
+        # Sent, fate not looked at yet, the oldest first; bounded by the producer's buffer.
+        self._open: dict[Chunk, None] = {}
+        self._last: Chunk | None = None
         self.sent = 0
         self.acknowledged = 0
+        # Of these, rows that do not fit and are dead letters now.
+        self.dead = 0
         # Whether `acknowledged` can be told exactly: not if the answer for some records never came.
         self.is_exact = True
         # Shard: the offset of the newest record that is durable.
@@ -36,8 +41,17 @@ class Intake:
         for row in rows:
             if isinstance(row, Row):
                 self._note(send(stream, *row).chunk, 1)
+            elif isinstance(row, TypedRow):
+                self._take_typed(row)
             else:
                 self._take_table(row)
+
+    def _take_typed(self, row: TypedRow) -> None:
+        try:
+            ack = self._producer.send(self._stream, row.value, row.key)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"{self._unit} {row.number}: {error}", path=error.path) from None
+        self._note(ack.chunk, 1)
 
     def _take_table(self, table: Any) -> None:
         try:
@@ -61,7 +75,7 @@ class Intake:
         with suppress(MainstemError):
             self._producer.flush(timeout)
         while self._open:
-            if not self._open[0].parcel.is_done:
+            if not next(iter(self._open)).parcel.is_done:
                 return False
             with suppress(MainstemError):
                 self._settle()
@@ -69,20 +83,24 @@ class Intake:
 
     def _note(self, chunk: Chunk, count: int) -> None:
         self.sent += count
-        if self._open and self._open[-1] is chunk:
+        if chunk is self._last:
             return
-        self._open.append(chunk)
-        while self._open[0].parcel.is_done:
+        self._last = chunk
+        self._open[chunk] = None
+        while self._open and next(iter(self._open)).parcel.is_done:
             self._settle()
-            if not self._open:
-                return
 
     def _settle(self) -> None:
+        chunk = next(iter(self._open))
+        del self._open[chunk]
         try:
-            runs = BatchAck([self._open.popleft()]).result()
+            runs = BatchAck([chunk]).result()
         except Unavailable:
             self.is_exact = False
             raise
         for shard, base, count in runs:
             self.acknowledged += count
-            self.newest[shard] = base + count - 1
+            if chunk.stream.name == self._stream:
+                self.newest[shard] = base + count - 1
+            else:
+                self.dead += count

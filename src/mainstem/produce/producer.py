@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from threading import get_ident
 from typing import Any, Final, Literal
@@ -29,36 +29,53 @@ from mainstem.core.errors import (
     Closed,
     DeadlineExceeded,
     InvalidRecord,
+    InvalidRequest,
     InvalidSetting,
     MainstemError,
     OutOfSequence,
     RecordTooLarge,
+    SchemaMismatch,
     StreamDeleted,
     UnknownProducer,
     UnknownStream,
 )
-from mainstem.core.identity import new_producer_id
+from mainstem.core.identity import new_producer_id, new_stream_uuid
 from mainstem.core.interrupts import DeferredInterrupt
+from mainstem.core.keys import key_of
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_PER_RECORD_MAX,
+    KEY_BYTES_MAX,
     KIB,
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     PRODUCER_IN_FLIGHT_MAX,
 )
+from mainstem.core.schema import Schema
+from mainstem.produce import dead_letters, many_rows
 from mainstem.produce.admission import (
+    Envelope,
     check_atomic,
     check_batches,
+    check_envelope,
     check_keyed,
-    check_record,
+    check_row_batch,
+    check_value,
     columns,
     has_keys,
     headers_size,
 )
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
-from mainstem.transport.port import AppendResult, GetStreamCall, Port, StreamInfo
+from mainstem.produce.returns import Returns, changed
+from mainstem.produce.row_batches import as_row_batches, keys_of, rows_schema
+from mainstem.registry.rows import RowConverter, converter_of
+from mainstem.transport.port import AppendResult, CreateStreamCall, GetStreamCall, Port, SetSchemaCall, StreamInfo
 
 Headers = Mapping[str, bytes | str] | None
+# A tombstone of a stream whose key is made of several columns names all of them, as a tuple.
+Key = bytes | str | int | tuple[Any, ...] | None
+Value = bytes | str | Mapping[str, Any] | None
 _NEVER = threading.Event()
 # No thread has this identifier.
 _NOBODY = 0
@@ -84,6 +101,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     delivery_timeout: float = 120.0
     compression: Literal["zstd", "lz4"] | None = "lz4"
     on_full: Literal["block", "raise"] = "block"
+    on_bad: Literal["raise", "dead_letter"] = "raise"
 
     def check(self) -> None:
         """Refuse what makes no sense, in the words of the caller."""
@@ -106,7 +124,12 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSetting("hub.producer: linger is not negative, and delivery_timeout is more than 0 seconds")
 
 
-_CHOICES: Final = {"acks": ("durable", "none"), "compression": ("zstd", "lz4", None), "on_full": ("block", "raise")}
+_CHOICES: Final = {
+    "acks": ("durable", "none"),
+    "compression": ("zstd", "lz4", None),
+    "on_full": ("block", "raise"),
+    "on_bad": ("raise", "dead_letter"),
+}
 _UNITS: Final = {"batch_bytes": "bytes", "buffer_bytes": "bytes", "linger": "seconds", "delivery_timeout": "seconds"}
 
 
@@ -147,14 +170,16 @@ class Producer:
         self._chunks: dict[str, Chunk] = {}
         # The thread that may add to chunks without the lock; None before the first send.
         self._owner: int | None = None
-        # Parcels in flight, oldest first.
+        # Parcels in flight, and those that came back, oldest first.
         self._waiting: list[Parcel] = []
+        self._returns = Returns()
+        self._shipped = 0
         _producers.add(self)
         self.send = self._make_send()
 
     # Sending.
 
-    def _make_send(self) -> Callable[..., Ack]:
+    def _make_send(self) -> Callable[..., Ack]:  # noqa: C901  # a call costs more than a branch
         """`send` as a closure: the names it needs on every call are local, because every call counts.
 
         The fast way takes no lock. Only the thread that owns a chunk adds to it this way; a thread that rolls the
@@ -166,19 +191,23 @@ class Producer:
         batch_bytes = self._options.batch_bytes
         # A short value can break no limit; longer ones take the general way.
         short = min(64 * KIB, batch_bytes // 4, self._port.record_bytes_max // 2)
+        # Of a row that is shorter than this no key can be too long.
+        short_row = short // 2
         filled = 0
 
-        def send(
+        def send(  # noqa: C901
             stream: str,
-            value: bytes | None,
-            key: bytes | str | None = None,
+            value: Value,
+            key: Key = None,
             headers: Headers = None,
             timestamp: datetime | int | None = None,
         ) -> Ack:
             """Add a record; returns at once with its Ack, unless the buffer is full.
 
-            `value`: bytes, or None for a tombstone. `key`: bytes or text, chooses the shard. `headers`: text to bytes.
-            `timestamp`: a datetime or microseconds since 1970; without one, the time of sending, to a few milliseconds.
+            `value`: bytes, or in a stream with a schema a row: a dict, or JSON as bytes or text; SchemaMismatch says
+            which field does not fit. None is a tombstone. `key`: bytes or text, chooses the shard; not for streams
+            whose key is made of columns, but for tombstones. `headers`: text to bytes. `timestamp`: a datetime or
+            microseconds since 1970; without one, the time of sending, to a few milliseconds.
             """
             nonlocal filled
             if type(value) is bytes and headers is None and timestamp is None and len(value) < short:
@@ -201,6 +230,22 @@ class Producer:
                         values.append(value)
                         keys.append(key)
                         filled += len(value) + len(key) + _RECORD_OVERHEAD
+                        if chunk.is_sealed:
+                            return self._after_seal(chunk, index, stream, value, key)
+                        return Ack(chunk, index)
+            elif type(value) is dict and key is None and headers is None and timestamp is None:
+                chunk = chunks.get(stream) if type(stream) is str else None
+                if chunk is not None and chunk.convert is not None and chunk.owner == get_ident():
+                    try:
+                        taken, size = chunk.convert(value)
+                    except SchemaMismatch:
+                        # The general way says of which stream, or keeps it as a dead letter.
+                        return general(stream, value, key, headers, timestamp)
+                    if size < short_row and filled < batch_bytes:
+                        values = chunk.values
+                        index = len(values)
+                        values.append(taken)
+                        filled += size + _RECORD_OVERHEAD
                         if chunk.is_sealed:
                             return self._after_seal(chunk, index, stream, value, key)
                         return Ack(chunk, index)
@@ -229,21 +274,92 @@ class Producer:
         return self._send_general(stream, value, key, None, None)
 
     def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
-        value, key, headers, time_us = check_record(stream, value, key, headers, timestamp)
-        size = len(value or b"") + len(key or b"") + headers_size(headers)
+        info = self._stream(stream)
+        if isinstance(value, Mapping) and not info.schema:
+            # It may have one by now.
+            info = self._look_up(stream)
+        if info.schema and value is not None:
+            return self._send_row(info, value, key, headers, timestamp)
+        if info.key and key is not None:
+            key = _key_of_columns(info, key)
+        value = check_value(stream, value)
+        key, headers, time_us = check_envelope(stream, key, headers, timestamp)
+        if info.schema and key is None:
+            raise InvalidRecord(f"stream {stream!r}: a tombstone says which row is gone: give its key")
+        check_keyed(stream, info.cleanup, key is not None)
+        return self._put(info, None, value, key, headers, time_us, len(value or b""))
+
+    def _send_row(self, info: StreamInfo, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
+        """A record of a stream with a schema."""
+        if info.key and key is not None:
+            raise InvalidRecord(
+                f"stream {info.name!r}: the key of a row is made of {', '.join(info.key)}; leave key= out"
+            )
+        key, headers, time_us = check_envelope(info.name, key, headers, timestamp)
+        rows = converter_of(Schema.parse(info.schema))
+        try:
+            is_json = isinstance(value, bytes | bytearray | memoryview | str)
+            taken, size = rows.convert_json(value) if is_json else rows.convert(value)
+        except SchemaMismatch as error:
+            return self._on_mismatch(info, value, (key, headers, time_us), error)
+        own = key
+        if info.key and (size > KEY_BYTES_MAX // 2 or "compact" in info.cleanup):
+            own = key_of(dict(zip(rows.arrow.names, taken, strict=True)), info.key)
+            check_envelope(info.name, own, None, None)
+        check_keyed(info.name, info.cleanup, own is not None)
+        return self._put(info, rows, taken, key, headers, time_us, size)
+
+    def _on_mismatch(self, info: StreamInfo, value: Any, envelope: Envelope, error: SchemaMismatch) -> Ack:
+        """Say that a row does not fit its stream, or keep it as a dead letter."""
+        told = SchemaMismatch(f"stream {info.name!r}: {error}", path=error.path)
+        if self._options.on_bad == "raise":
+            raise told from None
+        key, headers, time_us = envelope
+        letter = dead_letters.letter_value(value)
+        said = [*(headers or []), *dead_letters.letter_headers(info, error, self._clock.now_us())]
+        try:
+            if len(said) > HEADERS_PER_RECORD_MAX or headers_size(said) > HEADER_BYTES_MAX:
+                raise RecordTooLarge("its headers are too large")
+            return self._put(self._dead_stream(info.name), None, letter, key, said, time_us, len(letter))
+        except InvalidRequest as refused:
+            raise SchemaMismatch(f"{told}; it cannot be kept as a dead letter: {refused}", path=error.path) from None
+
+    def _dead_stream(self, stream: str) -> StreamInfo:
+        name = dead_letters.dead_stream_of(stream)
+        info = self._streams.get(name)
+        if info is None:
+            self._port.check_usable()
+            check_may_wait(f"the first dead letter of {stream!r}")
+            call = CreateStreamCall(name, retention_us=dead_letters.RETENTION_US, exist_ok=True, uuid=new_stream_uuid())
+            info = self._port.call(call, self._options.delivery_timeout).streams[0]
+            self._streams[name], self._looked_up[name] = info, self._clock.monotonic()
+        return info
+
+    def _put(
+        self,
+        info: StreamInfo,
+        rows: RowConverter | None,
+        value: Any,
+        key: bytes | None,
+        headers: Any,
+        time_us: int | None,
+        size: int,
+    ) -> Ack:
+        """Add a record that was checked, once there is room. `size` is that of its value."""
+        size += len(key or b"") + headers_size(headers)
         bytes_max = self._port.record_bytes_max
         if size > bytes_max:
-            raise RecordTooLarge(f"stream {stream!r}: a record of {size} bytes; record_bytes_max is {bytes_max}")
+            raise RecordTooLarge(f"stream {info.name!r}: a record of {size} bytes; record_bytes_max is {bytes_max}")
         size += _RECORD_OVERHEAD
-        info = self._stream(stream)
-        check_keyed(stream, info.cleanup, key is not None)
         while True:
             with DeferredInterrupt(), self._lock:
                 self._check_open()
                 self._claim()
                 filled = self._add_filled(0)
                 if not filled or filled + size <= self._options.batch_bytes:
-                    return self._add(info, value, key, headers, time_us, size)
+                    chunk = self._chunk_for(info, rows)
+                    self._add_filled(size)
+                    return Ack(chunk, chunk.add(value, key, headers, time_us))
                 self._roll()
             self._ship()
             self._await_room(size)
@@ -256,17 +372,21 @@ class Producer:
             self._roll()
             self._owner = _NOBODY
 
-    def _add(self, info: StreamInfo, value: Any, key: Any, headers: Any, time_us: int | None, size: int) -> Ack:
+    def _chunk_for(self, info: StreamInfo, rows: RowConverter | None) -> Chunk:
+        """The chunk to which a record is added. Rows of two schemas, and tombstones, have chunks of their own, which
+        are shipped in this order."""
         chunk = self._chunks.get(info.name)
-        if chunk is None:
-            chunk = self._begin_chunk(info)
-        self._add_filled(size)
-        return Ack(chunk, chunk.add(value, key, headers, time_us))
+        if chunk is None or chunk.rows is not rows:
+            if chunk is not None:
+                chunk.seal()
+            chunk = self._begin_chunk(info, rows)
+        return chunk
 
-    def send_many(
-        self, stream: str, values: Iterable[bytes | None], keys: Iterable[bytes | None] | None = None
-    ) -> BatchAck:
-        """Send many records at once, each with its key if `keys` is given; faster than a loop of `send`."""
+    def send_many(self, stream: str, values: Iterable[Value], keys: Iterable[Key] | None = None) -> BatchAck:
+        """Send many records at once, each with its key if `keys` is given; faster than a loop of `send`.
+
+        If a row does not fit the schema of its stream, none is sent; with on_bad="dead_letter" all others are.
+        """
         values = list(values)
         keys = None if keys is None else list(keys)
         if keys is not None and len(keys) != len(values):
@@ -275,21 +395,81 @@ class Producer:
             )
         if not values:
             return BatchAck([])
-        return self._send_batches(stream, columns(values, keys), atomic=False)
+        info = self._stream(stream)
+        if not info.schema and any(isinstance(value, Mapping) for value in values):
+            info = self._look_up(stream)
+        if info.schema:
+            return self._send_many_rows(info, values, keys)
+        return self._send_batches(info, columns(values, keys), None, atomic=False)
 
-    def send_batch(self, stream: str, data: Any, *, atomic: bool = False) -> BatchAck:
-        """Send a table (Arrow, pandas, polars) with the columns value and, if wanted, key, headers, timestamp.
+    def _send_many_rows(self, info: StreamInfo, values: list[Any], keys: list[Any] | None) -> BatchAck:
+        if info.key and keys is not None:
+            if any(value is not None and key is not None for value, key in zip(values, keys, strict=True)):
+                made_of = ", ".join(info.key)
+                raise InvalidRecord(
+                    f"stream {info.name!r}: the key of a row is made of {made_of}; give keys for tombstones only"
+                )
+            keys = [None if key is None else _key_of_columns(info, key) for key in keys]
+        rows = converter_of(Schema.parse(info.schema))
+        runs, bad = many_rows.as_runs(rows, values, keys)
+        if bad and self._options.on_bad == "raise":
+            first = bad[0]
+            raise SchemaMismatch(f"stream {info.name!r}: row {first.index}: {first}", path=first.path)
+        ack = BatchAck([])
+        for run in runs:
+            batches = tables.as_pieces(run.table) if run.is_rows else tables.as_batches(run.table)
+            ack.chunks += self._send_batches(info, batches, rows if run.is_rows else None, atomic=False).chunks
+        for one in bad:
+            key, _, _ = check_envelope(info.name, None if keys is None else keys[one.index], None, None)
+            error = SchemaMismatch(str(one), path=one.path)
+            ack.dead.append(self._on_mismatch(info, values[one.index], (key, None, None), error))
+        return ack
+
+    def send_batch(self, stream: str, data: Any, *, atomic: bool = False, infer: bool = False) -> BatchAck:
+        """Send a table (Arrow, pandas, polars).
+
+        A stream with a schema takes its columns by their names, and if wanted `_key`, `_headers` and `_timestamp`;
+        SchemaMismatch says which column does not fit, and nothing is sent. `infer=True` gives a stream that has no
+        schema that of the table. A stream without one takes the columns value and, if wanted, key, headers, timestamp.
 
         `atomic=True`: its records become visible together and stand next to each other; refused if they do not fit
         one batch or belong to several shards.
         """
-        return self._send_batches(stream, tables.as_batches(data), atomic=atomic)
-
-    def _send_batches(self, stream: str, batches: Sequence[Any], *, atomic: bool) -> BatchAck:
         info = self._stream(stream)
-        check_batches(stream, batches)
-        check_keyed(stream, info.cleanup, all(map(has_keys, batches)))
-        pinned = check_atomic(info, batches) if atomic else None
+        if infer and not info.schema:
+            info = self._infer(stream, data)
+        if not info.schema:
+            return self._send_batches(info, tables.as_batches(data), None, atomic=atomic)
+        rows = converter_of(Schema.parse(info.schema))
+        try:
+            batches = as_row_batches(info, rows, data)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"stream {stream!r}: {error}", path=error.path) from None
+        return self._send_batches(info, batches, rows, atomic=atomic)
+
+    def _infer(self, stream: str, data: Any) -> StreamInfo:
+        info = self._look_up(stream)
+        if not info.schema:
+            check_may_wait(f"giving {stream!r} a schema")
+            schema = Schema(rows_schema(data))
+            self._port.call(SetSchemaCall(stream, schema.serialized), self._options.delivery_timeout)
+            info = self._look_up(stream)
+        return info
+
+    def _send_batches(
+        self, info: StreamInfo, batches: Sequence[Any], rows: RowConverter | None, *, atomic: bool
+    ) -> BatchAck:
+        stream = info.name
+        if rows is None:
+            check_batches(stream, batches)
+            check_keyed(stream, info.cleanup, all(map(has_keys, batches)))
+        else:
+            for batch in batches:
+                keys = keys_of(info, batch, is_rows=True)
+                check_row_batch(stream, batch, keys)
+                check_keyed(stream, info.cleanup, keys is not None and not keys.null_count)
+        pinned = check_atomic(info, batches, is_rows=rows is not None) if atomic else None
+        atomic_in = info.generation if atomic else None
         batches = [batch for batch in batches if batch.num_rows]
         # A caller that is refused may send the same table again: all of it or nothing.
         is_refused_whole = self._options.on_full == "raise"
@@ -302,28 +482,31 @@ class Producer:
                 self._roll()
             if not is_refused_whole:
                 self._await_room(batch.nbytes)
-            chunks.append(self._add_batch(info, batch, pinned))
+            chunks.append(self._add_batch(info, rows, batch, pinned, atomic_in))
             self._ship()
         return BatchAck(chunks)
 
-    def _add_batch(self, info: StreamInfo, batch: Any, pinned: int | None) -> Chunk:
+    def _add_batch(
+        self, info: StreamInfo, rows: RowConverter | None, batch: Any, pinned: int | None, atomic_in: int | None
+    ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
         with DeferredInterrupt(), self._lock:
             self._check_open()
             # Or the thread that owns the chunks could add a record to this one before it is sealed.
             self._claim()
             self._roll()
-            chunk = self._begin_chunk(info)
+            chunk = self._begin_chunk(info, rows)
             chunk.batch = batch
             chunk.pinned = pinned
+            chunk.atomic_in = atomic_in
             self._add_filled(batch.nbytes)
             self._roll()
             return chunk
 
     # The buffer. Called with the lock held.
 
-    def _begin_chunk(self, info: StreamInfo) -> Chunk:
-        chunk = Chunk(info, self._clock.now_us(), self._parcel, self._owner or _NOBODY)
+    def _begin_chunk(self, info: StreamInfo, rows: RowConverter | None) -> Chunk:
+        chunk = Chunk(info, self._clock.now_us(), self._parcel, self._owner or _NOBODY, rows)
         if not self._parcel.chunks:
             self._parcel.deadline = self._clock.monotonic() + self._options.delivery_timeout
             self._schedule_ship(self._options.linger)
@@ -443,6 +626,8 @@ class Producer:
             self._sequences.clear()
         parcel = self._rolled.popleft()
         self._in_flight += 1
+        self._shipped += 1
+        parcel.number = parcel.number or self._shipped
         self._waiting.append(parcel)
         return parcel
 
@@ -455,8 +640,8 @@ class Producer:
         batches = [self._numbered(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
         answers = _Answers(self, parcel, owners, batches)
-        for begin in range(0, len(batches), APPEND_BATCHES_MAX):
-            self._port.append(batches[begin : begin + APPEND_BATCHES_MAX], timeout, answers.part(begin))
+        for begin, end in _requests(owners):
+            self._port.append(batches[begin:end], timeout, answers.part(begin))
         if not batches:
             self._on_answered(parcel)
 
@@ -466,7 +651,10 @@ class Producer:
         owners: list[Chunk] = []
         self._sticky += 1
         for chunk in parcel.chunks:
+            if chunk.bases or chunk.error is not None:
+                continue  # of a parcel that came back: this one did not
             try:
+                chunk.stream = self._present(chunk.stream)
                 encoded = chunk.encode(self._sticky, self._options.compression)
             except MainstemError as error:
                 chunk.error = error
@@ -474,6 +662,13 @@ class Producer:
             batches += encoded
             owners += [chunk] * len(encoded)
         return batches, owners
+
+    def _present(self, stream: StreamInfo) -> StreamInfo:
+        """The stream with the number of shards that is known by now."""
+        known = self._streams.get(stream.name)
+        if known is None or known.id != stream.id or known.generation <= stream.generation:
+            return stream
+        return msgspec.structs.replace(stream, shards=known.shards, generation=known.generation)
 
     def _numbered(self, batch: Batch) -> Batch:
         header = batch.header
@@ -497,21 +692,46 @@ class Producer:
             self._schedule_ship(_RETRY_SECONDS)
 
     def _on_answered(self, parcel: Parcel) -> None:
-        """A parcel came to its end: give its room back, ship what gathered meanwhile, tell those who wait."""
+        """A parcel came to its end, unless it came back: ship what gathered meanwhile, tell those who wait."""
+        over: list[Parcel] = []
         with self._lock:
-            self._waiting.remove(parcel)
             self._in_flight -= 1
-            self._buffered = max(0, self._buffered - parcel.size)
-            failed = [chunk for chunk in parcel.chunks if chunk.error is not None]
-            if failed:
-                self._failed += failed
+            if self._returns.take(parcel):
                 self._reset_wanted = True
-                self._explain(failed)
-                self._forget_streams(parcel)
+                self._note_shards(parcel)
+            else:
+                over.append(parcel)
+            if self._in_flight == 0 and self._reset_wanted:
+                again, final = self._returns.sort_out()
+                over += final
+                for returned in reversed(again):
+                    self._waiting.remove(returned)
+                    self._rolled.appendleft(returned)
+            for done in over:
+                self._end_parcel(done)
             if self._in_flight == 0:
                 self._roll()
-        self._finish(parcel, None)
+        for done in over:
+            self._finish(done, None)
         self._ship()
+
+    def _end_parcel(self, parcel: Parcel) -> None:
+        """With the lock held: give its room back, and remember what failed."""
+        self._waiting.remove(parcel)
+        self._buffered = max(0, self._buffered - parcel.size)
+        failed = [chunk for chunk in parcel.chunks if chunk.error is not None]
+        if failed:
+            self._failed += failed
+            self._reset_wanted = True
+            self._explain(failed)
+            self._forget_streams(parcel)
+
+    def _note_shards(self, parcel: Parcel) -> None:
+        """What is sent from now on is made for the shards that the log says."""
+        for chunk in parcel.chunks:
+            known = self._streams.get(chunk.stream.name)
+            if known is not None and known.id == chunk.stream.id:
+                self._streams[chunk.stream.name] = changed(known, chunk.error)
 
     def _explain(self, failed: Sequence[Chunk]) -> None:
         """A batch that is refused only because one before it has failed gets the reason of that one."""
@@ -600,18 +820,28 @@ class Producer:
             raise InvalidRecord(f"a stream's name is text, not {type(name).__name__}")
         info = self._streams.get(name)
         if info is None or (self._options.acks == "none" and self._is_stale(name)):
-            self._port.check_usable()
-            check_may_wait(f"the first send to {name!r}")
-            call = GetStreamCall(name, auto_create=True)
-            info = self._port.call(call, self._options.delivery_timeout).streams[0]
-            self._streams[name] = info
-            self._looked_up[name] = self._clock.monotonic()
+            info = self._look_up(name)
+        return info
+
+    def _look_up(self, name: str) -> StreamInfo:
+        self._port.check_usable()
+        check_may_wait(f"the first send to {name!r}")
+        call = GetStreamCall(name, auto_create=True)
+        info = self._port.call(call, self._options.delivery_timeout).streams[0]
+        self._streams[name] = info
+        self._looked_up[name] = self._clock.monotonic()
         return info
 
     def prepare(self, *streams: str) -> None:
-        """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks."""
+        """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks.
+
+        A producer goes on with the schema it knows of a stream, as every version is taken; this is how it gets to know
+        a newer one.
+        """
         for name in streams:
-            self._stream(name)
+            if not isinstance(name, str):
+                raise InvalidRecord(f"a stream's name is text, not {type(name).__name__}")
+            self._look_up(name)
 
     def _is_stale(self, name: str) -> bool:
         """Whether a stream should be looked up again: nobody tells an acks="none" producer that it was deleted."""
@@ -633,6 +863,18 @@ class Producer:
         self._chunks.clear()
 
 
+def _key_of_columns(info: StreamInfo, key: Any) -> Any:
+    """The key of a row that is named by the values of its key columns; bytes are a key already."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if len(info.key) == 1 or isinstance(key, tuple):
+        if len(parts) != len(info.key):
+            raise InvalidRecord(
+                f"stream {info.name!r}: the key is made of {', '.join(info.key)}, not {len(parts)} values"
+            )
+        return key_of(dict(zip(info.key, parts, strict=True)), info.key)
+    return key
+
+
 _producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
@@ -642,6 +884,20 @@ def _forget_all_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all_after_fork)
+
+
+def _requests(owners: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
+    """Which batches travel together, given the chunk of each: whole chunks, so that one is written or refused whole.
+    A chunk has no more batches than there can be shards."""
+    begin = chunk_begin = 0
+    for index, owner in enumerate(owners):
+        if index and owner is not owners[index - 1]:
+            chunk_begin = index
+        if index - begin == APPEND_BATCHES_MAX:
+            yield begin, chunk_begin
+            begin = chunk_begin
+    if owners:
+        yield begin, len(owners)
 
 
 class _Answers:

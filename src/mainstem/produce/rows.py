@@ -17,6 +17,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import IO, Any, Final, NamedTuple
 
@@ -129,7 +130,7 @@ def ndjson(blocks: Iterable[bytes], key_field: str | None = None) -> Iterator[Ro
     to_row: Callable[[Mapping[str, Any], bytes], Row] | None = None
     for number, line in enumerate(split_lines(blocks), 1):
         if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
+            line = without_mark(line)
         if not line.strip():
             continue
         with _place(f"line {number}"):
@@ -140,6 +141,15 @@ def ndjson(blocks: Iterable[bytes], key_field: str | None = None) -> Iterator[Ro
 
 def csv_rows(file: IO[bytes], key_field: str | None = None) -> Iterator[Row]:
     """The first line names the fields; every value stays text, as it stands in the file."""
+    to_row: Callable[[Mapping[str, Any], bytes], Row] | None = None
+    for number, row in csv_cells(file):
+        to_row = to_row or _row_maker(row, key_field)
+        with _place(f"line {number}"):
+            yield to_row(_without_empty(row) if to_row is _record else row, b"")
+
+
+def csv_cells(file: IO[bytes]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file, each with the number of the line it ends on."""
     # utf-8-sig: spreadsheets put a mark in front of the first name.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="strict", newline="")
     csv.field_size_limit(max(csv.field_size_limit(), RECORD_BYTES_MAX))
@@ -151,14 +161,13 @@ def csv_rows(file: IO[bytes], key_field: str | None = None) -> Iterator[Row]:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidRecord(f"line 1 names the field {twice!r} twice; a row can hold it only once")
-        to_row = _row_maker(names, key_field)
         for row in reader:
             with _place(f"line {reader.line_num}"):
                 if "\0extra" in row:
                     raise InvalidRecord(f"more fields than the {len(names)} names in the first line")
                 if None in row.values():
                     raise InvalidRecord(f"fewer fields than the {len(names)} names in the first line")
-                yield to_row(_without_empty(row) if to_row is _record else row, b"")
+            yield reader.line_num, row
     except csv.Error as error:
         raise InvalidRecord(f"line {reader.reader.line_num}: not CSV ({error})") from None
     except UnicodeDecodeError as error:
@@ -174,7 +183,7 @@ def parquet(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with readable_parquet():
         reader = pq.ParquetFile(file)
         names = reader.schema_arrow.names
         if _is_records(names, key_field):
@@ -190,6 +199,15 @@ def parquet(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
                 number += 1
                 with _place(f"row {number}"):
                     yield to_row(row, _as_json(_plain(row)))
+
+
+@contextmanager
+def readable_parquet() -> Iterator[None]:
+    """What pyarrow says of a file that it cannot read, as an error of ours."""
+    import pyarrow as pa
+
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, MainstemError):
             raise
@@ -271,7 +289,7 @@ def _row_maker(names: Iterable[str], key_field: str | None) -> Callable[[Mapping
         return lambda row, text: Row(text or _as_json(row))
     if key_field not in names:
         raise InvalidRecord(f"there is no field {key_field!r} to take the key from; there are {', '.join(names[:20])}")
-    return lambda row, text: Row(text or _as_json(row), _key_of(row, key_field))
+    return lambda row, text: Row(text or _as_json(row), key_of(row, key_field))
 
 
 def _is_records(names: Iterable[str], key_field: str | None) -> bool:
@@ -286,7 +304,19 @@ def _as_json(row: Any) -> bytes:
         raise InvalidRecord(f"cannot be written as JSON: {error}") from None
 
 
-def _key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:
+def without_mark(line: bytes) -> bytes:
+    """The first line of a file without the mark that some editors put there."""
+    return line.removeprefix(_BYTE_ORDER_MARK)
+
+
+def key_in(number: int, line: bytes, field: str) -> str | bytes | None:
+    """The key of a row that is a line of JSON."""
+    with _place(f"line {number}"):
+        return key_of(_decode_row(line), field)
+
+
+def key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:
+    """The field of a row that is its key."""
     if field not in row:
         raise InvalidRecord(f"there is no field {field!r} to take the key from")
     key = row[field]

@@ -71,6 +71,19 @@ METRICS: Final = (
         "Batches that were sent again although they had arrived, and were stored once.",
         "batches_repeated",
     ),
+    Metric(
+        "mainstem_batches_transcoded_total",
+        COUNTER,
+        "Batches that were made into what several readers want.",
+        "batches_transcoded",
+    ),
+    Metric(
+        "mainstem_batches_transcoded_shared_total",
+        COUNTER,
+        "Times that a reader got such a batch made for another.",
+        "batches_transcoded_shared",
+    ),
+    Metric("mainstem_transcoded_bytes", GAUGE, "Memory of batches made for several readers.", "transcoded_bytes"),
     Metric("mainstem_batches_refused_total", COUNTER, "Batches refused at the door.", "batches_refused"),
     Metric(
         "mainstem_unknown_streams_total",

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from mainstem.consume.selection import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
 from mainstem.core.events import Event
@@ -22,6 +23,7 @@ from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
+from mainstem.registry import compatibility
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.session import PendingAppend, Session
@@ -67,11 +69,15 @@ class Server:
         self.log = Log(settings.data, options, clock=clock, disk=disk)
         self._administration = Administration(
             self.log,
+            check_schema=compatibility.check,
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
-        self.gateway = Gateway(self.log.ledger.load_stream, settings.record_bytes_max)
+        self.gateway = Gateway(
+            self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
+        )
         self.push_encoder = PushEncoder()
+        self.selections = Selections(self.log.schema, "lz4")
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self._calls = CallQueue(self._carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
@@ -265,7 +271,7 @@ class Server:
         if call.details:
             return None
         try:
-            return self._administration.find(call.name)
+            return self._administration.find_in_memory(call.name)
         except UnknownStream:
             if call.auto_create and self.settings.auto_create:
                 return None
@@ -312,6 +318,9 @@ class Server:
             "unknown_streams": self.gateway.unknown_streams,
             "batches_refused": self.gateway.refused,
             "batches_repeated": self.batches_repeated,
+            "batches_transcoded": self.selections.cache.made,
+            "batches_transcoded_shared": self.selections.cache.shared,
+            "transcoded_bytes": self.selections.cache.bytes,
             "receive_bytes": self._receive_budget.used,
         }
 

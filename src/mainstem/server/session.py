@@ -35,6 +35,7 @@ from mainstem.transport.port import Answer, GetStreamCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_SHARDS,
     Append,
     Credit,
     Goodbye,
@@ -320,7 +321,19 @@ class Session:
                 raise InvalidRequest(f"at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions on one connection")
             server = self._server
             row = server.log.reader.require_stream(subscribe.stream)
-            feed = Feed(server.log.reader, row, subscribe.offsets, subscribe.ends)
+            if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
+                raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
+            query = subscribe.query
+            select = None if query is None else partial(server.selections.get, row.id, row.key, query)
+            feed = Feed(
+                server.log.reader,
+                row,
+                subscribe.offsets,
+                subscribe.ends,
+                select,
+                is_plain=query is not None and query.is_plain,
+                clock=server.clock,
+            )
         except MainstemError as error:
             self._send(Kind.ERROR, message.id, wire_error(error))
             return

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StreamDeleted
+from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StaleGeneration, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_SCHEMAS,
     VERSION_OF_SPANS,
     Batches,
     Kind,
@@ -61,8 +62,10 @@ class PushEncoder:
         return found
 
 
-def encode_batches(batches: Sequence[FetchedBatch]) -> bytes:
-    return encode_header(Batches([(batch.base, batch.header) for batch in batches]))
+def encode_batches(batches: Sequence[FetchedBatch], counts: tuple[int, int, int] = (0, 0, 0)) -> bytes:
+    # Statistics are for whoever stands at the log.
+    pairs = [(batch.base, batch.header) for batch in batches]
+    return encode_header(Batches(pairs, *counts))
 
 
 class PushTotals:
@@ -112,6 +115,8 @@ class PushSubscription:
         self._ended = False
         self._totals = totals or PushTotals()
         self._clock = clock
+        # Of what the feed counts for its predicate, how much the reader was told.
+        self._told = (0, 0, 0)
         # Since when the reader has taken nothing though there was something for it; 0 if it takes what there is.
         self._stalled_at = 0.0
 
@@ -183,12 +188,18 @@ class PushSubscription:
             return
         elif future.result():
             self._totals.batches_disk += len(future.result())
-            self._send(future.result(), encode_batches)
+            self._send(future.result(), self._encode_read)
         self.push()
 
+    def _encode_read(self, batches: Sequence[FetchedBatch]) -> bytes:
+        counts = self._feed.counts
+        before, self._told = self._told, (counts.opened, counts.skipped, counts.undecoded)
+        opened, skipped, undecoded = map(int.__sub__, self._told, before)
+        return encode_batches(batches, (opened, skipped, undecoded))
+
     def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
-        if self._version < VERSION_OF_SPANS:
-            understood = list(takewhile(lambda batch: not batch.header.span, batches))
+        if self._version < VERSION_OF_SCHEMAS:
+            understood = list(takewhile(self._is_understood, batches))
             if len(understood) < len(batches):
                 if understood:
                     self._send(understood, encode)
@@ -205,13 +216,26 @@ class PushSubscription:
         self._stalled_at = 0.0
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
 
+    def _is_understood(self, batch: FetchedBatch) -> bool:
+        return _version_of(batch) <= self._version and batch.header.shard < self.shards
+
     def _end_not_understood(self, batch: FetchedBatch) -> None:
+        if batch.header.shard >= self.shards:
+            name = self._feed.stream.name
+            self.end(StaleGeneration(f"stream {name!r} has more shards than before: open the consumer again"))
+            return
         name, shard = self._feed.stream.name, batch.header.shard
+        offsets = f"offsets {batch.base} to {batch.end - 1}"
+        what = (
+            f"{offsets} hold rows of a schema, which protocol version {self._version} does not know"
+            if batch.header.schema_id
+            else f"of {offsets} some records were compacted away or erased, which protocol version {self._version} "
+            "cannot say"
+        )
         self.end(
             ProtocolError(
-                f"stream {name!r} shard {shard}: between offsets {batch.base} and {batch.end - 1} records were "
-                f"compacted away or erased, which protocol version {self._version} cannot say; this server speaks "
-                f"{VERSION_MIN} to {VERSION}: upgrade the client"
+                f"stream {name!r} shard {shard}: {what}; this server speaks {VERSION_MIN} to {VERSION}: upgrade the "
+                "client"
             )
         )
 
@@ -223,3 +247,10 @@ class PushSubscription:
         self._ended = True
         if error is not None:
             self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
+
+
+def _version_of(batch: FetchedBatch) -> int:
+    """The protocol that a client must speak to read this batch."""
+    if batch.header.schema_id:
+        return VERSION_OF_SCHEMAS
+    return VERSION_OF_SPANS if batch.header.span else VERSION_MIN

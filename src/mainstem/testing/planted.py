@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from mainstem.core import payload
+from mainstem.core import bloom, payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
 from mainstem.log import (
@@ -323,6 +323,30 @@ def trust_payloads() -> Iterator[None]:
         yield
 
 
+@_bug
+def predicates_without_limits() -> Iterator[None]:
+    """A predicate is parsed however long it is."""
+    from mainstem.core.predicate import grammar
+
+    with (
+        _patched(grammar, "PREDICATE_BYTES_MAX", 1 << 40),
+        _patched(grammar, "PREDICATE_TOKENS_MAX", 1 << 40),
+    ):
+        yield
+
+
+@_bug
+def overflow_fails_the_batch() -> Iterator[None]:
+    """One row whose numbers do not fit ends the evaluation of all."""
+    import pyarrow.compute as pc
+
+    from mainstem.core.predicate import application
+
+    raising = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
+    with _patched(application, "_KERNELS", raising):
+        yield
+
+
 # ---------------------------------------------------------------------------------------------------------- upkeep
 
 
@@ -342,6 +366,18 @@ def compact_too_much() -> Iterator[None]:
         learn(self, records._replace(offsets=records.offsets + 1))
 
     with _patched(compaction.KeyIndex, "learn", learn_wrong):
+        yield
+
+
+@_bug
+def filter_too_little() -> Iterator[None]:
+    """A filter lacks some of the values that are there, so that whoever looks for them passes their batch over."""
+    build = bloom.build
+
+    def build_wrong(hashes: Any, bytes_max: int) -> bytes:
+        return build(hashes[1:], bytes_max)
+
+    with _patched(bloom, "build", build_wrong):
         yield
 
 

@@ -14,7 +14,13 @@ import msgspec
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
+from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
+from mainstem.core.markup import cut, table
+from mainstem.core.schema import Schema
+
+# A schema as it is stored and sent; `bytes` is the name of a field below.
+Serialized = bytes
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
@@ -24,9 +30,15 @@ class StreamInfo(msgspec.Struct, frozen=True):
     trimmed, compacted away, erased, or copied elsewhere; `gone_by_us` is when the last of them will be off the disk,
     0 if there are none. `restored` has, for the newest epochs that a restore from a backup ended, where the shards
     ended in that backup; a list of streams leaves it out. `oldest_us` is about when the first record that can be read
-    was written, as far as that was asked and is known, else 0. `missing` says of each shard how many offsets
-    have no record, because it was compacted away or erased; empty if none is missing, and not counted for a stream that
-    was only looked up, as producers and consumers do.
+    was written, as far as that was asked and is known, else 0.
+
+    `schema` is the newest version of its schema, serialized; a stream without one has none, and a list leaves it out.
+    `key` and `index` name columns of it; `compatibility` says what its next version must keep to. `generations` has,
+    for each change of the number of shards, how many there are since, and where those that were there before ended; a
+    list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
+    that was asked. `missing` says of each shard how many offsets have no record, because it was compacted away or
+    erased; empty if none is missing, and not counted for a stream that was only looked up, as producers and consumers
+    do.
     """
 
     id: int
@@ -48,6 +60,14 @@ class StreamInfo(msgspec.Struct, frozen=True):
     gone_by_us: int = 0
     restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
     oldest_us: int = 0
+    schema_id: int = 0
+    schema: Serialized = b""
+    schema_version: int = 0
+    key: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+    compatibility: str = "backward"
+    generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    statistics_bytes: int = 0
     missing: tuple[int, ...] = ()
 
     @property
@@ -62,6 +82,25 @@ class StreamInfo(msgspec.Struct, frozen=True):
         return tuple(
             max(0, end - start - gone) for start, end, gone in zip(self.starts, self.ends, missing, strict=True)
         )
+
+    def __repr__(self) -> str:
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        schema = f", schema version {self.schema_version}" if self.schema_id else ""
+        return f"<StreamInfo {self.name}: {shards}, {self.records} records, {self.bytes:,} bytes{schema}>"
+
+    def _repr_html_(self) -> str:
+        schema = Schema.parse(self.schema).names if self.schema else []
+        facts = {
+            "shards": self.shards,
+            "records": self.records,
+            "bytes": f"{self.bytes:,}",
+            "columns": ", ".join(schema) or ("known" if self.schema_id else "key, value, headers, timestamp"),
+            "key": ", ".join(self.key),
+            "index": ", ".join(self.index),
+            "cleanup": self.cleanup,
+            "retention": render_duration(self.retention_us / 1_000_000) if self.retention_us else "no limit",
+        }
+        return table(f"stream {self.name}", ["", ""], [(name, cut(fact)) for name, fact in facts.items()])
 
 
 # Administration: a request and its answer, the same over the wire and in process.
@@ -79,6 +118,10 @@ class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
     retention_bytes: int = 0
     cleanup: str = "delete"
     tombstone_us: int | None = None
+    schema: bytes = b""
+    key: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+    compatibility: str = "backward"
 
 
 class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
@@ -106,6 +149,32 @@ class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
     retention_bytes: int | None = None
     cleanup: str | None = None
     tombstone_us: int | None = None
+    shards: int | None = None
+
+
+class SetSchemaCall(msgspec.Struct, frozen=True, tag="set_schema"):
+    """The next version of a stream's schema, or its first, checked against those before it as `compatibility` says:
+    None stands for what the stream has. With `dry_run` nothing is changed. Answered with the stream. The version that
+    is the newest already stays the newest."""
+
+    name: str
+    schema: bytes
+    compatibility: str | None = None
+    dry_run: bool = False
+
+
+class SchemasCall(msgspec.Struct, frozen=True, tag="schemas"):
+    """Answered with the versions of a stream's schema above `after`, the oldest first, as many as fit; `more` says
+    whether others follow."""
+
+    name: str
+    after: int = 0
+
+
+class SchemaCall(msgspec.Struct, frozen=True, tag="schema"):
+    """Answered with the schema of this id."""
+
+    id: int
 
 
 class DeleteStreamCall(msgspec.Struct, frozen=True, tag="delete"):
@@ -149,6 +218,18 @@ class ConnectionsCall(msgspec.Struct, frozen=True, tag="connections"):
     after: int = 0
 
 
+class SchemaInfo(msgspec.Struct, frozen=True):
+    """A schema, serialized. `version` and `created_us` are of the stream that was asked about, else 0."""
+
+    id: int
+    schema: bytes
+    version: int = 0
+    created_us: int = 0
+
+    def parse(self) -> Schema:
+        return Schema.parse(self.schema)
+
+
 class ConnectionInfo(msgspec.Struct, frozen=True):
     """A client as the server sees it. `client` is what it calls itself, which may be anything; its appends are counted
     since it connected.
@@ -176,6 +257,9 @@ Call = (
     | GetStreamCall
     | ListStreamsCall
     | AlterStreamCall
+    | SetSchemaCall
+    | SchemasCall
+    | SchemaCall
     | DeleteStreamCall
     | TrimStreamCall
     | EraseKeyCall
@@ -234,14 +318,45 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     histograms: dict[str, Distribution] = {}
     connections: tuple[ConnectionInfo, ...] = ()
     server: str = ""
+    schemas: tuple[SchemaInfo, ...] = ()
 
 
 AppendResult = int | MainstemError
 AppendDone = Callable[[Sequence[AppendResult]], None]
 
 
+class Query(msgspec.Struct, frozen=True):
+    """What a reader wants of a stream: the rows for which `where` is true, all if it is empty; these columns, all if
+    that is None; as rows of this schema, 0 for records without one."""
+
+    where: str = ""
+    columns: tuple[str, ...] | None = None
+    schema_id: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it wants everything."""
+        return not self.where and self.columns is None
+
+
+class ReadCounts(msgspec.Struct):
+    """How many batches were opened for a query, how many were passed over because no row of theirs could match, and how
+    many records were no rows of the schema and so could not match."""
+
+    opened: int = 0
+    skipped: int = 0
+    undecoded: int = 0
+
+    def add(self, opened: int, skipped: int, undecoded: int) -> None:
+        self.opened += opened
+        self.skipped += skipped
+        self.undecoded += undecoded
+
+
 class Subscription(Protocol):
     """Batches of one stream on their way to one reader, in order within each shard. One thread at a time."""
+
+    counts: ReadCounts
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         """The next batch; None when `timeout` seconds passed without one. Raises DataLoss once per lost range, then
@@ -269,6 +384,10 @@ class Port(Protocol):
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""
         ...
 
+    def schema(self, schema: int) -> Schema:
+        """The schema of this id; InvalidSchema if there is none. One that was seen is never asked for again."""
+        ...
+
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         """Append all, retrying until `timeout` seconds are over. `done` gets a base offset or an error per batch, in
         order, from any thread; it must not block."""
@@ -283,9 +402,15 @@ class Port(Protocol):
         ...
 
     def subscribe(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, prefetch_bytes: int
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        prefetch_bytes: int,
+        query: Query | None = None,
     ) -> Subscription:
-        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead."""
+        """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead. With a query
+        only what it asks for, in batches that cover the same offsets."""
         ...
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:

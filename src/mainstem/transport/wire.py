@@ -11,6 +11,9 @@ must not send what the other would pass over and should not:
 
     2   `span` in batch headers; the calls trim and erase; limits by size and compaction in create and alter; what
         streams say of bytes that wait to be off the disk, and of restores
+    3   rows: `schema_id` in batch headers; the calls set_schema, schemas and schema; schemas, keys and indexes in
+        create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
+        counts in batches
 """
 
 import struct
@@ -21,7 +24,15 @@ from typing import Any, Final
 import msgspec
 
 from mainstem.core.batch import U32, U63, BatchHeader, Buffer
-from mainstem.core.errors import DataLoss, MainstemError, ProtocolError, from_wire
+from mainstem.core.errors import (
+    DataLoss,
+    MainstemError,
+    ProtocolError,
+    SchemaMismatch,
+    StaleGeneration,
+    UndecodedRecords,
+    from_wire,
+)
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
     ERROR_TEXT_CHARS_MAX,
@@ -40,13 +51,21 @@ from mainstem.transport.port import (
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
+    Query,
+    SchemaCall,
+    SchemasCall,
+    SetSchemaCall,
     StatisticsCall,
 )
 
-VERSION: Final = 2
+VERSION: Final = 3
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
+# And cannot read a batch that has a schema.
+VERSION_OF_SCHEMAS: Final = 3
+# And would not expect batches of a shard that was not there when it looked the stream up.
+VERSION_OF_SHARDS: Final = 3
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -126,18 +145,35 @@ class Appended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True, array_like=True):
-    """Push this stream from these offsets, one per shard, as far as credit reaches. `id` names the subscription."""
+    """Push this stream from these offsets, one per shard, as far as credit reaches. `id` names the subscription.
+
+    From version 3 on: only rows for which `where` is true, only these columns, as rows of this schema; see Query.
+    """
 
     stream: U63
     offsets: list[U63]
     ends: list[U63] | None
     credit: U32
+    where: str = ""
+    columns: list[str] | None = None
+    schema_id: U32 = 0
+
+    @property
+    def query(self) -> Query | None:
+        """What is asked for beside everything as it is stored; None if nothing is."""
+        columns = None if self.columns is None else tuple(self.columns)
+        query = Query(self.where, columns, self.schema_id)
+        return None if query.is_plain and not self.schema_id else query
 
 
 class Batches(msgspec.Struct, frozen=True, array_like=True):
-    """Pushed batches: (base, header) pairs."""
+    """Pushed batches: (base, header) pairs. Where a predicate is in force also how many batches were opened and skipped
+    for it since the message before, and how many records were no rows."""
 
     batches: list[tuple[U63, BatchHeader]]
+    opened: U63 = 0
+    skipped: U63 = 0
+    undecoded: U63 = 0
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True):
@@ -184,10 +220,14 @@ def version_needed(call: Call) -> int:
     match call:
         case GetStreamCall() | ListStreamsCall() | DeleteStreamCall() | OffsetsAtTimeCall() | StatisticsCall():
             return 1
-        case CreateStreamCall(retention_bytes=0, cleanup="delete", tombstone_us=None):
-            return 1
-        case AlterStreamCall(retention_bytes=None, cleanup=None, tombstone_us=None):
-            return 1
+        case SetSchemaCall() | SchemasCall() | SchemaCall():
+            return 3
+        case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
+            return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (0, "delete", None) else 2
+        case AlterStreamCall(shards=None):
+            return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (None, None, None) else 2
+        case CreateStreamCall() | AlterStreamCall():
+            return 3
         case _:
             return 2
 
@@ -216,7 +256,7 @@ def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]
 
 def wire_error(error: MainstemError, chars_max: int = ERROR_TEXT_CHARS_MAX) -> WireError:
     """The error as it is sent: its text may repeat what a peer said, at any length, and is cut."""
-    facts = error.facts() if isinstance(error, DataLoss) else {}
+    facts = error.facts() if isinstance(error, DataLoss | SchemaMismatch | StaleGeneration | UndecodedRecords) else {}
     text = str(error)
     return WireError(error.code, text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", facts)
 

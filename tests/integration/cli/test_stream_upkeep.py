@@ -48,6 +48,15 @@ def test_trim_by_offset_and_what_waits(local):
     assert datetime.fromisoformat(found["gone_by"]) < datetime.now(UTC) + timedelta(days=1.1)
 
 
+def test_how_much_of_a_stream_are_statistics(local):
+    local.run("stream", "create", "clicks")
+    assert show(local, "clicks")["statistics_bytes"] == 0
+    assert "statistics" not in local.out("stream", "show", "clicks")
+    local.run("write", "clicks", stdin=b"".join(b"line %d\n" % number for number in range(5_000)))
+    assert show(local, "clicks")["statistics_bytes"] > 0
+    assert " of it are statistics and filters, so that less has to be read\n" in local.out("stream", "show", "clicks")
+
+
 def test_trim_of_one_shard_and_by_time(cli, name):
     cli.run("stream", "create", name, "--shards", "2")
     cli.run("write", name, stdin=b"a\nb\nc\nd\n")

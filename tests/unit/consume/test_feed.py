@@ -4,7 +4,7 @@ import pytest
 
 from mainstem.consume.feed import Feed
 from mainstem.core.errors import DataLoss, InvalidRequest
-from mainstem.log.flush import TrimShard
+from mainstem.log.flush import AlterStream, TrimShard
 from mainstem.log.log import Log
 from tests.unit.log.parts import append, append_values, make_batch, make_stream
 
@@ -129,7 +129,117 @@ def test_a_loss_is_raised_once_and_the_feed_stands_behind_it(log):
     assert drained(feed) == [(1, 2, 3)]
 
 
-@pytest.mark.parametrize(("offsets", "ends"), [((0,), None), ((0,) * 4, None), ((0,) * 3, (1,)), ((), ())])
-def test_one_offset_for_each_shard(log, offsets, ends):
+@pytest.mark.parametrize(("offsets", "ends"), [((0,) * 4, None), ((0,) * 3, (1,) * 4)])
+def test_no_more_than_one_offset_for_each_shard(log, offsets, ends):
     with pytest.raises(InvalidRequest, match="3 shards"):
         feed_of(log, offsets, ends)
+
+
+# More shards.
+
+
+def reshard(log: Log, shards: int) -> None:
+    log.execute(AlterStream(1, shards=shards))
+
+
+def put(log: Log, shard: int, count: int = 1) -> None:
+    """Records of the present generation."""
+    row = log.reader.require_stream(1)
+    for _ in range(count):
+        append(log, make_batch(shard=shard, generation=row.generation))
+
+
+def test_offsets_that_are_not_given_are_0(log):
+    put(log, 2)
+    assert drained(feed_of(log, (0,))) == [(2, 0, 1)]
+
+
+def test_nothing_from_behind_a_barrier_comes_before_all_from_before_the_barriers(log):
+    put(log, 0, 3)
+    put(log, 1, 1)
+    reshard(log, 5)
+    put(log, 1, 2)
+    put(log, 4, 2)
+    reshard(log, 6)
+    put(log, 0, 1)
+    put(log, 5, 1)
+    found = drained(feed_of(log, (0,) * 6), bytes_max=1)
+    assert sorted(found[:4]) == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 0, 1)]
+    assert sorted(found[4:8]) == [(1, 1, 2), (1, 2, 3), (4, 0, 1), (4, 1, 2)]
+    assert sorted(found[8:]) == [(0, 3, 4), (5, 0, 1)]
+
+
+def test_a_feed_learns_of_new_shards_from_a_batch_behind_a_barrier(log):
+    """Nobody has to tell it: records behind a barrier are of another generation."""
+    put(log, 0, 2)
+    feed = feed_of(log)
+    assert [batch.base for batch in feed.read(1)] == [0]
+    reshard(log, 4)
+    put(log, 1, 1)
+    put(log, 3, 1)
+    feed.touch([1])
+    found = drained(feed)
+    assert (found[0], sorted(found[1:])) == ((0, 1, 2), [(1, 0, 1), (3, 0, 1)])
+    assert feed.stream.shards == 4
+
+
+def test_a_feed_learns_of_new_shards_when_one_of_them_grows(log):
+    feed = feed_of(log)
+    assert drained(feed) == []
+    reshard(log, 4)
+    put(log, 3, 1)
+    feed.touch([3])
+    assert drained(feed) == [(3, 0, 1)]
+
+
+def test_a_feed_from_the_hot_tail_waits_at_barriers_too(log):
+    put(log, 0, 2)
+    reshard(log, 4)
+    put(log, 3, 1)
+    put(log, 0, 1)
+    feed = feed_of(log, (0,) * 4)
+    found = []
+    while batches := feed.hot(log.hot, 1):
+        found += [(batch.header.shard, batch.base) for batch in batches]
+    assert found[:2] == [(0, 0), (0, 1)]
+    assert sorted(found[2:]) == [(0, 2), (3, 0)]
+
+
+def test_a_reader_that_is_behind_a_barrier_in_one_shard_waits_for_the_others(log):
+    put(log, 0, 1)
+    put(log, 1, 1)
+    reshard(log, 4)
+    put(log, 0, 1)
+    assert drained(feed_of(log, (1, 0, 0, 0))) == [(1, 0, 1), (0, 1, 2)]
+    assert drained(feed_of(log, (2, 0, 0, 0))) == [(1, 0, 1)]
+
+
+def test_ends_that_were_looked_up_while_the_shards_changed_are_those_from_before(log):
+    """Else a reader that goes on from there would get older records of a key after newer ones."""
+    put(log, 0, 2)
+    reshard(log, 4)
+    put(log, 3, 1)
+    put(log, 1, 1)
+    feed = feed_of(log, (0,) * 4, (1, 1, 0, 1))
+    assert drained(feed, bytes_max=1) == [(0, 0, 1)]
+    assert feed.is_done
+
+
+def test_a_bounded_feed_reads_no_shards_that_come_later(log):
+    put(log, 0, 2)
+    feed = feed_of(log, (0,) * 3, (2, 0, 0))
+    reshard(log, 4)
+    put(log, 3, 1)
+    feed.touch([3])
+    assert drained(feed) == [(0, 0, 1), (0, 1, 2)]
+    assert feed.is_done
+
+
+def test_how_far_a_reader_is_behind_counts_what_waits(log):
+    put(log, 0, 1)
+    reshard(log, 4)
+    put(log, 3, 5)
+    feed = feed_of(log, (0,) * 4)
+    assert feed.behind() == 6
+    feed.read(1)
+    assert feed.behind() == 5

@@ -13,6 +13,7 @@ from mainstem.log.ledger.base import BlockRow, Entry, StreamRow
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace
+from mainstem.registry import compatibility
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.port import StreamInfo
 from tests.unit.log.parts import FOREVER_US, append, make_keyed_batch
@@ -118,7 +119,7 @@ class Keeping:
 
     def info(self, stream: int) -> StreamInfo:
         """With what waits to be freed."""
-        return Administration(self.log).info(self.row(stream), details=True)
+        return Administration(self.log, check_schema=compatibility.check).info(self.row(stream), details=True)
 
     def counts(self) -> dict[str, int]:
         return self.log.upkeep.counters()

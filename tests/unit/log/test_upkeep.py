@@ -11,6 +11,7 @@ from mainstem.log.compaction import KeyIndex
 from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
+from mainstem.registry import compatibility
 from mainstem.testing.disk import FailingDisk
 from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
@@ -129,7 +130,7 @@ def test_times_are_found_after_a_merge(keeping, short_runs):
         times.append(keeping.clock.now_us())
         keeping.write(stream, (b"k", b"%d" % number))
         keeping.clock.advance(1)
-    administration = Administration(keeping.log)
+    administration = Administration(keeping.log, check_schema=compatibility.check)
     assert administration._offset_at(keeping.row(stream), 0, times[30]) == 30
     keeping.keep()
     assert len(keeping.entries(stream)) == 1

@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from mainstem.core import layouts, payload
+from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN, Batch, BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
@@ -21,7 +21,7 @@ from mainstem.core.errors import (
 from mainstem.core.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.log.ledger.base import StreamRow
 from mainstem.produce.gateway import Gateway
-from tests.unit.log.parts import NOW_US, make_batch
+from tests.unit.log.parts import NOW_US, make_batch, make_keyed_batch
 
 ROWS = {
     1: StreamRow(1, "0" * 32, "orders", 2, "crc32", 0, 0, 1, NOW_US, 0),
@@ -205,3 +205,20 @@ def test_a_compressed_batch_is_admitted_as_it_came(gateway):
         batch = make_batch([b"abc" * 1_000] * 10, producer=7, compression=compression)
         assert len(batch.payload) < batch.header.raw_len
         assert gateway.admit(batch.header, bytes(batch.payload), acknowledge=True) == batch
+
+
+def test_what_is_known_of_a_batch_is_found_out_here(gateway):
+    """The payload stays what the client sent; only large batches are worth it."""
+    small = make_keyed_batch([(b"k", b"v", NOW_US)] * 100, producer=7)
+    assert gateway.admit(small.header, bytes(small.payload), acknowledge=True) == small
+    large = make_keyed_batch([(b"key %d" % number, b"v", NOW_US) for number in range(2_000)], producer=7)
+    admitted = gateway.admit(large.header, bytes(large.payload), acknowledge=True)
+    assert isinstance(admitted, Batch)
+    assert admitted.payload == large.payload
+    assert msgspec.structs.replace(admitted.header, statistics=b"") == large.header
+    known = statistics.parse(admitted.header.statistics, None)
+    assert known["_timestamp"].low == NOW_US
+    may_contain = known["_key"].may_contain
+    assert may_contain is not None
+    assert may_contain(b"key 1999")
+    assert not may_contain(b"key 2000")

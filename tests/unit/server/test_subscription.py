@@ -11,6 +11,7 @@ from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import StreamRow
 from mainstem.server import subscription
 from mainstem.server.subscription import PushEncoder, PushSubscription
+from mainstem.transport.port import ReadCounts
 from mainstem.transport.wire import Kind, Message, MessageReader, error_from
 from tests.unit.log.parts import NOW_US, make_batch
 from tests.unit.server.parts import come_to, run
@@ -23,6 +24,7 @@ class FakeFeed:
         self.stream = StreamRow(1, "0" * 32, "orders", 1, "crc32", 0, 0, 1, NOW_US, 0)
         self.is_ready = True
         self.is_done = False
+        self.counts = ReadCounts()
         self._found = found
 
     def touch(self, shards: Any) -> None:

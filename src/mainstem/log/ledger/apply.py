@@ -4,7 +4,8 @@ Used for every commit and for every replay after a crash, against any backend: s
 repeated batches, gives offsets, and refuses what breaks a rule; it does no I/O but loading rows it needs.
 
 What one flush does to one shard becomes one entry, as long as the accepted frames lie next to each other; a refused
-or repeated frame in between splits it, because an entry covers a single run of bytes.
+or repeated frame in between splits it, because an entry covers a single run of bytes. A batch with statistics is an
+entry of its own, which has their summary.
 """
 
 import struct
@@ -16,6 +17,7 @@ from typing import Any
 from mainstem.core.batch import BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
+    InvalidPayload,
     InvalidRequest,
     MainstemError,
     OutOfSequence,
@@ -27,7 +29,14 @@ from mainstem.core.errors import (
     UnknownProducer,
     UnknownStream,
 )
-from mainstem.core.limits import PRODUCER_RECENT_MAX, SHARDS_PER_STREAM_MAX, STREAMS_MAX
+from mainstem.core.limits import (
+    BARRIERS_PER_STREAM_MAX,
+    PRODUCER_RECENT_MAX,
+    SCHEMA_VERSIONS_MAX,
+    SHARDS_PER_STREAM_MAX,
+    STREAMS_MAX,
+)
+from mainstem.core.statistics import summary
 from mainstem.log.flush import (
     AlterStream,
     Appended,
@@ -35,6 +44,7 @@ from mainstem.log.flush import (
     Command,
     CreateStream,
     DeleteStream,
+    DescribeSchema,
     Done,
     DropEntries,
     Flush,
@@ -48,6 +58,7 @@ from mainstem.log.flush import (
     Rejected,
     ReplaceEntries,
     SealBlock,
+    SetSchema,
     TrimShard,
     WrittenBatch,
     WrittenItem,
@@ -58,12 +69,15 @@ from mainstem.log.ledger.base import (
     BlockRow,
     Changes,
     Entry,
+    GenerationRow,
     Ledger,
     ProducerKey,
     ProducerRow,
+    SchemaRow,
     ShardKey,
     ShardRow,
     StreamRow,
+    VersionRow,
 )
 
 # Rows of producers kept in memory; the rest is in the ledger.
@@ -71,6 +85,9 @@ _PRODUCERS_CACHED_MAX = 65_536
 _NEVER_WRITTEN = ShardRow()
 # Streams that are created after a restore get ids from (epoch << bits) on.
 EPOCH_STREAM_BITS = 31
+# And schemas; their ids are numbers of 32 bits.
+EPOCH_SCHEMA_BITS = 20
+_SCHEMA_ID_MAX = (1 << 32) - 1
 
 
 class Applier:
@@ -92,6 +109,13 @@ class Applier:
         # The block that was touched last: nearly always the one that grows.
         self._block: BlockRow | None = None
         self._stream_id_max = ledger.stream_id_max()
+        self._schema_id_max = ledger.schema_id_max()
+        # Of streams whose number of shards has changed. Other threads read it.
+        self._generations: dict[int, tuple[GenerationRow, ...]] = {
+            row.id: tuple(ledger.load_generations(row.id)) for row in self._streams.values() if row.generation
+        }
+        # Of streams that got a batch of another schema than their newest: all that they ever had.
+        self._schemas_of: dict[int, frozenset[int]] = {}
         self.applied = ledger.applied().number
 
     def apply(self, flush: Flush) -> tuple[Changes, list[Outcome]]:
@@ -129,6 +153,21 @@ class Applier:
             return self._ledger.load_producer(key)
         return row
 
+    def generations(self, stream: int) -> tuple[GenerationRow, ...]:
+        return self._generations.get(stream, ())
+
+    def schemas_of(self, stream: int) -> frozenset[int]:
+        """The ids of all schemas that the stream ever had."""
+        found = self._schemas_of.get(stream)
+        if found is None:
+            found = frozenset(version.schema_id for version in self._ledger.load_versions(stream))
+            self._schemas_of[stream] = found
+        return found
+
+    @property
+    def schema_id_max(self) -> int:
+        return self._schema_id_max
+
     @property
     def ledger(self) -> Ledger:
         return self._ledger
@@ -155,18 +194,20 @@ class Applier:
     def _remember(self, changes: Changes) -> None:
         self.applied = changes.applied.number
         self._stream_id_max = max(self._stream_id_max, changes.stream_id_max)
+        self._schema_id_max = max(self._schema_id_max, *changes.schemas, changes.schema_id_max)
+        for version in changes.versions:
+            self._schemas_of.pop(version.stream, None)
+        # Before the shards: whoever sees a record behind a barrier can see the barrier.
+        for generation in changes.generations:
+            self._generations[generation.stream] = (*self.generations(generation.stream), generation)
+        self._remember_streams(changes)
         self._shards.update(changes.shards)
         for key in changes.thinned:
             self._thinned[key] = self._thinned.get(key, 0) + 1
-        for row in changes.streams.values():
-            self._streams[row.id] = row
-            self._stream_id_max = max(self._stream_id_max, row.id)
-            if not row.deleted_us:
-                self._names[row.name] = row.id
-            elif self._names.get(row.name) == row.id:
-                del self._names[row.name]
         for stream in changes.forgotten_streams:
             row = self._streams.pop(stream)
+            self._generations.pop(stream, None)
+            self._schemas_of.pop(stream, None)
             for shard in range(row.shards):
                 self._shards.pop((stream, shard), None)
                 self._thinned.pop((stream, shard), None)
@@ -182,6 +223,15 @@ class Applier:
             producers.move_to_end(identity)
         while len(producers) > _PRODUCERS_CACHED_MAX:
             producers.popitem(last=False)
+
+    def _remember_streams(self, changes: Changes) -> None:
+        for row in changes.streams.values():
+            self._streams[row.id] = row
+            self._stream_id_max = max(self._stream_id_max, row.id)
+            if not row.deleted_us:
+                self._names[row.name] = row.id
+            elif self._names.get(row.name) == row.id:
+                del self._names[row.name]
 
 
 class _Run:
@@ -269,8 +319,12 @@ class _Step:
         if header.generation != run.stream.generation:
             raise StaleGeneration(
                 f"stream {run.stream.name!r} is at generation {run.stream.generation}, the batch was made for "
-                f"{header.generation}; look the stream up again and resend"
+                f"{header.generation}; look the stream up again and resend",
+                generation=run.stream.generation,
+                shards=run.stream.shards,
             )
+        if header.schema_id and header.schema_id != run.stream.schema_id:
+            self._require_schema(run.stream, header.schema_id)
         base = run.next
         if header.producer:
             self._changes.producers[identity] = _remembering(producer, header, base, self._flush.time_us)
@@ -280,6 +334,8 @@ class _Step:
             or run.position + run.length != batch.position
             or entry.schema_id != header.schema_id
             or entry.transaction != header.transaction
+            or entry.statistics
+            or header.statistics
         ):
             self._close_entry(run)
             run.entry, run.base, run.position, run.length = header, base, batch.position, 0
@@ -289,6 +345,12 @@ class _Step:
         if header.time_high > run.time_high:
             run.time_high = header.time_high
         return Appended(base)
+
+    def _require_schema(self, stream: StreamRow, schema: int) -> None:
+        """An older version's: rows of it are welcome for ever."""
+        new = (version.schema_id for version in self._changes.versions if version.stream == stream.id)
+        if schema not in self._base.schemas_of(stream.id) and schema not in new:
+            raise InvalidPayload(f"stream {stream.name!r} never had schema {schema}; look the stream up again")
 
     def _begin_run(self, key: ShardKey) -> _Run:
         self._close_run()
@@ -314,8 +376,6 @@ class _Step:
         block = self._flush.block
         self._live[block] = self._live.get(block, 0) + run.length
         span = run.next - run.base
-        # Statistics describe a single batch; an entry of several has none until the merger makes them.
-        statistics = first.statistics if span == first.count else b""
         self._changes.entries.append(
             Entry(
                 first.stream,
@@ -329,7 +389,7 @@ class _Step:
                 run.time_high,
                 first.schema_id,
                 first.transaction,
-                statistics,
+                summary(first.statistics),
             )
         )
         run.entry = None
@@ -347,30 +407,89 @@ class _Step:
         if not 1 <= command.shards <= SHARDS_PER_STREAM_MAX:
             raise InvalidRequest(f"a stream has 1 to {SHARDS_PER_STREAM_MAX} shards, not {command.shards}")
         stream = max(self._base.stream_id_max, *self._changes.streams, 0) + 1
+        schema = self._schema_id(command.schema, command.fingerprint) if command.schema else 0
         self._changes.streams[stream] = StreamRow(
-            stream,
-            command.uuid,
-            command.name,
-            command.shards,
-            command.hash,
-            0,
-            0,
-            command.retention_us,
-            command.created_us,
-            0,
-            command.retention_bytes,
-            command.cleanup,
-            command.tombstone_us,
+            id=stream,
+            uuid=command.uuid,
+            name=command.name,
+            shards=command.shards,
+            hash=command.hash,
+            generation=0,
+            schema_id=schema,
+            retention_us=command.retention_us,
+            created_us=command.created_us,
+            deleted_us=0,
+            retention_bytes=command.retention_bytes,
+            cleanup=command.cleanup,
+            tombstone_us=command.tombstone_us,
+            schema_version=1 if schema else 0,
+            key=command.key,
+            index=command.index,
+            compatibility=command.compatibility,
         )
+        if schema:
+            self._changes.versions.append(VersionRow(stream, 1, schema, command.created_us))
         self._names[command.name] = stream
         return Done(stream)
 
+    def _schema_id(self, arrow: bytes, fingerprint: bytes) -> int:
+        """The id of a schema; a new one if it was never seen."""
+        for row in self._changes.schemas.values():
+            if row.fingerprint == fingerprint:
+                return row.id
+        found = self._base.ledger.schema_with(fingerprint)
+        if found is None:
+            found = max(self._base.schema_id_max, *self._changes.schemas, 0) + 1
+            if found > _SCHEMA_ID_MAX:
+                raise InvalidRequest(f"the log has had {_SCHEMA_ID_MAX} schemas, which is the limit")
+            self._changes.schemas[found] = SchemaRow(found, arrow, fingerprint)
+        return found
+
+    def _set_schema(self, command: SetSchema) -> Outcome:
+        row = self._open_stream(command.stream)
+        if command.version != row.schema_version + 1:
+            raise Refused(
+                f"stream {row.name!r} has version {row.schema_version} of its schema by now; check against it"
+            )
+        if command.version > SCHEMA_VERSIONS_MAX:
+            raise InvalidRequest(f"stream {row.name!r} has {SCHEMA_VERSIONS_MAX} versions of its schema, the limit")
+        schema = self._schema_id(command.schema, command.fingerprint)
+        self._changes.versions.append(VersionRow(row.id, command.version, schema, command.created_us))
+        changed = row._replace(schema_id=schema, schema_version=command.version)
+        if command.compatibility is not None:
+            changed = changed._replace(compatibility=command.compatibility)
+        self._changes.streams[row.id] = changed
+        return Done(row.id)
+
+    def _describe_schema(self, command: DescribeSchema) -> Outcome:
+        return Done()
+
     def _alter(self, command: AlterStream) -> Outcome:
         row = self._open_stream(command.stream)
-        names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us")
+        names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us", "compatibility")
         given = {name: value for name in names if (value := getattr(command, name)) is not None}
-        self._changes.streams[row.id] = row._replace(**given)
+        changed = row._replace(**given)
+        if command.shards is not None and command.shards != row.shards:
+            changed = self._reshard(changed, command.shards)
+        self._changes.streams[row.id] = changed
         return Done(row.id)
+
+    def _reshard(self, row: StreamRow, shards: int) -> StreamRow:
+        if not row.shards < shards <= SHARDS_PER_STREAM_MAX:
+            raise InvalidRequest(
+                f"stream {row.name!r} has {row.shards} shards; it can get more, up to {SHARDS_PER_STREAM_MAX}, but "
+                f"not {shards}"
+            )
+        before = [*self._base.generations(row.id), *self._changes.generations]
+        barriers = sum(len(generation.barriers) for generation in before if generation.stream == row.id) + row.shards
+        if barriers > BARRIERS_PER_STREAM_MAX:
+            raise InvalidRequest(
+                f"the number of shards of stream {row.name!r} has changed too often: readers would have "
+                f"{barriers} barriers to keep, and {BARRIERS_PER_STREAM_MAX} is the limit; write to a new stream"
+            )
+        ends = tuple(self._shard((row.id, shard)).next for shard in range(row.shards))
+        self._changes.generations.append(GenerationRow(row.id, row.generation + 1, shards, ends))
+        return row._replace(shards=shards, generation=row.generation + 1)
 
     def _delete(self, command: DeleteStream) -> Outcome:
         row = self._open_stream(command.stream)
@@ -524,6 +643,9 @@ class _Step:
         self._changes.epoch = command.epoch
         # What was created after the backup is not in it; producers may still hold the ids, which must stay nobody's.
         self._changes.stream_id_max = max(self._base.stream_id_max, command.epoch << EPOCH_STREAM_BITS)
+        self._changes.schema_id_max = max(
+            self._base.schema_id_max, min(command.epoch << EPOCH_SCHEMA_BITS, _SCHEMA_ID_MAX >> 1)
+        )
         self._changes.epoch_ends = {key: row.next for key, row in self._base.written_shards().items()}
         return Done()
 
@@ -556,6 +678,8 @@ class _Step:
 _CARRY_OUT: dict[type, Callable[[_Step, Any], Outcome]] = {
     CreateStream: _Step._create,
     AlterStream: _Step._alter,
+    SetSchema: _Step._set_schema,
+    DescribeSchema: _Step._describe_schema,
     DeleteStream: _Step._delete,
     TrimShard: _Step._trim,
     OpenBlock: _Step._open_block,
@@ -604,7 +728,7 @@ def _replacing(
                 found[old].time_high,
                 own[0].header.schema_id if own else 0,
                 own[0].header.transaction if own else 0,
-                own[0].header.statistics if len(own) == 1 else b"",
+                summary(own[0].header.statistics) if len(own) == 1 else b"",
             )
         )
         base += span

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from mainstem.core.schema import Schema
+
 
 class StreamRow(NamedTuple):
     """A stream. Its id and UUID are never used again; its name is free once `deleted_us` is set.
 
     `generation` counts changes of the number of shards; its barriers live in the `generations` table. `cleanup` says
-    what goes: "delete" old records, "compact" all but the newest of every key, "compact,delete" both.
+    what goes: "delete" old records, "compact" all but the newest of every key, "compact,delete" both. `schema_id` and
+    `schema_version` are of the newest schema, 0 if it never had one. `key` and `index` name columns of it.
     """
 
     id: int
@@ -29,6 +32,10 @@ class StreamRow(NamedTuple):
     retention_bytes: int = 0
     cleanup: str = "delete"
     tombstone_us: int = 0
+    schema_version: int = 0
+    key: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    compatibility: str = "backward"
 
     @property
     def deletes(self) -> bool:
@@ -77,6 +84,32 @@ class Entry(NamedTuple):
     @property
     def end(self) -> int:
         return self.base + self.span
+
+
+class SchemaRow(NamedTuple):
+    """A schema, serialized. Its id is never used again, and no row of another id has the same fingerprint."""
+
+    id: int
+    arrow: bytes
+    fingerprint: bytes
+
+
+class VersionRow(NamedTuple):
+    """Which schema a version of a stream's schema is. Versions count from 1."""
+
+    stream: int
+    version: int
+    schema_id: int
+    created_us: int
+
+
+class GenerationRow(NamedTuple):
+    """A change of the number of shards: how many there are since, and where those that were there ended."""
+
+    stream: int
+    generation: int
+    shards: int
+    barriers: tuple[int, ...]
 
 
 class ProducerRow(NamedTuple):
@@ -139,6 +172,11 @@ class Changes:
     forgotten_streams: list[int] = field(default_factory=list)
     # Ids up to this are not given again; said when streams are forgotten and when an epoch begins.
     stream_id_max: int = 0
+    schemas: dict[int, SchemaRow] = field(default_factory=dict)
+    versions: list[VersionRow] = field(default_factory=list)
+    generations: list[GenerationRow] = field(default_factory=list)
+    # The same as `stream_id_max` for schemas; said when an epoch begins.
+    schema_id_max: int = 0
     # A new epoch of the ledger, and where every shard ended in the one before.
     epoch: int = 0
     epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
@@ -177,6 +215,16 @@ class LedgerReader(Protocol):
 
     def list_streams(self) -> Sequence[StreamRow]: ...
 
+    def load_schema(self, schema: int) -> Schema | None: ...
+
+    def load_versions(self, stream: int) -> Sequence[VersionRow]:
+        """The versions of a stream's schema, the oldest first."""
+        ...
+
+    def load_generations(self, stream: int) -> Sequence[GenerationRow]:
+        """The changes of a stream's number of shards, the oldest first."""
+        ...
+
     def load_shard(self, stream: int, shard: int) -> ShardRow: ...
 
     def entries_from(self, stream: int, shard: int, offset: int, limit: int) -> Sequence[Entry]:
@@ -208,6 +256,10 @@ class LedgerReader(Protocol):
         """For every block that is still there, how many bytes of this stream in it nothing points to any more."""
         ...
 
+    def statistics_bytes(self, stream: int) -> int:
+        """How many bytes of the stream's entries in blocks are statistics."""
+        ...
+
     def restored(self) -> Mapping[int, Mapping[ShardKey, int]]:
         """For every epoch that a restore from a backup ended, where the shards ended in that backup."""
         ...
@@ -219,6 +271,12 @@ class Ledger(LedgerReader, Protocol):
     """The writer's ledger. One thread calls `store`."""
 
     def stream_id_max(self) -> int: ...
+
+    def schema_id_max(self) -> int: ...
+
+    def schema_with(self, fingerprint: bytes) -> int | None:
+        """The id of the schema that has this fingerprint."""
+        ...
 
     def list_shards(self) -> Iterable[tuple[ShardKey, ShardRow]]:
         """Every shard that was ever written."""

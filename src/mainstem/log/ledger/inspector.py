@@ -6,6 +6,7 @@ index of the WAL in memory. A ledger without a WAL is read as a file that does n
 is copied first: no process can be writing it.
 """
 
+import contextlib
 import shutil
 import tempfile
 import time
@@ -18,10 +19,11 @@ from urllib.parse import quote
 
 import apsw
 
-from mainstem.core.errors import LedgerDamaged
+from mainstem.core.errors import InvalidSchema, LedgerDamaged
+from mainstem.core.schema import Schema
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import AppliedPlace, BlockRow, Entry, ShardKey, ShardRow, StreamRow
-from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader
+from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader, stream_row
 
 # A writer that is just restarting its WAL turns a reader away for a moment.
 _BUSY_MS = 1_000
@@ -30,11 +32,14 @@ _TRY_SECONDS = 0.02
 # Wrong rows that are named one by one.
 _FLAWS_MAX = 20
 
-# The columns by format; what format 1 had not has its default value.
+# The columns by format; what a format had not has its default value.
 _BLOCKS_1: Final = "id, writer_epoch, state, bytes, live_bytes, created_us"
 _STREAMS_1: Final = "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us"
-_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: f"{_BLOCKS_1}, dead_us, rewrite_us"}
-_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"}
+_BLOCKS_2: Final = f"{_BLOCKS_1}, dead_us, rewrite_us"
+_STREAMS_2: Final = f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"
+_STREAMS_3: Final = f"{_STREAMS_2}, schema_version, key_columns, index_columns, compatibility"
+_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: _BLOCKS_2, 3: _BLOCKS_2}
+_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: _STREAMS_2, 3: _STREAMS_3}
 _SHARD_COLUMNS: Final = "start, next, stable, time_high, bytes"
 _ENTRY_COLUMNS: Final = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 # Rows that no flush can have made, and rows that do not begin where the one before them ends. -1: the first of a shard.
@@ -44,6 +49,25 @@ SELECT stream, shard, base, span, count, length, before FROM (
         lag(base + span, 1, -1) OVER (PARTITION BY stream, shard ORDER BY base) AS before FROM entries)
 WHERE span < 1 OR count < 0 OR count > span OR length < 0 OR base < 0 OR (count = 0) != (length = 0)
     OR (length = 0) != (block = 0) OR position < 0 OR (before != -1 AND before != base) LIMIT {_FLAWS_MAX}
+"""
+
+
+_UNKNOWN_SCHEMAS_SQL: Final = f"""
+SELECT DISTINCT entries.stream, entries.schema_id FROM entries
+WHERE entries.schema_id != 0 AND NOT EXISTS (
+    SELECT 1 FROM stream_schemas JOIN schemas ON schemas.id = stream_schemas.schema_id
+    WHERE stream_schemas.stream = entries.stream AND stream_schemas.schema_id = entries.schema_id)
+LIMIT {_FLAWS_MAX}
+"""
+_VERSIONS_SQL: Final = f"""
+SELECT id, schema_version, (SELECT count(*) FROM stream_schemas WHERE stream = streams.id) AS versions FROM streams
+WHERE versions != schema_version OR (schema_version != 0 AND schema_id IS NOT (
+    SELECT schema_id FROM stream_schemas WHERE stream = streams.id AND version = schema_version))
+LIMIT {_FLAWS_MAX}
+"""
+_GENERATIONS_SQL: Final = f"""
+SELECT id, generation, (SELECT count(*) FROM generations WHERE stream = streams.id) AS changes FROM streams
+WHERE changes != generation LIMIT {_FLAWS_MAX}
 """
 
 
@@ -87,7 +111,7 @@ class LedgerView:
     # The first and the last entry of every block.
     samples: tuple[Entry, ...]
     dead_bytes: int
-    # Rows of entries that contradict themselves or their neighbours, as sentences.
+    # Rows of entries that contradict themselves or their neighbours, and of schemas that are missing, as sentences.
     flaws: tuple[str, ...]
 
 
@@ -168,9 +192,17 @@ class LedgerInspector(SqliteLedgerReader):
 
     def list_streams(self) -> list[StreamRow]:
         return [
-            StreamRow(*row)
+            stream_row(row)
             for row in self._rows(f"SELECT {_STREAM_COLUMNS[self._found_format]} FROM streams ORDER BY id")
         ]
+
+    def list_schemas(self) -> dict[int, Schema]:
+        """Every schema by its id. Those that cannot be read are left out."""
+        found: dict[int, Schema] = {}
+        for schema, arrow in self._rows("SELECT id, arrow FROM schemas") if self._found_format >= 3 else ():
+            with contextlib.suppress(InvalidSchema):
+                found[schema] = Schema.parse(arrow)
+        return found
 
     def load_shard(self, stream: int, shard: int) -> ShardRow:
         sql = f"SELECT {_SHARD_COLUMNS} FROM shards WHERE stream = ? AND shard = ?"
@@ -182,7 +214,7 @@ class LedgerInspector(SqliteLedgerReader):
 
         Rows of one shard are compared with each other before that, in a single statement.
         """
-        flaws = tuple(map(_flaw, self._rows(_FLAWS_SQL)))
+        flaws = (*map(_flaw, self._rows(_FLAWS_SQL)), *self._shape_flaws())
         samples = tuple(self._samples())
         with self._one_moment():
             shards = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
@@ -205,6 +237,22 @@ class LedgerInspector(SqliteLedgerReader):
                 self._dead_bytes(),
                 flaws,
             )
+
+    def _shape_flaws(self) -> Iterator[str]:
+        """What contradicts itself about the schemas and the shards of streams. Each is one statement: nothing moves."""
+        if self._found_format < 3:
+            return
+        for schema, arrow in self._rows("SELECT id, arrow FROM schemas"):
+            try:
+                Schema.parse(arrow)
+            except InvalidSchema as error:
+                yield f"schema {schema} cannot be read: {error}"
+        for stream, schema in self._rows(_UNKNOWN_SCHEMAS_SQL):
+            yield f"entries of stream {stream} have schema {schema}, which the stream never had"
+        for stream, version, count in self._rows(_VERSIONS_SQL):
+            yield f"stream {stream} has version {version} of its schema, and {count} of the versions up to it"
+        for stream, generation, count in self._rows(_GENERATIONS_SQL):
+            yield f"stream {stream} is of generation {generation}, and {count} of its changes are noted"
 
     def shares(self, block: int) -> list[Share]:
         """Which records point into a block."""

@@ -4,18 +4,23 @@ import bisect
 import threading
 from collections import defaultdict
 
+from mainstem.core.schema import Schema
+from mainstem.core.statistics import length_of
 from mainstem.log.ledger.base import (
     AppliedPlace,
     BlockRow,
     BlockTotals,
     Changes,
     Entry,
+    GenerationRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
+    SchemaRow,
     ShardKey,
     ShardRow,
     StreamRow,
+    VersionRow,
 )
 
 
@@ -33,6 +38,10 @@ class MemoryLedger:
         self._dead: dict[tuple[int, int], int] = defaultdict(int)
         self._restored: dict[int, dict[ShardKey, int]] = {}
         self._stream_id_max = 0
+        self._schemas: dict[int, SchemaRow] = {}
+        self._schema_id_max = 0
+        self._versions: dict[int, list[VersionRow]] = defaultdict(list)
+        self._generations: dict[int, list[GenerationRow]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -54,6 +63,25 @@ class MemoryLedger:
 
     def stream_id_max(self) -> int:
         return self._stream_id_max
+
+    def load_schema(self, schema: int) -> Schema | None:
+        row = self._schemas.get(schema)
+        return None if row is None else Schema.parse(row.arrow)
+
+    def schema_with(self, fingerprint: bytes) -> int | None:
+        with self._lock:
+            return next((row.id for row in self._schemas.values() if row.fingerprint == fingerprint), None)
+
+    def schema_id_max(self) -> int:
+        return self._schema_id_max
+
+    def load_versions(self, stream: int) -> list[VersionRow]:
+        with self._lock:
+            return list(self._versions.get(stream, ()))
+
+    def load_generations(self, stream: int) -> list[GenerationRow]:
+        with self._lock:
+            return list(self._generations.get(stream, ()))
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         with self._lock:
@@ -119,6 +147,11 @@ class MemoryLedger:
         with self._lock:
             return {block: size for (of, block), size in self._dead.items() if of == stream}
 
+    def statistics_bytes(self, stream: int) -> int:
+        with self._lock:
+            shards = [entries for (of, _), entries in self._entries.items() if of == stream]
+            return sum(length_of(entry.statistics) for entries in shards for entry in entries)
+
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         return self._restored
 
@@ -127,6 +160,12 @@ class MemoryLedger:
             self._drop(changes)
             self._streams.update(changes.streams)
             self._stream_id_max = max(self._stream_id_max, *changes.streams, changes.stream_id_max)
+            self._schemas.update(changes.schemas)
+            self._schema_id_max = max(self._schema_id_max, *changes.schemas, changes.schema_id_max)
+            for version in changes.versions:
+                self._versions[version.stream].append(version)
+            for generation in changes.generations:
+                self._generations[generation.stream].append(generation)
             self._shards.update(changes.shards)
             self._blocks.update(changes.blocks)
             self._producers.update(changes.producers)
@@ -139,6 +178,8 @@ class MemoryLedger:
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[1] != block})
             for stream in changes.forgotten_streams:
                 del self._streams[stream]
+                self._versions.pop(stream, None)
+                self._generations.pop(stream, None)
                 self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
                 self._forget_ends(stream)

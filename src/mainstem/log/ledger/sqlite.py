@@ -11,6 +11,7 @@ verified, because SQLite's page checksums do not cover the WAL and a checkpoint 
 import ctypes
 import errno
 import functools
+import json
 import os
 import struct
 import threading
@@ -26,6 +27,8 @@ import apsw.sqlite_extra
 
 from mainstem.core.errors import Closed, FolderUnusable, LedgerDamaged
 from mainstem.core.limits import PRODUCER_RECENT_MAX
+from mainstem.core.schema import Schema
+from mainstem.core.statistics import length_of
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import (
     AppliedPlace,
@@ -33,15 +36,17 @@ from mainstem.log.ledger.base import (
     BlockTotals,
     Changes,
     Entry,
+    GenerationRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
     ShardKey,
     ShardRow,
     StreamRow,
+    VersionRow,
 )
 
-LEDGER_FORMAT: Final = 2
+LEDGER_FORMAT: Final = 3
 
 _SCHEMA = """
 CREATE TABLE meta(k TEXT PRIMARY KEY, v) WITHOUT ROWID;
@@ -50,7 +55,8 @@ CREATE TABLE streams(
     id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, name TEXT NOT NULL, shards INTEGER NOT NULL, hash TEXT NOT NULL,
     generation INTEGER NOT NULL, schema_id INTEGER NOT NULL, retention_us INTEGER NOT NULL, created_us INTEGER NOT NULL,
     deleted_us INTEGER NOT NULL, retention_bytes INTEGER NOT NULL, cleanup TEXT NOT NULL,
-    tombstone_us INTEGER NOT NULL);
+    tombstone_us INTEGER NOT NULL, schema_version INTEGER NOT NULL, key_columns TEXT NOT NULL,
+    index_columns TEXT NOT NULL, compatibility TEXT NOT NULL);
 CREATE UNIQUE INDEX streams_by_name ON streams(name) WHERE deleted_us = 0;
 CREATE TABLE schemas(id INTEGER PRIMARY KEY, arrow BLOB NOT NULL, fingerprint BLOB NOT NULL UNIQUE);
 CREATE TABLE generations(
@@ -85,6 +91,12 @@ CREATE TABLE restored(
     epoch INTEGER, stream INTEGER, shard INTEGER, stop INTEGER NOT NULL,
     PRIMARY KEY(epoch, stream, shard)) WITHOUT ROWID;
 """
+# The same of format 3.
+_SCHEMA_3 = """
+CREATE TABLE stream_schemas(
+    stream INTEGER, version INTEGER, schema_id INTEGER NOT NULL, created_us INTEGER NOT NULL,
+    PRIMARY KEY(stream, version)) WITHOUT ROWID;
+"""
 # From format 1 to 2. The database puts new columns last, which is where the schema above has them.
 _UPGRADE_1 = (
     """
@@ -101,10 +113,22 @@ ALTER TABLE blocks ADD COLUMN rewrite_us INTEGER NOT NULL DEFAULT 0;
     + "UPDATE blocks SET dead_us = created_us WHERE state = 'sealed' AND live_bytes = 0;"
 )
 
+# From format 2 to 3.
+_UPGRADE_2 = (
+    """
+ALTER TABLE streams ADD COLUMN schema_version INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE streams ADD COLUMN key_columns TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE streams ADD COLUMN index_columns TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE streams ADD COLUMN compatibility TEXT NOT NULL DEFAULT 'backward';
+"""
+    + _SCHEMA_3
+)
+_UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2}
+
 _ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 _STREAM_COLUMNS = (
     "id, uuid, name, shards, hash, generation, schema_id, retention_us, created_us, deleted_us, retention_bytes, "
-    "cleanup, tombstone_us"
+    "cleanup, tombstone_us, schema_version, key_columns, index_columns, compatibility"
 )
 _SHARD_COLUMNS = "start, next, stable, time_high, bytes, merged, compacted"
 _BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us, dead_us, rewrite_us"
@@ -306,19 +330,41 @@ class SqliteLedgerReader:
     def stream_named(self, name: str) -> StreamRow | None:
         sql = f"SELECT {_STREAM_COLUMNS} FROM streams WHERE name = ? AND deleted_us = 0"
         rows = self._rows(sql, (name,))
-        return StreamRow._make(rows[0]) if rows else None
+        return stream_row(rows[0]) if rows else None
 
     def load_stream(self, stream: int) -> StreamRow | None:
         rows = self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams WHERE id = ?", (stream,))
-        return StreamRow._make(rows[0]) if rows else None
+        return stream_row(rows[0]) if rows else None
 
     def list_streams(self) -> list[StreamRow]:
-        return [StreamRow._make(row) for row in self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams ORDER BY id")]
+        return [stream_row(row) for row in self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams ORDER BY id")]
 
     def stream_id_max(self) -> int:
         # The last one may be forgotten; its number is not given again.
         noted = self._rows("SELECT v FROM meta WHERE k = 'stream_id_max'")
         return max(int(self._value("SELECT coalesce(max(id), 0) FROM streams")), *(int(row[0]) for row in noted), 0)
+
+    def load_schema(self, schema: int) -> Schema | None:
+        rows = self._rows("SELECT arrow FROM schemas WHERE id = ?", (schema,))
+        return Schema.parse(rows[0][0]) if rows else None
+
+    def schema_with(self, fingerprint: bytes) -> int | None:
+        rows = self._rows("SELECT id FROM schemas WHERE fingerprint = ?", (fingerprint,))
+        return int(rows[0][0]) if rows else None
+
+    def schema_id_max(self) -> int:
+        # Those of before a restore are not given again.
+        noted = self._rows("SELECT v FROM meta WHERE k = 'schema_id_max'")
+        return max(int(self._value("SELECT coalesce(max(id), 0) FROM schemas")), *(int(row[0]) for row in noted), 0)
+
+    def load_versions(self, stream: int) -> list[VersionRow]:
+        sql = "SELECT stream, version, schema_id, created_us FROM stream_schemas WHERE stream = ? ORDER BY version"
+        return [VersionRow._make(row) for row in self._rows(sql, (stream,))]
+
+    def load_generations(self, stream: int) -> list[GenerationRow]:
+        sql = "SELECT stream, generation, shards, barriers FROM generations WHERE stream = ? ORDER BY generation"
+        rows = self._rows(sql, (stream,))
+        return [GenerationRow(row[0], row[1], row[2], unpack_barriers(row[3])) for row in rows]
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         rows = self._rows(f"SELECT stream, shard, {_SHARD_COLUMNS} FROM shards")
@@ -356,6 +402,11 @@ class SqliteLedgerReader:
     def dead_bytes(self, stream: int) -> dict[int, int]:
         rows = self._rows("SELECT block, bytes FROM dead WHERE stream = ?", (stream,))
         return {row[0]: row[1] for row in rows}
+
+    def statistics_bytes(self, stream: int) -> int:
+        # A summary begins with how long the whole is.
+        sql = "SELECT substr(stats, 1, 8) FROM entries WHERE stream = ? AND length(stats) > 0"
+        return sum(length_of(row[0]) for row in self._rows(sql, (stream,)))
 
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         found: dict[int, dict[ShardKey, int]] = {}
@@ -486,7 +537,7 @@ class SqliteLedger(SqliteLedgerReader):
         db.pragma("page_size", _PAGE_BYTES)
         db.pragma("journal_mode", "wal")
         with db:
-            db.execute(_SCHEMA + _SCHEMA_2)
+            db.execute(_SCHEMA + _SCHEMA_2 + _SCHEMA_3)
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
             db.execute("INSERT INTO applied VALUES (0, 0, 0)")
         # The schema goes into the database file at once: until then the file alone is not a ledger.
@@ -516,12 +567,14 @@ class SqliteLedger(SqliteLedgerReader):
 
         This may be the first commit of a WAL, and says what that builds on: the files are known to be sound by then.
         """
-        if self._format() == LEDGER_FORMAT:
+        found = self._format()
+        if found == LEDGER_FORMAT:
             return
         with self._lock, _Translated(self.path, self._db):
             with self._db:
-                self._db.execute(_UPGRADE_1)
-                self._db.execute("UPDATE meta SET v = 2 WHERE k = 'format'")
+                for older in range(found, LEDGER_FORMAT):
+                    self._db.execute(_UPGRADES[older])
+                self._db.execute("UPDATE meta SET v = ? WHERE k = 'format'", (LEDGER_FORMAT,))
                 if self._wal_base is not None:
                     self._db.execute("INSERT OR REPLACE INTO meta VALUES ('wal_base', ?)", (self._wal_base,))
             self._wal_base = None
@@ -561,16 +614,26 @@ class SqliteLedger(SqliteLedgerReader):
         _insert(
             execute, "INSERT OR REPLACE INTO producers", [_producer_values(item) for item in changes.producers.items()]
         )
-        _insert(execute, "INSERT OR REPLACE INTO streams", list(changes.streams.values()))
+        _insert(execute, "INSERT OR REPLACE INTO streams", [_stream_values(row) for row in changes.streams.values()])
         _insert(execute, "INSERT OR REPLACE INTO blocks", list(changes.blocks.values()))
         if changes.forget_producers_before_us:
             idle = (*changes.forget_producers_ids, changes.forget_producers_before_us)
             execute("DELETE FROM producers WHERE pid BETWEEN ? AND ? AND seen_us < ?", idle)
+        if changes.versions or changes.generations:
+            self._store_shape(changes)
         if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
             self._store_rarities(changes)
         if self._wal_base is not None:
             execute("INSERT OR REPLACE INTO meta VALUES ('wal_base', ?)", (self._wal_base,))
         execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
+
+    def _store_shape(self, changes: Changes) -> None:
+        """What streams look like: their schemas and their shards."""
+        execute = self._db.execute
+        _insert(execute, "INSERT INTO schemas", list(changes.schemas.values()))
+        _insert(execute, "INSERT INTO stream_schemas", changes.versions)
+        rows = [(*row[:3], struct.pack(f"<{len(row.barriers)}Q", *row.barriers)) for row in changes.generations]
+        _insert(execute, "INSERT INTO generations", rows)
 
     def _store_rarities(self, changes: Changes) -> None:
         execute = self._db.execute
@@ -581,10 +644,13 @@ class SqliteLedger(SqliteLedgerReader):
             execute("DELETE FROM blocks WHERE id = ?", (block,))
             execute("DELETE FROM dead WHERE block = ?", (block,))
         for stream in changes.forgotten_streams:
-            for table, column in (("streams", "id"), ("shards", "stream"), ("dead", "stream"), ("restored", "stream")):
-                execute(f"DELETE FROM {table} WHERE {column} = ?", (stream,))
-        if changes.stream_id_max:
-            execute("INSERT OR REPLACE INTO meta VALUES ('stream_id_max', ?)", (changes.stream_id_max,))
+            execute("DELETE FROM streams WHERE id = ?", (stream,))
+            # Schemas stay: a reader may know one by its id, which then must not be another's.
+            for table in ("shards", "dead", "restored", "stream_schemas", "generations"):
+                execute(f"DELETE FROM {table} WHERE stream = ?", (stream,))
+        for name, noted in (("stream_id_max", changes.stream_id_max), ("schema_id_max", changes.schema_id_max)):
+            if noted:
+                execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, noted))
         if changes.epoch:
             rows = [(changes.epoch - 1, *key, stop) for key, stop in changes.epoch_ends.items()]
             _insert(execute, "INSERT OR REPLACE INTO restored", rows)
@@ -651,6 +717,20 @@ def _inode_of(path: Path) -> int:
         return os.stat(path).st_ino
     except FileNotFoundError:
         return 0
+
+
+def stream_row(row: Sequence[Any]) -> StreamRow:
+    """The row of a stream from its columns, in which lists of names are JSON; those of an older format are fewer."""
+    return StreamRow(*row[:14], *(tuple(json.loads(names)) for names in row[14:16]), *row[16:])
+
+
+def _stream_values(row: StreamRow) -> tuple[Any, ...]:
+    return (*row[:14], json.dumps(row.key), json.dumps(row.index), *row[16:])
+
+
+def unpack_barriers(barriers: bytes) -> tuple[int, ...]:
+    """The offsets of a row of generations."""
+    return struct.unpack(f"<{len(barriers) // 8}Q", barriers)
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

@@ -1,0 +1,103 @@
+"""Looking something up: the records of a stream that match, and what it took to find them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, overload
+
+import pyarrow as pa
+
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.record import Record, RecordBatch
+from mainstem.core.clock import Clock
+from mainstem.core.errors import InvalidPredicate, InvalidSetting
+from mainstem.core.markup import cut, table
+from mainstem.transport.port import Port
+
+_SHOWN: Final = 20
+
+
+class Found(Sequence[Record]):
+    """The records that match, in order within each shard. Immutable; any thread.
+
+    `opened` batches were looked into for it, `skipped` ones were not; `seconds` is how long it took. `undecoded`
+    records were no rows of the stream's schema and so could not match.
+    """
+
+    def __init__(
+        self, batches: Sequence[RecordBatch], columns: pa.Schema, counts: tuple[int, int, int], seconds: float
+    ) -> None:
+        self._batches = batches
+        self._columns = columns
+        self._records: list[Record] | None = None
+        self.opened, self.skipped, self.undecoded = counts
+        self.seconds = seconds
+
+    def to_arrow(self, *, metadata: bool = False) -> pa.Table:
+        """All of them as one table; see RecordBatch.to_arrow."""
+        if not self._batches:
+            return self._columns.empty_table()
+        return pa.Table.from_batches([batch.to_arrow(metadata=metadata) for batch in self._batches])
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame of `to_arrow()`; pandas must be installed."""
+        return self.to_arrow().to_pandas()
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows as dicts, of the columns of `to_arrow()`."""
+        return [row for batch in self._batches for row in batch.to_dicts()]
+
+    def __len__(self) -> int:
+        return sum(batch.count for batch in self._batches)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Record]: ...
+
+    def __getitem__(self, at: int | slice) -> Record | list[Record]:
+        return self._all()[at]
+
+    def _all(self) -> list[Record]:
+        if self._records is None:
+            self._records = list(chain.from_iterable(batch.records() for batch in self._batches))
+        return self._records
+
+    def __repr__(self) -> str:
+        return f"<Found {self._summary()}>"
+
+    def _repr_html_(self) -> str:
+        shown = self.to_arrow().slice(0, _SHOWN)
+        rows = [[cut(value) for value in row.values()] for row in shown.to_pylist()]
+        return table(self._summary(), shown.schema.names, rows)
+
+    def _summary(self) -> str:
+        count = len(self)
+        return (
+            f"{count} record{'' if count == 1 else 's'}, {self.opened} batches opened, {self.skipped} skipped, "
+            f"{self.seconds * 1000:.1f} ms"
+        )
+
+
+def find(port: Port, stream: str, where: Any, limit: int | None, columns: Sequence[str] | None, clock: Clock) -> Found:
+    """The records of a stream, as it is now, that match; at most `limit`."""
+    if not isinstance(where, str) or not where.strip():
+        raise InvalidPredicate('where: say what to find, for example "id = 7"')
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidSetting(f"limit must be a whole number above 0, or None, not {limit!r}")
+    begun = clock.monotonic()
+    batches: list[RecordBatch] = []
+    left = limit
+    with Consumer(port, stream, "earliest", follow=False, where=where, columns=columns, clock=clock) as consumer:
+        for batch in consumer.batches():
+            taken = batch if left is None else batch.first(left)
+            batches.append(taken)
+            if left is not None:
+                left -= taken.count
+                if not left:
+                    break
+        counts = consumer.opened, consumer.skipped, consumer.undecoded
+        return Found(batches, consumer.columns, counts, clock.monotonic() - begun)

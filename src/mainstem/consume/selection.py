@@ -1,0 +1,402 @@
+"""The selection: which records of a stream a reader wants and which of their columns, found next to the data.
+
+After Scribe's read proxy. A batch goes through up to three sieves, each dearer than the one before:
+
+    summary     ranges of columns, in the ledger's row: the batch is never read
+    filter      bloom filters of the key and of indexed columns, in front of the batch in its block
+    rows        the columns that the predicate needs are decoded; others only if a row matches
+
+What is left of a batch covers the same offsets as before, so that positions move on.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from mainstem.consume.transcoded import Selected, Transcoded
+from mainstem.consume.view import Decoded, View
+from mainstem.core import layouts, payload, statistics
+from mainstem.core.batch import BatchHeader, FetchedBatch
+from mainstem.core.checksum import crc32c
+from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
+from mainstem.core.schema import Schema
+from mainstem.core.statistics import Range
+from mainstem.registry.promotion import Promotion, promotion
+from mainstem.transport.port import Query
+
+if TYPE_CHECKING:
+    from mainstem.core.predicate import BoundPredicate
+
+# So many readers must want the same before what one of them gets is kept for the others.
+_READERS_SHARING: Final = 2
+
+
+class Place(Protocol):
+    """What is known of stored records without opening them: a row of the ledger."""
+
+    @property
+    def shard(self) -> int: ...
+
+    @property
+    def base(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def time_high(self) -> int: ...
+
+    @property
+    def schema_id(self) -> int: ...
+
+    @property
+    def statistics(self) -> bytes: ...
+
+
+class Selection:
+    """A predicate and a view of one stream, bound once and shared by all readers who ask for the same. Any thread.
+
+    `compression` is for what leaves this process. InvalidPredicate, InvalidSetting if it cannot be bound.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        where: str = "",
+        *,
+        schema_of: Callable[[int], Schema] | None = None,
+        compression: str | None = None,
+        cache: Transcoded | None = None,
+    ) -> None:
+        self.view = view
+        self.is_plain = not where and view.columns is None
+        # Who reads with it now.
+        self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._predicate = _bind(where, view) if where else None
+        self._identity = (view.schema_id, where, view.columns)
+        self._schema_of = schema_of
+        self._compression = compression
+        self._cache = cache
+        times = {"_timestamp"} if view.schema is not None else {"_timestamp", "timestamp"}
+        self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
+            self._predicate.columns
+        )
+        # By schema: see `_ask`. Schemas of one stream are few.
+        self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
+        # The columns of a batch that are needed to say which records match, and those that are given; None: all.
+        self._given = None if view.columns is None else self._stored(view.columns)
+        self._tested = self._given if self._predicate is None else self._stored(self._predicate.columns)
+
+    # Whether a batch must be opened at all.
+
+    def can_skip(self, place: Place, filters: Callable[[], bytes]) -> bool:
+        """Whether no record here can match. `filters` brings the whole statistics, of which the place has a part."""
+        predicate = self._predicate
+        if predicate is None:
+            return False
+        # This is asked of every row of the ledger: nothing is looked at that the predicate does not ask for.
+        ranges = self._place(place.shard, place.base, place.end, None, place.time_high) if self._asks_place else {}
+        if not place.statistics:
+            return bool(ranges) and not predicate.may_match(ranges)
+        known = self._known(place.schema_id, place.statistics)
+        ranges.update(known)
+        if not predicate.may_match(ranges):
+            return True
+        if not any(name in known and known[name].has_filter for name in predicate.indexed):
+            return False
+        ranges.update(self._known(place.schema_id, filters()))
+        return not predicate.may_match(ranges)
+
+    def can_skip_batch(self, fetched: FetchedBatch) -> bool:
+        """The same of a batch that is in memory, by its header."""
+        predicate, header = self._predicate, fetched.header
+        if predicate is None or not self._asks_place:
+            return False
+        return not predicate.may_match(
+            self._place(header.shard, fetched.base, fetched.end, header.time_low, header.time_high)
+        )
+
+    def _place(self, shard: int, base: int, end: int, time_low: int | None, time_high: int) -> dict[str, Range]:
+        """What is known of records by where they stand."""
+        found = {
+            "_shard": Range(shard, shard, has_null=False),
+            "_offset": Range(base, end - 1, has_null=False),
+            "_timestamp": Range(time_low, time_high, has_null=False),
+        }
+        if self.view.schema is None:
+            found["timestamp"] = found["_timestamp"]
+        return found
+
+    def _known(self, schema_id: int, found: bytes) -> dict[str, Range]:
+        """What statistics say of the columns that the predicate asks for, under its names for them."""
+        if not found:
+            return {}
+        asked = self._asked.get(schema_id)
+        if asked is None:
+            asked = self._asked[schema_id] = self._ask(schema_id)
+        arrow, names = asked
+        known = statistics.parse(found, arrow)
+        return {name: found_range for name, source in names if (found_range := known.get(source)) is not None}
+
+    def _ask(self, schema_id: int) -> tuple[pa.Schema | None, list[tuple[str, str]]]:
+        """The schema of batches, and which of their columns the predicate's columns are, where their values are the
+        same."""
+        assert self._predicate is not None
+        view = self.view
+        own = {"_key": "_key", "_timestamp": "_timestamp"}
+        if view.schema is None:
+            arrow, sources = None, {**own, "key": "_key", "timestamp": "_timestamp"}
+        elif not schema_id:
+            arrow, sources = None, own
+        elif schema_id == view.schema_id:
+            arrow, sources = view.schema.arrow, {**own, **{name: name for name in view.schema.names}}
+        elif self._schema_of is None:
+            arrow, sources = None, own
+        else:
+            way = promotion(self._schema_of(schema_id), view.schema)
+            arrow, sources = way.old.arrow, {**own, **_sources(way)}
+        return arrow, [(name, sources[name]) for name in self._predicate.columns if name in sources]
+
+    # What is in it.
+
+    def apply(self, fetched: FetchedBatch) -> Selected:
+        """What of a batch is wanted. One that is wanted as it is stays as it is."""
+        header = fetched.header
+        if not header.count or (self.is_plain and not self._is_to_convert(header)):
+            return Selected((fetched,))
+        if self._cache is None or len(self.readers) < _READERS_SHARING:
+            return self._apply(fetched)
+        content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
+        return self._cache.get((*content, *self._identity), lambda: self._apply(fetched))
+
+    def needs(self, header: BatchHeader) -> bool:
+        """Whether a batch has to go through `apply`."""
+        return not self.is_plain or self._is_to_convert(header)
+
+    def _is_to_convert(self, header: BatchHeader) -> bool:
+        """Values that are JSON are made columns of if several readers want them so: one of them can do it himself."""
+        return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
+
+    def _apply(self, fetched: FetchedBatch) -> Selected:
+        header = fetched.header
+        decoded = self.view.decode(fetched, self._tested)
+        if self._predicate is None:
+            if decoded.bad:
+                return Selected(self._pack_around(fetched, decoded))
+            return Selected(self._pack(fetched, decoded.columns, None, fetched.base, fetched.end))
+        mask = self._match(fetched, decoded)
+        count = int(mask.sum())
+        if not count:
+            left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
+        elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
+            left = [fetched]
+        else:
+            some = mask if count < len(mask) else None
+            left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
+        return Selected(left, len(decoded.bad))
+
+    def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
+        """All columns that are given, of a batch of which those that the predicate needs were decoded."""
+        header, schema = fetched.header, self.view.schema
+        if schema is None:
+            there = set(layouts.SCHEMAS[header.layout].names)
+        elif header.schema_id:
+            there = {*schema.names, *(field.name for bit, field in layouts.ROW_FIELDS if header.layout & bit)}
+        else:
+            return decoded.columns
+        given = there if self._given is None else there & self._given
+        if given <= set(decoded.columns.schema.names):
+            return decoded.columns
+        return self.view.decode(fetched, self._given).columns
+
+    def _match(self, fetched: FetchedBatch, decoded: Decoded) -> np.ndarray:
+        """For every record of a batch, whether the predicate is true for it."""
+        assert self._predicate is not None
+        header = fetched.header
+        offsets = fetched.base + _distances(decoded.columns, self.view)
+        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
+        found = self._predicate.mask(table)
+        mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
+        if decoded.bad:
+            mask = mask.copy()
+            mask[[row.index for row in decoded.bad]] = False
+        return mask
+
+    def _stored(self, names: Iterable[str]) -> frozenset[str]:
+        """The columns of a batch, as its layout calls them, that these columns of the view are made of; and what is
+        always told of a record."""
+        view = self.view
+        if view.schema is None:
+            own = {"_key": "key", "_headers": "headers", "_timestamp": "timestamp"}
+            found = {own.get(name, name) for name in names} | {"timestamp", "offset"}
+            return frozenset(found - {"_shard", "_offset"})
+        found = {name for name in names if name != "_shard"} | {"_timestamp", "_offset"}
+        return frozenset(found | set(view.key) if "_key" in found else found)
+
+    # What is left of it.
+
+    def _pack(
+        self, fetched: FetchedBatch, columns: pa.RecordBatch, mask: np.ndarray | None, base: int, end: int
+    ) -> list[FetchedBatch]:
+        """Batches of the wanted columns of the records where `mask` is true, which cover the offsets from `base` to
+        `end`."""
+        distances = _distances(columns, self.view)
+        if mask is not None:
+            columns, distances = columns.filter(pa.array(mask)), distances[mask]
+        offsets = distances + fetched.base
+        return self._encode(fetched.header, self._keep(columns), offsets, base, end)
+
+    def _keep(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns that leave, without offsets, by the names of their layout."""
+        view, names = self.view, columns.schema.names
+        asked = view.columns
+        if view.schema is None:
+            count = columns.num_rows
+            kept: dict[str, Any] = {}
+            for name, other in (("key", "_key"), ("headers", "_headers")):
+                if name in names and (asked is None or name in asked or other in asked):
+                    kept[name] = columns.column(name)
+            is_asked = asked is None or "value" in asked
+            kept["value"] = columns.column("value") if is_asked else pa.nulls(count, pa.binary())
+        else:
+            assert view.kept is not None
+            kept = {name: columns.column(name) for name in view.kept.names}
+            if asked is not None and "_key" in asked:
+                kept["_key"] = view.keys(columns)
+            elif asked is None and "_key" in names:
+                kept["_key"] = columns.column("_key")
+            if "_headers" in names and (asked is None or "_headers" in asked):
+                kept["_headers"] = columns.column("_headers")
+        if view.time_name in names:
+            kept[view.time_name] = columns.column(view.time_name)
+        return kept
+
+    def _encode(
+        self, header: BatchHeader, kept: dict[str, pa.Array], offsets: np.ndarray, base: int, end: int
+    ) -> list[FetchedBatch]:
+        count = len(offsets)
+        if count > 1 and sum(column.nbytes for column in kept.values()) > PAYLOAD_RAW_BYTES_MAX // 2:
+            # Columns of a newer schema, or made of JSON, may take more than what they were made of.
+            half = count // 2
+            middle = int(offsets[half])
+            first = {name: column.slice(0, half) for name, column in kept.items()}
+            second = {name: column.slice(half) for name, column in kept.items()}
+            return [
+                *self._encode(header, first, offsets[:half], base, middle),
+                *self._encode(header, second, offsets[half:], middle, end),
+            ]
+        view = self.view
+        kept = dict(kept)
+        if count != end - base:
+            kept["offset" if view.schema is None else "_offset"] = pa.array((offsets - base).astype(np.uint32))
+        if view.schema is None:
+            fields = layouts.SCHEMAS[sum(layouts.BIT_OF[name] for name in kept)]
+        else:
+            assert view.kept is not None
+            layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in kept)
+            fields = layouts.shape_of(layout, view.kept).schema
+        batch = pa.RecordBatch.from_arrays([kept[name] for name in fields.names], schema=fields)
+        encoded = payload.encode(batch, self._compression, view.kept)
+        left = msgspec.structs.replace(
+            header,
+            count=count,
+            encoding=encoded.encoding,
+            layout=encoded.layout,
+            schema_id=view.schema_id,
+            raw_len=encoded.raw_len,
+            stored_len=len(encoded.payload),
+            payload_crc=crc32c(encoded.payload),
+            statistics=b"",
+            span=end - base if count != end - base else 0,
+        )
+        return [FetchedBatch(base, left, encoded.payload)]
+
+    def _pack_around(self, fetched: FetchedBatch, decoded: Decoded) -> list[FetchedBatch]:
+        """All of a batch, where some values are no rows: these as they are stored, for the reader to say so."""
+        columns = decoded.columns
+        offsets = _distances(columns, self.view) + fetched.base
+        is_bad = np.zeros(len(offsets), bool)
+        is_bad[[row.index for row in decoded.bad]] = True
+        edges = [0, *(np.flatnonzero(np.diff(is_bad)) + 1).tolist(), len(is_bad)]
+        records = View(None).decode(fetched).columns
+        packed: list[FetchedBatch] = []
+        for first, stop in pairwise(edges):
+            base = fetched.base if first == 0 else int(offsets[first])
+            end = fetched.end if stop == len(is_bad) else int(offsets[stop])
+            if is_bad[first]:
+                packed += _AS_BYTES._encode(
+                    fetched.header, _columns_of(records.slice(first, stop - first)), offsets[first:stop], base, end
+                )
+            else:
+                kept = self._keep(columns.slice(first, stop - first))
+                packed += self._encode(fetched.header, kept, offsets[first:stop], base, end)
+        return packed
+
+
+class Selections:
+    """The selections that readers of a log use now, each made once. Any thread."""
+
+    def __init__(self, schema_of: Callable[[int], Schema], compression: str | None = None) -> None:
+        self._schema_of = schema_of
+        self._compression = compression
+        self.cache = Transcoded(TRANSCODED_BYTES_MAX)
+        self._made: weakref.WeakValueDictionary[tuple[int, Query], Selection] = weakref.WeakValueDictionary()
+
+    def get(self, stream: int, key: Sequence[str], query: Query) -> Selection:
+        """The selection of this query; whoever reads with it puts himself among its readers."""
+        found = self._made.get((stream, query))
+        if found is None:
+            schema = self._schema_of(query.schema_id) if query.schema_id else None
+            view = View(schema, query.schema_id, columns=query.columns, key=key, schema_of=self._schema_of)
+            found = Selection(
+                view, query.where, schema_of=self._schema_of, compression=self._compression, cache=self.cache
+            )
+            self._made[stream, query] = found
+        return found
+
+
+def _bind(where: str, view: View) -> "BoundPredicate":
+    # Who has no readers with predicates does without: it takes a moment to load.
+    from mainstem.core.predicate import Predicate
+
+    return Predicate.parse(where).bind(view.all)
+
+
+def nothing(stream: int, shard: int, base: int, end: int) -> FetchedBatch:
+    """What stands for offsets none of whose records is wanted."""
+    return FetchedBatch(base, BatchHeader(stream, shard, *(0,) * 13, span=end - base), b"")
+
+
+def _sources(way: Promotion) -> dict[str, str]:
+    """Columns whose values are exactly those of a column of an older schema, and of which."""
+    found = {}
+    for name in way.unchanged:
+        source = way.sources[name]
+        assert source is not None
+        # Where nulls get a default, it is in no statistics.
+        if way.new.field(name).nullable or not way.old.field(source).nullable:
+            found[name] = source
+    return found
+
+
+def _distances(columns: pa.RecordBatch, view: View) -> np.ndarray:
+    """How far each record is from the first offset of its batch."""
+    name = "offset" if view.schema is None else "_offset"
+    if name in columns.schema.names:
+        found: np.ndarray = columns.column(name).to_numpy().astype(np.int64)
+        return found
+    return np.arange(columns.num_rows, dtype=np.int64)
+
+
+def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
+    return {
+        name: column for name, column in zip(records.schema.names, records.columns, strict=True) if name != "offset"
+    }
+
+
+_AS_BYTES: Final = Selection(View(None))

@@ -1,0 +1,193 @@
+"""Redriving: dead letters that fit by now, or were corrected, are put back into their stream.
+
+What was done is written down where the letters are, so that it outlives everybody who does it: records of the dead
+stream with the header `dead.kind`,
+
+    redriving   a run begins a page of letters; where the target's shards end now
+    redriven    the page is done; the offsets of its letters
+
+and every row that is put back has the header `redriven_from`: the dead stream's UUID and the letter's offset. If a page
+was begun and never done, the target is searched for such rows from where it ended then, and their letters count as
+done. So a letter is put back once, however often runs are cut short; twice only if retention has taken the row before
+anybody looked, or if two runs work at the same time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mainstem.consume.record import Record
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss, InvalidRequest, SchemaMismatch, UnknownStream
+from mainstem.core.schema import Schema
+from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, dead_stream_of
+from mainstem.registry.rows import RowConverter, converter_of
+
+if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
+
+REDRIVEN_FROM: Final = "redriven_from"
+# Letters between two notes of what is done.
+PAGE_LETTERS: Final = 1_000
+
+
+class _Redriving(msgspec.Struct, frozen=True):
+    """The value of a note that a page begins."""
+
+    page: str
+    ends: str
+
+
+class _Redriven(msgspec.Struct, frozen=True):
+    """The value of a note that it is done."""
+
+    page: str
+    offsets: list[int]
+
+
+@dataclass(slots=True)
+class Redriven:
+    """What a redrive did, or would do. Reasons are those of today's schema, each with its number of letters."""
+
+    # Letters that were put back earlier.
+    earlier: int = 0
+    # Letters that fit now: with their first reason, why they once did not.
+    fitting: Counter[str] = field(default_factory=Counter)
+    failing: Counter[str] = field(default_factory=Counter)
+    # Letters that were put back by this run.
+    redriven: int = 0
+    # Corrections that belong to no letter, or to one that was put back earlier.
+    unused: list[int] = field(default_factory=list)
+
+
+class Redrive:
+    """One run over the dead letters of a stream. `corrections` has rows that take the place of letters, by offset."""
+
+    def __init__(self, hub: "Hub", stream: str, corrections: Mapping[int, Mapping[str, Any]]) -> None:
+        self._hub = hub
+        self._stream = stream
+        self._corrections = dict(corrections)
+        info = hub.streams.get(stream)
+        if not info.schema:
+            raise InvalidRequest(f"stream {stream!r} has no schema, so nothing was ever refused for it")
+        self._rows: RowConverter = converter_of(Schema.parse(info.schema))
+        self._has_key_columns = bool(info.key)
+        try:
+            self._dead = hub.streams.get(dead_stream_of(stream))
+        except UnknownStream:
+            raise UnknownStream(
+                f"stream {stream!r} has no dead letters: there is no {dead_stream_of(stream)!r}"
+            ) from None
+
+    def run(self, *, dry_run: bool) -> Redriven:
+        """Look at every letter; unless it is a dry run, put back those that fit."""
+        done, open_pages = self._history()
+        if open_pages and not dry_run:
+            done |= self._finish(open_pages)
+        elif open_pages:
+            done |= {offset for page in open_pages for offset in self._found_since(page)}
+        report = Redriven(earlier=len(done))
+        page: list[tuple[Record, Any]] = []
+        for letter in self._letters():
+            if letter.offset in done:
+                continue
+            row = self._corrections.pop(letter.offset, letter.value)
+            reason = self._reason(row)
+            if reason is not None:
+                report.failing[reason] += 1
+                continue
+            report.fitting[_header(letter, ERROR)] += 1
+            page.append((letter, row))
+            if len(page) == PAGE_LETTERS:
+                report.redriven += 0 if dry_run else self._put_back(page)
+                page = []
+        if page and not dry_run:
+            report.redriven += self._put_back(page)
+        report.unused = sorted(self._corrections)
+        return report
+
+    def _reason(self, row: Any) -> str | None:
+        """Why a row still does not fit; None if it does."""
+        try:
+            if isinstance(row, bytes):
+                self._rows.convert_json(row)
+            else:
+                self._rows.convert(row)
+        except SchemaMismatch as error:
+            return str(error)
+        return None
+
+    # What was done before.
+
+    def _history(self) -> tuple[set[int], list[_Redriving]]:
+        """The letters that were put back, and the pages that were begun and not done, as the notes say."""
+        done: set[int] = set()
+        begun: dict[str, _Redriving] = {}
+        for record in self._records(self._dead.name, "earliest"):
+            kind = _header(record, KIND)
+            if kind == "redriving":
+                note = msgspec.json.decode(record.value, type=_Redriving)
+                begun[note.page] = note
+            elif kind == "redriven":
+                finished = msgspec.json.decode(record.value, type=_Redriven)
+                begun.pop(finished.page, None)
+                done.update(finished.offsets)
+        return done, list(begun.values())
+
+    def _finish(self, pages: Iterable[_Redriving]) -> set[int]:
+        """Write down what pages that were cut short have put back."""
+        done: set[int] = set()
+        for page in pages:
+            found = self._found_since(page)
+            self._note("redriven", _Redriven(page.page, sorted(found)))
+            done |= found
+        return done
+
+    def _found_since(self, page: _Redriving) -> set[int]:
+        """The letters whose rows are in the target, from where it ended when the page began."""
+        prefix = f"{self._dead.uuid}:"
+        origins = (_header(record, REDRIVEN_FROM) for record in self._records(self._stream, Cursor.parse(page.ends)))
+        return {int(origin.removeprefix(prefix)) for origin in origins if origin.startswith(prefix)}
+
+    # Putting back.
+
+    def _put_back(self, page: list[tuple[Record, Any]]) -> int:
+        info = self._hub.streams.get(self._stream)
+        name = str(page[0][0].offset)
+        self._note("redriving", _Redriving(name, str(Cursor(info.uuid, info.epoch, info.ends))))
+        with self._hub.producer() as producer:
+            for letter, row in page:
+                headers = {name: text for name, text in (letter.headers or {}).items() if name not in OWN_HEADERS}
+                headers[REDRIVEN_FROM] = f"{self._dead.uuid}:{letter.offset}".encode()
+                key = None if self._has_key_columns else letter.key
+                producer.send(self._stream, row, key, headers, letter.timestamp)
+            producer.flush()
+        self._note("redriven", _Redriven(name, [letter.offset for letter, _ in page]))
+        return len(page)
+
+    def _note(self, kind: str, note: _Redriving | _Redriven) -> None:
+        with self._hub.producer() as producer:
+            producer.send(self._dead.name, msgspec.json.encode(note), headers={KIND: kind}).result()
+
+    def _letters(self) -> Iterator[Record]:
+        for record in self._records(self._dead.name, "earliest"):
+            headers = record.headers or {}
+            if ERROR in headers and KIND not in headers:
+                yield record
+
+    def _records(self, stream: str, start: Any) -> Iterator[Record]:
+        """The records from `start` to where the stream ends now. What retention took is passed over."""
+        with self._hub.consumer(stream, start=start, follow=False, on_bad="skip") as consumer:
+            while True:
+                with suppress(DataLoss):
+                    yield from consumer
+                    return
+
+
+def _header(record: Record, name: str) -> str:
+    found = (record.headers or {}).get(name)
+    return "" if found is None else bytes(found).decode(errors="replace")

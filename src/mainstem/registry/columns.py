@@ -1,0 +1,288 @@
+"""Columns: Arrow arrays built from the stored forms of values, or cast from a user's, or looked through for what their
+type does not say."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mainstem.core.layouts import ARROW_ERRORS, binary_array
+from mainstem.core.schema import Schema
+from mainstem.registry.takers import FieldsTaker, Misfit, time_bounds
+
+# ------------------------------------------------------------------------------------------------------------ building
+
+
+def build(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An array of values in their stored form, nulls among them.
+
+    The common types are built without `pa.array`, whose first call imports pandas where that is installed.
+    """
+    if pa.types.is_string(kind):
+        return _texts(values)
+    if pa.types.is_binary(kind):
+        return binary_array(values)
+    if pa.types.is_boolean(kind):
+        validity = _validity(values) if None in values else None
+        return pa.Array.from_buffers(kind, len(values), [validity, _bits(values)])
+    dtype = _WIDTHS.get(_counted_type(kind).id)
+    if dtype is not None:
+        return _numbers(values, kind, dtype)
+    return pa.array(values, kind)
+
+
+_WIDTHS: Final = {
+    kind.id: dtype
+    for kind, dtype in (
+        (pa.int8(), np.int8),
+        (pa.int16(), np.int16),
+        (pa.int32(), np.int32),
+        (pa.int64(), np.int64),
+        (pa.uint8(), np.uint8),
+        (pa.uint16(), np.uint16),
+        (pa.uint32(), np.uint32),
+        (pa.uint64(), np.uint64),
+        (pa.float32(), np.float32),
+        (pa.float64(), np.float64),
+    )
+}
+
+
+def _counted_type(kind: pa.DataType) -> pa.DataType:
+    """The whole numbers that count a time; any other type as it is."""
+    if time_bounds(kind) is not None:
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    return kind
+
+
+def _numbers(values: Sequence[Any], kind: pa.DataType, dtype: Any) -> pa.Array:
+    count, validity = len(values), None
+    if None in values:
+        validity = _validity(values)
+        values = [0 if value is None else value for value in values]  # `or` would lose the sign of -0.0
+    data = np.fromiter(values, dtype, count)
+    return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(data)])
+
+
+def _texts(values: Sequence[str | None]) -> pa.Array:
+    try:
+        text, present, validity = "".join(values), values, None  # type: ignore[arg-type]
+    except TypeError:  # a None among them
+        present, validity = [value or "" for value in values], _validity(values)
+        text = "".join(present)  # type: ignore[arg-type]
+    encoded = text.encode()
+    # The length of a text in bytes is known without encoding each one only where every letter is one byte.
+    pieces = present if len(encoded) == len(text) else [value.encode() for value in present]  # type: ignore[union-attr]
+    ends = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=ends[1:])  # type: ignore[arg-type]
+    buffers = [validity, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(encoded)]
+    return pa.Array.from_buffers(pa.string(), len(pieces), buffers)
+
+
+def _validity(values: Sequence[Any]) -> pa.Buffer:
+    return _bits([value is not None for value in values])
+
+
+def _bits(values: Sequence[Any]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.array(values, bool), bitorder="little"))
+
+
+# ------------------------------------------------------------------------------------------------------------- casting
+
+
+def cast(table: pa.Table, schema: Schema, arrow: pa.Schema, fields: FieldsTaker) -> pa.Table:
+    """A table in the columns of a schema; Misfit with the path of what does not fit."""
+    names = table.schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Misfit("is a column twice", twice)
+    place_of = fields.places_of(names)
+    arrays: list[pa.ChunkedArray] = []
+    for place, (field, plain) in enumerate(zip(schema.arrow, arrow, strict=True)):
+        if place in place_of:
+            column = table.column(place_of[place])
+            try:
+                chunks = [_cast(chunk, field) for chunk in column.chunks]
+            except Misfit as misfit:
+                raise misfit.inside(field.name) from None
+            for chunk in chunks:
+                verify(chunk, field)
+            arrays.append(pa.chunked_array(chunks, plain.type))
+        else:
+            arrays.append(pa.chunked_array([filled(fields, place, plain.type, table.num_rows)], plain.type))
+    return pa.Table.from_arrays(arrays, schema=arrow)
+
+
+def filled(fields: FieldsTaker, place: int, kind: pa.DataType, count: int) -> pa.Array:
+    """The column of a field that was not given: its default, else nulls; Misfit if it must be given."""
+    default = fields.default(place)
+    return (
+        pa.nulls(count, kind) if default is None else build([default], kind).take(pa.array(np.zeros(count, np.int64)))
+    )
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    """An array in the type of a field, or Misfit."""
+    kind = field.type
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
+    given = array.type
+    if given.equals(kind):
+        return array
+    if pa.types.is_null(given):
+        return pa.nulls(len(array), kind)
+    if pa.types.is_struct(kind) and pa.types.is_struct(given):
+        return _cast_struct(array, field)
+    if (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) and _is_list(given):
+        return _cast_list(array, field)
+    if not any(is_from(given) and is_to(kind) for is_from, is_to in _CASTS):
+        raise Misfit(f"must be {kind}, not {given}" + _cast_hint(given, kind))
+    if pa.types.is_timestamp(kind) and (given.tz is None) != (kind.tz is None):
+        raise Misfit(f"must be {kind}, not {given}; one has a time zone and the other has none")
+    try:
+        # Arrow wants room for every number of the integer type, not only for those that are there.
+        is_int = pa.types.is_decimal(kind) and pa.types.is_integer(given)
+        return (array.cast(pa.decimal128(20, 0)) if is_int else array).cast(kind)
+    except ARROW_ERRORS as error:
+        raise Misfit(f"must be {kind}, and {_first_line(error)}") from None
+
+
+def _cast_struct(array: pa.StructArray, field: pa.Field) -> pa.Array:
+    kind = field.type
+    fields = FieldsTaker(list(kind))
+    place_of = fields.places_of([given.name for given in array.type])
+    parts: list[pa.Array] = []
+    flat = array.flatten()
+    for place, part in enumerate(kind):
+        if place not in place_of:
+            parts.append(filled(fields, place, part.type, len(array)))
+            continue
+        try:
+            parts.append(_cast(flat[place_of[place]], part))
+        except Misfit as misfit:
+            raise misfit.inside(part.name) from None
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null() if array.null_count else None)
+
+
+def _cast_list(array: pa.Array, field: pa.Field) -> pa.Array:
+    kind = field.type
+    try:
+        plain = array.cast(pa.list_(array.type.value_field))
+    except ARROW_ERRORS as error:
+        raise Misfit(f"must be {kind}, and {_first_line(error)}") from None
+    # The values alone: those outside a slice, or under a null, are not there.
+    lengths = pc.fill_null(pc.list_value_length(plain), 0).to_numpy(zero_copy_only=False)
+    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    try:
+        values = _cast(plain.flatten(), kind.value_field)
+    except Misfit as misfit:
+        raise misfit.inside("[]") from None
+    found = pa.ListArray.from_arrays(
+        pa.array(ends), values, pa.list_(kind.value_field), mask=plain.is_null() if plain.null_count else None
+    )
+    if pa.types.is_list(kind):
+        return found
+    try:
+        return found.cast(kind)
+    except ARROW_ERRORS as error:
+        raise Misfit(f"must be {kind}, and {_first_line(error)}") from None
+
+
+def _any_of(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: any(is_kind(kind) for is_kind in kinds)
+
+
+_is_list: Final = _any_of(
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+_is_text: Final = _any_of(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_is_bytes: Final = _any_of(
+    pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary
+)
+_is_number: Final = _any_of(pa.types.is_integer, pa.types.is_floating)
+# What may be cast to what, if every value stays what it is. Whole numbers of pandas are floats once one is missing.
+_CASTS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]], ...]] = (
+    (_is_number, _is_number),
+    (pa.types.is_boolean, pa.types.is_boolean),
+    (_any_of(_is_text, _is_bytes), _any_of(_is_text, _is_bytes)),
+    (_any_of(pa.types.is_decimal, pa.types.is_integer), pa.types.is_decimal),
+    (pa.types.is_date, pa.types.is_date),
+    (pa.types.is_time, pa.types.is_time),
+    (pa.types.is_timestamp, pa.types.is_timestamp),
+    (pa.types.is_duration, pa.types.is_duration),
+    (pa.types.is_map, pa.types.is_map),
+)
+
+
+def _cast_hint(given: pa.DataType, kind: pa.DataType) -> str:
+    if pa.types.is_floating(given) and pa.types.is_decimal(kind):
+        return "; floats are not exact: cast the column yourself"
+    if _is_text(given):
+        return "; texts are not taken apart: cast the column yourself"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+# ----------------------------------------------------------------------------------------------------------- verifying
+
+
+def verify(array: pa.Array, field: pa.Field) -> None:
+    """Misfit if there is a null where none may be, or a time that no reader can show; with the path, and the row of a
+    column."""
+    _verify(array, field, field.name)
+
+
+def _verify(array: pa.Array, field: pa.Field, path: str) -> None:
+    kind = field.type
+    if array.null_count and not field.nullable:
+        raise Misfit(f"must be {kind}, not null (row {pc.index(array.is_null(), True).as_py()})", path)
+    bounds = time_bounds(kind)
+    if bounds is not None:
+        _verify_bounds(array, kind, bounds, path)
+    elif pa.types.is_nested(kind) and _is_verified(kind):
+        present = array.drop_null() if array.null_count else array
+        if pa.types.is_struct(kind):
+            for place, part in enumerate(kind):
+                _verify(present.field(place), part, f"{path}.{part.name}")
+        elif pa.types.is_map(kind):
+            entries = pc.list_flatten(present.cast(_entries_of(kind)))
+            _verify(entries.field(0), kind.key_field, f"{path}.key")
+            _verify(entries.field(1), kind.item_field, f"{path}.value")
+        else:
+            _verify(present.flatten(), kind.value_field, f"{path}[]")
+
+
+def _entries_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct([kind.key_field, kind.item_field]))
+
+
+def _is_verified(kind: pa.DataType) -> bool:
+    """Whether something inside a type may break a promise."""
+    parts = [kind.field(place) for place in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        parts = [kind.item_field]
+    return any(not part.nullable or time_bounds(part.type) or _is_verified(part.type) for part in parts)
+
+
+def _verify_bounds(array: pa.Array, kind: pa.DataType, bounds: tuple[int, int], path: str) -> None:
+    low, high = bounds
+    counted = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    found = pc.min_max(counted)
+    least, most = found["min"].as_py(), found["max"].as_py()
+    if least is not None and not low <= least <= most <= high:
+        wrong = least if least < low else most
+        row = pc.index(counted, pa.scalar(wrong, counted.type)).as_py()
+        raise Misfit(f"must be {kind}, and {wrong} is out of range (row {row})", path)

@@ -1,0 +1,211 @@
+"""Rows: dicts, JSON and tables of users as batches of a schema's columns, checked on the way.
+
+One row is checked where its writer hands it over, by a function that is put together for the schema: the usual row (a
+dict with every field, of the usual types) passes it in a few hundred nanoseconds. Whatever it does not recognise goes
+the general way, `takers`, which takes more and knows the path of what is wrong. What was taken is turned into columns
+later, many rows at a time.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from mainstem.core.errors import SchemaMismatch
+from mainstem.core.layouts import shape_of
+from mainstem.core.schema import Schema
+from mainstem.registry import columns
+from mainstem.registry.takers import FieldsTaker, Misfit, described, int_bounds
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that does not fit: the first is 0. `path` is the field, empty if it is no row at all."""
+
+    index: int
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}" if self.path else self.reason
+
+
+class RowConverter:
+    """Makes rows of one schema out of what users have. Keeps nothing of them; any thread. See `converter_of`."""
+
+    def __init__(self, schema: Schema) -> None:
+        """InvalidSchema if a default does not fit its own field."""
+        self.schema = schema
+        # As in the payload of a batch without keys, headers and times: no metadata.
+        self.arrow: pa.Schema = shape_of(0, schema).schema
+        self.fields = FieldsTaker(list(schema.arrow))
+        # A row of nulls.
+        self.nothing: Values = (None,) * len(self.arrow)
+        self._convert = _make_convert(schema.arrow, self.fields, self._convert_any)
+
+    # One row.
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """SchemaMismatch with the path of the first field that does not fit."""
+        self.convert(row)
+
+    def convert(self, row: Any) -> tuple[Values, int]:
+        """The values of a row in the order of the columns, as `build` takes them, and how many bytes they are."""
+        try:
+            return self._convert(row)
+        except Misfit as misfit:
+            raise _mismatch(misfit) from None
+
+    def convert_json(self, text: bytes | str) -> tuple[Values, int]:
+        """The same for a row in JSON."""
+        from mainstem.registry import json_rows
+
+        try:
+            return json_rows.convert_one(self._convert, text)
+        except Misfit as misfit:
+            raise _mismatch(misfit) from None
+
+    def take(self, row: Any) -> Values:
+        """The values of a row, or Misfit."""
+        return self._convert(row)[0]
+
+    def _convert_any(self, row: Any) -> tuple[Values, int]:
+        if not isinstance(row, Mapping):
+            raise Misfit(f"a row is an object with the fields of the schema, not {described(row)}")
+        values = tuple(self.fields.take(row))
+        return values, sum(map(_size, values))
+
+    # Many rows.
+
+    def to_batch(self, rows: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:
+        """Rows as a batch of the schema's columns; None is a row of nulls, whatever the schema says."""
+        return self.build([self.nothing if row is None else self.convert(row)[0] for row in rows])
+
+    def build(self, rows: Sequence[Values]) -> pa.RecordBatch:
+        """What `convert` took, as a batch of the schema's columns."""
+        found = zip(*rows, strict=True) if rows else [() for _ in self.arrow]
+        arrays = [columns.build(values, field.type) for values, field in zip(found, self.arrow, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
+
+    def from_json(
+        self, values: pa.BinaryArray, *, is_first_enough: bool = False
+    ) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
+        """Rows in JSON, one in each value. Those that do not fit are told, and are rows of nulls in the batch; a value
+        that is null is such a row too, and not a bad one. With `is_first_enough` the batch ends soon after the first
+        bad row."""
+        from mainstem.registry import json_rows
+
+        batch, misfits = json_rows.read(self, values, is_first_enough=is_first_enough)
+        return batch, [BadRow(index, misfit.path, misfit.reason) for index, misfit in sorted(misfits.items())]
+
+    def cast(self, table: pa.Table) -> pa.Table:
+        """A user's table in the columns of the schema, found by name or alias. Values stay what they are: a cast that
+        would change one is a SchemaMismatch with the path."""
+        try:
+            return columns.cast(table, self.schema, self.arrow, self.fields)
+        except Misfit as misfit:
+            raise _mismatch(misfit) from None
+
+    def verify(self, batch: pa.RecordBatch) -> None:
+        """Whether a batch that has the schema's columns keeps what the schema promises beyond their types: no nulls
+        where there must be none, and times that every reader can show. SchemaMismatch names the path and the row."""
+        try:
+            for place, field in enumerate(self.arrow):
+                columns.verify(batch.column(place), field)
+        except Misfit as misfit:
+            raise _mismatch(misfit) from None
+
+
+@functools.lru_cache(maxsize=256)
+def converter_of(schema: Schema) -> RowConverter:
+    """The converter of a schema: making one takes a millisecond, so it is kept."""
+    return RowConverter(schema)
+
+
+def _mismatch(misfit: Misfit) -> SchemaMismatch:
+    text = f"{misfit.path} {misfit.reason}" if misfit.path else misfit.reason
+    return SchemaMismatch(text, path=misfit.path)
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value takes in a batch."""
+    if type(value) is str:
+        return len(value) if value.isascii() else len(value.encode())
+    if type(value) is bytes:
+        return len(value)
+    if type(value) is dict:
+        return sum(map(_size, value.values()))
+    if type(value) is list or type(value) is tuple:
+        return 4 + sum(map(_size, value))
+    return 8
+
+
+# What an expression says of a value of the usual type, by the type of the column; `{0}` is the value.
+_USUAL: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
+    (pa.types.is_boolean, "{0} is True or {0} is False"),
+    (pa.types.is_integer, "type({0}) is int and {low} <= {0} <= {high}"),
+    (pa.types.is_float64, "type({0}) is float"),
+    (pa.types.is_string, "type({0}) is str and {0}.isascii()"),
+    (pa.types.is_binary, "type({0}) is bytes"),
+)
+
+
+def _make_convert(
+    schema: pa.Schema, fields: FieldsTaker, general: Callable[[Any], tuple[Values, int]]
+) -> Callable[[Any], tuple[Values, int]]:
+    """The function that takes the usual row, and hands any other to `general`.
+
+    It is put together as text, like the methods of a dataclass: a loop over the fields would take four times as long.
+    Names of users come into it only as quoted texts.
+    """
+    names = [f"v{place}" for place in range(len(schema))]
+    usual = [_usual(name, field) for name, field in zip(names, schema, strict=True)]
+    taken = [place for place, test in enumerate(usual) if not test]
+    lines = [
+        "def convert(row):",
+        f"    if type(row) is not dict or len(row) != {len(schema)}:",
+        "        return general(row)",
+        "    try:",
+        *[f"        {name} = row[{field.name!r}]" for name, field in zip(names, schema, strict=True)],
+        "    except KeyError:",
+        "        return general(row)",
+    ]
+    if any(usual):
+        lines += [f"    if not ({' and '.join(f'({test})' for test in usual if test)}):", "        return general(row)"]
+    if taken:
+        lines += ["    place = 0", "    try:"]
+        lines += [f"        place = {place}; {names[place]} = take{place}({names[place]})" for place in taken]
+        lines += ["    except Misfit as misfit:", "        raise misfit.inside(names[place]) from None"]
+    lines.append(f"    return ({', '.join(names)},), {_size_text(names, schema)}")
+    scope: dict[str, Any] = {"general": general, "Misfit": Misfit, "names": fields.names, "size": _size}
+    scope.update({f"take{place}": fields.takers[place] for place in taken})
+    exec("\n".join(lines), scope)  # noqa: S102
+    convert: Callable[[Any], tuple[Values, int]] = scope["convert"]
+    return convert
+
+
+def _usual(name: str, field: pa.Field) -> str:
+    """What must be true of a value that needs no taking; nothing if each one does."""
+    for is_kind, text in _USUAL:
+        if is_kind(field.type):
+            low, high = int_bounds(field.type) if pa.types.is_integer(field.type) else (0, 0)
+            test = text.format(name, low=low, high=high)
+            return f"{test} or {name} is None" if field.nullable else test
+    return ""
+
+
+def _size_text(names: Sequence[str], schema: pa.Schema) -> str:
+    fixed, parts = 0, []
+    for name, field in zip(names, schema, strict=True):
+        kind = field.type
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            parts.append(f"(len({name}) if {name} else 0)" if field.nullable else f"len({name})")
+        elif pa.types.is_nested(kind):
+            parts.append(f"size({name})")
+        else:
+            fixed += (kind.bit_width + 7) // 8
+    return " + ".join([str(fixed), *parts])

@@ -1,0 +1,410 @@
+"""Rows read back: by predicate, by column, of several schemas, and what is no row among them. Near and far alike."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import mainstem
+from mainstem.core.errors import InvalidPredicate, InvalidSetting, SchemaMismatch, UndecodedRecords
+from mainstem.core.schema import described
+from mainstem.hub.hub import Hub
+from mainstem.testing.server import ServerProcess
+
+SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string()), ("amount", pa.float64())])
+COUNTRIES = ("DE", "FR", "US", "BR")
+# Rows enough to be worth statistics, and four batches of them.
+BATCH = 1_250
+COUNT = 4 * BATCH
+
+
+def rows(count: int, first: int = 0) -> pa.Table:
+    numbers = range(first, first + count)
+    return pa.table(
+        {"id": numbers, "country": [COUNTRIES[n % 4] for n in numbers], "amount": [n / 2 for n in numbers]},
+        schema=SCHEMA,
+    )
+
+
+def orders(hub: Hub, count: int = COUNT, **options: Any) -> None:
+    """A stream of rows, written in several batches."""
+    hub.streams.create("orders", schema=SCHEMA, **{"key": "id", **options})
+    with hub.producer() as producer:
+        for first in range(0, count, BATCH):
+            producer.send_batch("orders", rows(min(BATCH, count - first), first))
+            producer.flush()
+
+
+def read(hub: Hub, **options: Any) -> list[Any]:
+    with hub.consumer("orders", start="earliest", follow=False, **options) as consumer:
+        return [record.value for record in consumer]
+
+
+def test_rows_come_as_dicts_and_as_columns(hub):
+    orders(hub, 10)
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        records = list(consumer)
+    assert records[3].value == {"id": 3, "country": "BR", "amount": 1.5}
+    assert [record.key for record in records] == [b"%d" % n for n in range(10)]
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        table = pa.Table.from_batches([batch.to_arrow() for batch in consumer.batches()])
+    assert table.equals(rows(10))
+
+
+def test_formats_of_a_batch(hub):
+    orders(hub, 3)
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        (batch,) = consumer.batches()
+    assert batch.to_dicts() == rows(3).to_pylist()
+    assert [json.loads(line) for line in batch.to_ndjson().splitlines()] == rows(3).to_pylist()
+    assert batch.to_csv().splitlines()[0].replace(b'"', b"") == b"id,country,amount"
+    assert batch.to_pandas()["id"].tolist() == [0, 1, 2]
+    names = batch.to_arrow(metadata=True).schema.names
+    assert names == ["id", "country", "amount", "_shard", "_offset", "_timestamp", "_key", "_headers"]
+
+
+def test_where_and_columns(hub):
+    orders(hub)
+    found = read(hub, where="country = 'DE' AND amount >= 2490", columns=["id", "_offset"])
+    assert found == [{"id": n, "_offset": n} for n in range(4_980, COUNT, 4)]
+
+
+def test_batches_that_cannot_match_are_not_opened(hub):
+    orders(hub)
+    with hub.consumer("orders", start="earliest", follow=False, where="id BETWEEN 2600 AND 2602") as consumer:
+        assert [record.value["id"] for record in consumer] == [2600, 2601, 2602]
+        assert (consumer.opened, consumer.skipped) == (1, 3)
+
+
+def test_the_cursor_moves_on_where_nothing_matches(hub):
+    orders(hub)
+    with hub.consumer("orders", start="earliest", follow=False, where="id < 0") as consumer:
+        assert list(consumer) == []
+        assert consumer.cursor.offsets == (COUNT,)
+
+
+def test_a_cursor_in_the_middle_of_what_matches(hub):
+    orders(hub)
+    options: dict[str, Any] = {"where": "id % 3 = 0", "columns": ["id"], "follow": False}
+    with hub.consumer("orders", start="earliest", **options) as consumer:
+        first = [next(consumer).value["id"] for _ in range(500)]
+        cursor = mainstem.Cursor.parse(str(consumer.cursor))
+    with hub.consumer("orders", start=cursor, **options) as consumer:
+        rest = [record.value["id"] for record in consumer]
+    assert first + rest == list(range(0, COUNT, 3))
+
+
+def test_a_follower_gets_what_matches_as_it_comes(hub):
+    orders(hub, 100)
+    with hub.consumer("orders", where="country = 'US'", columns=["id"]) as consumer, hub.producer() as producer:
+        assert consumer.poll(0.1) is None
+        producer.send_batch("orders", rows(8, 100))
+        producer.flush()
+        assert [consumer.poll(5).value["id"] for _ in range(2)] == [102, 106]
+        assert consumer.poll(0.2) is None
+        assert consumer.cursor.offsets == (108,)
+
+
+def test_several_shards(hub):
+    orders(hub, 1_000, shards=4)
+    assert sorted(row["id"] for row in read(hub, where="amount < 50")) == list(range(100))
+
+
+def test_what_cannot_be_asked_is_refused_when_it_is_asked(hub):
+    orders(hub, 1)
+    for options, error, text in (
+        ({"where": "amuont > 1"}, InvalidPredicate, "amount"),
+        ({"where": "amount > 'x'"}, InvalidPredicate, "amount"),
+        ({"where": "amount >"}, InvalidPredicate, "."),
+        ({"where": 7}, InvalidPredicate, "must be text"),
+        ({"columns": ["id", "totl"]}, InvalidSetting, "totl"),
+        ({"columns": "id"}, InvalidSetting, "list of names"),
+        ({"on_bad": "ignore"}, InvalidSetting, "on_bad"),
+    ):
+        with pytest.raises(error, match=text):
+            hub.consumer("orders", **options)
+
+
+def test_streams_without_a_schema(hub):
+    hub.streams.create("raw")
+    with hub.producer() as producer:
+        for n in range(100):
+            producer.send("raw", b"value %d" % n, key=b"k%d" % (n % 5), headers={"tenant": f"t{n % 10}"})
+    with hub.consumer("raw", start="earliest", follow=False, where="headers['tenant'] = 't3'") as consumer:
+        found = list(consumer)
+    assert [record.offset for record in found] == list(range(3, 100, 10))
+    assert (found[0].value, found[0].key, found[0].headers) == (b"value 3", b"k3", {"tenant": b"t3"})
+    with hub.consumer("raw", start="earliest", follow=False, where="_key = 'k1'", columns=["value"]) as consumer:
+        (batch,) = consumer.batches()
+    assert batch.to_arrow().schema.names == ["value"]
+    assert batch.values()[:2] == [b"value 1", b"value 6"]
+
+
+# Finding.
+
+
+def test_finding_one_row(hub):
+    orders(hub, index=["country"])
+    found = hub.find("orders", "id = 3210")
+    assert [record.value["id"] for record in found] == [3210]
+    assert (found.opened, found.skipped) == (1, 3)
+    assert found.seconds > 0
+    assert found.to_arrow().to_pylist() == [{"id": 3210, "country": "US", "amount": 1605.0}]
+    assert repr(found).startswith("<Found 1 record, 1 batches opened, 3 skipped, ")
+    assert "3210" in found._repr_html_()
+
+
+def test_finding_nothing(hub):
+    orders(hub)
+    found = hub.find("orders", "id = 100000", columns=["amount"])
+    assert (len(found), found.opened, found.skipped) == (0, 0, 4)
+    assert found.to_arrow().schema.names == ["amount"]
+    assert not list(found)
+
+
+def test_finding_no_more_than_asked(hub):
+    orders(hub)
+    found = hub.find("orders", "country = 'FR'", limit=3)
+    assert [record.value["id"] for record in found] == [1, 5, 9]
+    assert found[-1].value["id"] == 9
+    assert len(found[:2]) == 2
+    for limit in (0, -1, True, "3"):
+        with pytest.raises(InvalidSetting):
+            hub.find("orders", "id = 1", limit=limit)
+    with pytest.raises(InvalidPredicate):
+        hub.find("orders", " ")
+
+
+# Schemas that change.
+
+WIDER = pa.schema(
+    [
+        ("id", pa.int64()),
+        described(pa.field("land", pa.string()), aliases=("country",)),
+        ("amount", pa.float64()),
+        described(pa.field("paid", pa.bool_()), default=False),
+    ]
+)
+
+
+def test_a_consumer_goes_over_to_a_newer_schema(hub):
+    orders(hub, 2)
+    with hub.consumer("orders", start="earliest") as consumer:
+        assert consumer.poll(5).value == {"id": 0, "country": "DE", "amount": 0.0}
+        hub.streams.set_schema("orders", WIDER)
+        with hub.producer() as producer:
+            producer.send("orders", {"id": 2, "land": "US", "amount": 1.0, "paid": True})
+        assert consumer.poll(5).value == {"id": 1, "country": "FR", "amount": 0.5}
+        assert consumer.poll(5).value == {"id": 2, "land": "US", "amount": 1.0, "paid": True}
+    assert read(hub)[0] == {"id": 0, "land": "DE", "amount": 0.0, "paid": False}
+    assert read(hub, where="land = 'FR' AND NOT paid", columns=["id"]) == [{"id": 1}]
+
+
+def test_a_predicate_keeps_to_the_schema_it_was_bound_to(hub):
+    """Rows of a newer schema come as rows of the one that the consumer knew when it asked."""
+    orders(hub, 2)
+    with hub.consumer("orders", start="earliest", where="amount >= 0") as consumer:
+        assert consumer.poll(5).value["id"] == 0
+        more = SCHEMA.append(pa.field("paid", pa.bool_()))
+        hub.streams.set_schema("orders", more)
+        with hub.producer() as producer:
+            producer.send("orders", {"id": 2, "country": "US", "amount": 1.0, "paid": True})
+        assert consumer.poll(5).value["id"] == 1
+        assert consumer.poll(5).value == {"id": 2, "country": "US", "amount": 1.0}
+
+
+def test_rows_that_a_predicate_can_no_longer_read_end_it(hub):
+    orders(hub, 2, compatibility="none", key=None)
+    with hub.consumer("orders", start="earliest", where="amount >= 0") as consumer:
+        assert consumer.poll(5).value["id"] == 0
+        hub.streams.set_schema("orders", pa.schema([("id", pa.int64()), ("amount", pa.string())]))
+        with hub.producer() as producer:
+            producer.send("orders", {"id": 2, "amount": "much"})
+        assert consumer.poll(5).value["id"] == 1
+        with pytest.raises(mainstem.MainstemError, match="amount"):
+            consumer.poll(5)
+
+
+# Bytes among rows.
+
+
+def mixed(hub: Hub) -> None:
+    """Records from before there was a schema: rows in JSON, a tombstone, and two that are none."""
+    hub.streams.create("orders")
+    with hub.producer() as producer:
+        for value in (b'{"id": 0, "country": "DE"}', b"no json", b'{"id": "x"}', b'{"id": 3}', None):
+            producer.send("orders", value, key=b"k")
+    hub.streams.set_schema("orders", SCHEMA)
+    with hub.producer() as producer:
+        producer.send("orders", {"id": 5, "country": "US", "amount": 2.5})
+
+
+EMPTY = {"country": None, "amount": None}
+
+
+def test_what_is_no_row_is_said_once_and_passed(hub):
+    mixed(hub)
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        assert next(consumer).value == {"id": 0, "country": "DE", "amount": None}
+        with pytest.raises(UndecodedRecords) as caught:
+            next(consumer)
+        error = caught.value
+        assert (error.stream, error.shard, error.first, error.last) == ("orders", 0, 1, 2)
+        assert consumer.cursor.offsets == (3,)
+        assert [record.value for record in consumer] == [
+            {"id": 3, **EMPTY},
+            None,
+            {"id": 5, "country": "US", "amount": 2.5},
+        ]
+        assert consumer.undecoded == 2
+
+
+def test_what_is_no_row_may_be_skipped_or_kept(hub):
+    mixed(hub)
+    with hub.consumer("orders", start="earliest", follow=False, on_bad="skip") as consumer:
+        assert [record.offset for record in consumer] == [0, 3, 4, 5]
+        assert consumer.undecoded == 2
+    with hub.consumer("orders", start="earliest", follow=False, on_bad="keep") as consumer:
+        found = list(consumer)
+    assert [record.undecoded for record in found] == [None, b"no json", b'{"id": "x"}', None, None, None]
+    assert [record.value for record in found[1:3]] == [None, None]
+
+
+def test_what_is_no_row_matches_nothing(hub):
+    mixed(hub)
+    with hub.consumer("orders", start="earliest", follow=False, where="id >= 0") as consumer:
+        assert [record.value["id"] for record in consumer] == [0, 3, 5]
+        assert consumer.undecoded == 2
+    with hub.consumer("orders", start="earliest", follow=False, columns=["id"]) as consumer:
+        assert next(consumer).value == {"id": 0}
+        with pytest.raises(UndecodedRecords):
+            next(consumer)
+        assert [record.offset for record in consumer] == [3, 4, 5]
+
+
+def test_a_predicate_on_bytes_meets_rows(hub):
+    hub.streams.create("orders")
+    with hub.producer() as producer:
+        producer.send("orders", b"{}", key=b"k")
+        producer.flush()
+        with hub.consumer("orders", start="earliest", where="key = 'k'") as consumer:
+            assert consumer.poll(5).value == b"{}"
+            hub.streams.set_schema("orders", SCHEMA)
+            with hub.producer() as other:
+                other.send("orders", {"id": 5, "country": "US", "amount": 2.5})
+            with pytest.raises(SchemaMismatch, match="open it again"):
+                consumer.poll(5)
+
+
+# A folder that another process writes.
+
+
+def test_a_folder_is_read_in_the_same_way(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as remote:
+        orders(remote)
+        with mainstem.open(tmp_path / "data", read_only=True) as hub:
+            assert read(hub, where="id = 77", columns=["amount"]) == [{"amount": 38.5}]
+            found = hub.find("orders", "id = 4999")
+            assert (len(found), found.opened, found.skipped) == (1, 1, 3)
+
+
+# What happens to servers and readers.
+
+
+def test_a_killed_server_costs_a_filtered_reader_nothing(tmp_path):
+    """It goes on behind what it had: no gap, nothing twice."""
+    with ServerProcess(tmp_path / "data", "--hot-tail-bytes", "1MiB") as server, mainstem.connect(server.url) as hub:
+        orders(hub, 20_000)
+        options: dict[str, Any] = {"where": "id % 2 = 1", "columns": ["id"], "prefetch_bytes": 8 << 10}
+        with hub.consumer("orders", start="earliest", follow=False, **options) as consumer:
+            found = [next(consumer).value["id"] for _ in range(3_000)]
+            server.kill()
+            server.start()
+            found += [record.value["id"] for record in consumer]
+        assert found == list(range(1, 20_000, 2))
+
+
+def test_a_filtered_reader_that_takes_nothing_holds_up_nobody(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        orders(hub, 40_000)
+        with mainstem.connect(server.url) as other:
+            stuck = other.consumer("orders", start="earliest", where="amount >= 0", prefetch_bytes=4 << 10)
+            assert stuck.poll(5) is not None
+            began = time.monotonic()
+            assert len(read(hub, where="id < 100")) == 100
+            assert len(read(hub)) == 40_000
+            assert time.monotonic() - began < 10
+            assert hub.statistics()["bytes_pushed"] > 0
+
+
+_READ_AND_WAIT = """
+    import sys, mainstem
+    hub = mainstem.connect(sys.argv[1])
+    with hub.consumer("orders", start="earliest", where="amount >= 0") as consumer:
+        for number, record in enumerate(consumer):
+            if number == 10:
+                print("reading", flush=True)
+            if number == int(sys.argv[2]) - 1:
+                print("done", flush=True)
+                break
+"""
+
+
+def test_a_stopped_reader_goes_on_where_it_was(tmp_path):
+    """A process that is stopped takes nothing and holds nothing up; continued, it gets the rest."""
+    count = 60_000
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        orders(hub, count, key=None)
+        script = [sys.executable, "-c", textwrap.dedent(_READ_AND_WAIT), server.url, str(count)]
+        with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+            reader.send_signal(signal.SIGSTOP)
+            before = server.memory_bytes()
+            assert len(read(hub, where="id >= 59900")) == 100
+            assert server.memory_bytes() - before < 64 << 20
+            reader.send_signal(signal.SIGCONT)
+            assert reader.stdout.readline() == "done\n"
+
+
+def test_a_predicate_that_rarely_matches_does_not_hold_the_loop(tmp_path):
+    """While one reader has everything searched, another's calls are answered."""
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        orders(hub, 100_000)
+        stop = threading.Event()
+
+        def search() -> None:
+            with mainstem.connect(server.url) as other:
+                while not stop.is_set():
+                    assert read(other, where="country LIKE '%Q%' OR amount * 2 <> id") == []
+
+        thread = threading.Thread(target=search)
+        thread.start()
+        try:
+            longest = 0.0
+            for _ in range(50):
+                began = time.monotonic()
+                hub.streams.list()
+                longest = max(longest, time.monotonic() - began)
+        finally:
+            stop.set()
+            thread.join()
+        assert longest < 1.0
+
+
+def test_an_older_server_is_not_asked_for_rows(tmp_path, monkeypatch):
+    """It would send everything."""
+    with ServerProcess(tmp_path / "data") as server:
+        monkeypatch.setattr("mainstem.hub.remote.VERSION", 2)
+        with mainstem.connect(server.url) as hub:
+            hub.streams.create("raw")
+            consumer = hub.consumer("raw", start="earliest", where="key = 'x'")
+            with pytest.raises(mainstem.MainstemError, match="needs version 3: upgrade the server"):
+                consumer.poll(5)

@@ -1,0 +1,199 @@
+"""A feed with a selection: what can be skipped is not read, and every offset is accounted for exactly once."""
+
+import random
+
+import pytest
+
+from mainstem.consume.feed import Feed
+from mainstem.consume.selection import Selection, Selections
+from mainstem.consume.view import View
+from mainstem.core.batch import FetchedBatch
+from mainstem.core.errors import DataLoss, InvalidPredicate
+from mainstem.log.contents import Contents
+from mainstem.log.flush import TrimShard
+from mainstem.log.log import Log, LogOptions
+from mainstem.testing.clock import SimulatedClock
+from mainstem.transport.port import Query
+from tests.unit.log.parts import append, append_values, make_batch, make_keyed_batch, make_stream
+
+LARGE = 1 << 20
+NOW = 1_767_225_600_000_000
+
+
+@pytest.fixture(params=["memory", "disk"])
+def log(request, tmp_path):
+    log = Log(tmp_path, LogOptions(hot_tail_bytes=0 if request.param == "disk" else LARGE))
+    make_stream(log, shards=2)
+    yield log
+    log.close()
+
+
+def feed_of(log: Log, where: str, offsets=(0, 0), ends=None, **options) -> Feed:
+    selections = Selections(log.schema)
+    query = Query(where)
+    return Feed(
+        log.reader, log.reader.require_stream(1), offsets, ends, lambda: selections.get(1, (), query), **options
+    )
+
+
+def drained(feed: Feed, bytes_max: int = LARGE) -> list[FetchedBatch]:
+    found = []
+    while batches := feed.read(bytes_max):
+        found += batches
+    return found
+
+
+def values(batches: list[FetchedBatch]) -> list[bytes | None]:
+    return [value for batch in batches if batch.header.count for value in values_of_any(batch)]
+
+
+def values_of_any(batch: FetchedBatch) -> list[bytes | None]:
+    seen: list[bytes | None] = View(None).decode(batch).columns.column("value").to_pylist()
+    return seen
+
+
+def assert_whole(batches: list[FetchedBatch], ends: tuple[int, ...]) -> None:
+    """Every offset of every shard is covered once, in order."""
+    at = [0] * len(ends)
+    for batch in batches:
+        assert batch.base == at[batch.header.shard]
+        at[batch.header.shard] = batch.end
+    assert tuple(at) == ends
+
+
+def test_only_what_matches_comes(log):
+    append_values(log, 1, b"a", b"b", b"a")
+    append_values(log, 1, b"b", shard=1)
+    append_values(log, 1, b"a", shard=1)
+    found = drained(feed_of(log, "value = 'a'"))
+    assert values(found) == [b"a", b"a", b"a"]
+    assert_whole(found, (3, 2))
+
+
+def test_what_is_passed_over_is_one_batch_for_each_run(log):
+    for number in range(20):
+        append_values(log, 1, b"%d" % number)
+    found = drained(feed_of(log, "value = '7'"))
+    assert [(batch.base, batch.end, batch.header.count) for batch in found] == [(0, 7, 0), (7, 8, 1), (8, 20, 0)]
+
+
+def test_what_cannot_match_is_not_read(log):
+    for number in range(10):
+        append_values(log, 1, b"%d" % number)
+    feed = feed_of(log, "_offset = 4")
+    assert values(drained(feed)) == [b"4"]
+    assert (feed.counts.opened, feed.counts.skipped) == (1, 9)
+
+
+def test_a_look_ends_after_a_moment(log):
+    """However much there is without a match: the reader learns how far it came."""
+    for number in range(300):
+        append_values(log, 1, b"%d" % number)
+
+    class Slow(SimulatedClock):
+        def monotonic(self) -> float:
+            self.advance(1.0)
+            return super().monotonic()
+
+    feed = feed_of(log, "value = 'none'", clock=Slow())
+    first = feed.read(LARGE)
+    assert [batch.header.count for batch in first] == [0]
+    assert 0 < first[0].end < 300
+    assert_whole([*first, *drained(feed)], (300, 0))
+
+
+def test_a_bounded_feed_ends(log):
+    append_values(log, 1, b"a", b"b")
+    feed = feed_of(log, "value = 'none'", ends=[2, 0])
+    drained(feed)
+    assert feed.is_done
+
+
+def test_a_feed_looks_again_when_a_shard_grew(log):
+    feed = feed_of(log, "value = 'b'")
+    assert drained(feed) == []
+    append_values(log, 1, b"a", b"b")
+    feed.touch([0])
+    assert values(drained(feed)) == [b"b"]
+
+
+def test_memory_is_not_looked_through_in_the_loop(log):
+    append_values(log, 1, b"a")
+    feed = feed_of(log, "value = 'a'")
+    assert feed.hot(log.hot, LARGE) == []
+    assert feed.is_ready
+    assert values(drained(feed)) == [b"a"]
+
+
+def test_a_loss_comes_after_what_was_found_before_it(log):
+    for number in range(6):
+        append_values(log, 1, b"%d" % number, shard=number % 2)
+    log.execute(TrimShard(1, 0, 2))
+    feed = feed_of(log, "value = '1' OR value = '4'")
+    with pytest.raises(DataLoss) as caught:
+        drained(feed)
+    assert (caught.value.shard, caught.value.first, caught.value.last) == (0, 0, 1)
+    assert sorted(map(bytes, filter(None, values(drained(feed))))) == [b"1", b"4"]
+
+
+def test_a_predicate_that_cannot_be_bound_is_told_by_the_first_read(log):
+    append_values(log, 1, b"a")
+    with pytest.raises(InvalidPredicate):
+        feed_of(log, "nothing = 1").read(LARGE)
+
+
+def test_everything_is_accounted_for_whatever_is_skipped(log):
+    """Random sizes, random verdicts on what may be skipped, reads of every size, a hot tail that begins anywhere."""
+    chance = random.Random(5)
+    written: dict[int, list[bytes]] = {0: [], 1: []}
+    for _ in range(60):
+        shard = chance.randrange(2)
+        made = [chance.randbytes(chance.choice((1, 50, 3_000))) for _ in range(chance.randrange(1, 5))]
+        append(log, *(make_batch([value], stream=1, shard=shard) for value in made))
+        written[shard] += made
+    ends = (len(written[0]), len(written[1]))
+    for trial in range(40):
+        skips = {(shard, base) for shard in (0, 1) for base in range(ends[shard]) if chance.random() < 0.5}
+        feed = feed_of(log, "_offset >= 0")
+        selection = feed._bound()
+        skipped: set[tuple[int, int]] = set()
+
+        def can_skip(place, filters, skips=skips, skipped=skipped):
+            if (place.shard, place.base) in skips:
+                skipped.update((place.shard, offset) for offset in range(place.base, place.end))
+                return True
+            return False
+
+        selection.can_skip = can_skip  # type: ignore[method-assign]
+        found = drained(feed, chance.choice((1, 100, 5_000, LARGE)))
+        assert_whole(found, ends)
+        for batch in found:
+            if batch.header.count:
+                values_there = values_of_any(batch)
+                assert values_there == written[batch.header.shard][batch.base : batch.end], trial
+        there = {
+            (batch.header.shard, offset)
+            for batch in found
+            if batch.header.count
+            for offset in range(batch.base, batch.end)
+        }
+        assert there | skipped == {(shard, offset) for shard in (0, 1) for offset in range(ends[shard])}
+
+
+def test_filters_keep_batches_from_being_opened(log):
+    """Two thousand records of a batch are worth a filter of their keys; a key that is not there opens none."""
+    for first in range(0, 16_000, 2_000):
+        records = [(b"key %d" % n, b"v", NOW) for n in range(first, first + 2_000)]
+        append(log, Contents().described(make_keyed_batch(records)))
+    feed = feed_of(log, "key = 'key 4321'")
+    assert values(drained(feed)) == [b"v"]
+    assert feed.counts.opened + feed.counts.skipped == 8
+    assert feed.counts.opened <= 2
+    absent = feed_of(log, "key = 'nobody'")
+    assert values(drained(absent)) == []
+    assert absent.counts.opened <= 1
+
+
+def test_selections_are_plain_or_not():
+    assert Selection(View(None)).is_plain
+    assert not Selection(View(None), "key = 'a'").is_plain

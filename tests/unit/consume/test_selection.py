@@ -1,0 +1,425 @@
+"""The selection: what matches is left, what is left stands where it stood, and what cannot match is not looked at."""
+
+import json
+from collections import Counter
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from mainstem.consume.record import RecordBatch
+from mainstem.consume.selection import Selection, Selections
+from mainstem.consume.transcoded import Selected, Transcoded
+from mainstem.consume.view import View
+from mainstem.core import payload, statistics
+from mainstem.core.batch import FetchedBatch
+from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, SchemaMismatch
+from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX
+from mainstem.core.schema import Schema, described
+from mainstem.transport.port import Query
+from tests.unit.consume.rows import (
+    SCHEMA,
+    SCHEMA_ID,
+    covers,
+    numbered,
+    read,
+    records_of,
+    rows_of,
+    select,
+    view,
+)
+from tests.unit.log.parts import NOW_US
+
+
+class Place(NamedTuple):
+    """A row of the ledger, as far as it is asked."""
+
+    shard: int = 0
+    base: int = 0
+    end: int = 100
+    time_high: int = NOW_US
+    schema_id: int = SCHEMA_ID
+    statistics: bytes = b""
+
+
+def test_only_matching_rows_are_left():
+    found = select(numbered(100, base=500), "id >= 510 AND name = 'n3'")
+    assert [offset for offset, _ in found] == list(range(513, 600, 10))
+    assert found[0][1] == {"id": 513, "name": "n3", "amount": 256.5}
+
+
+def test_a_batch_that_matches_throughout_stays_as_it_is():
+    batch = numbered(10)
+    assert list(Selection(view(), "id < 100").apply(batch).batches) == [batch]
+
+
+def test_where_nothing_matches_only_the_offsets_are_left():
+    batch = numbered(10, base=30)
+    (left,) = Selection(view(), "id < 0").apply(batch).batches
+    assert (left.base, left.end, left.header.count, left.payload) == (30, 40, 0, b"")
+
+
+def test_columns_are_given_in_the_order_they_were_asked_in():
+    through = view(["amount", "_offset", "id"])
+    batch = numbered(4, base=6)
+    (left,) = Selection(through).apply(batch).batches
+    seen = RecordBatch("orders", left, 6, None, through).to_arrow()
+    assert seen.schema.names == ["amount", "_offset", "id"]
+    assert seen.to_pydict() == {"amount": [3.0, 3.5, 4.0, 4.5], "_offset": [6, 7, 8, 9], "id": [6, 7, 8, 9]}
+
+
+def test_only_metadata_may_be_asked_for():
+    assert select(numbered(3, base=5), through=view(["_shard", "_offset"])) == [
+        (offset, {"_shard": 2, "_offset": offset}) for offset in (5, 6, 7)
+    ]
+
+
+def test_a_predicate_may_use_columns_that_are_not_given():
+    assert select(numbered(10), "id = 4", view(["name"])) == [(4, {"name": "n4"})]
+
+
+def watch_columns(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """A list that grows by the names of the columns whenever some are decoded."""
+    decoded: list[set[str]] = []
+    decode_columns = payload.decode_columns
+
+    def watched(*args: Any) -> pa.RecordBatch:
+        decoded.append(set(args[-1]))
+        return decode_columns(*args)
+
+    monkeypatch.setattr(payload, "decode_columns", watched)
+    return decoded
+
+
+def test_only_what_is_needed_is_decoded(monkeypatch):
+    """The columns of the predicate first; the others only where a row matches."""
+    decoded = watch_columns(monkeypatch)
+    selection = Selection(view(["amount"]), "id = 40")
+    selection.apply(numbered(10))
+    assert decoded == [{"id"}]
+    selection.apply(numbered(10, base=40))
+    assert decoded[1:] == [{"id"}, {"amount"}]
+
+
+def test_a_batch_with_gaps_keeps_its_offsets():
+    rows = [{"id": n, "name": "x", "amount": 0.0} for n in (10, 14, 19)]
+    batch = rows_of(rows, base=10, distances=[0, 4, 9], span=12)
+    assert [offset for offset, _ in select(batch)] == [10, 14, 19]
+    assert [offset for offset, _ in select(batch, "id > 10")] == [14, 19]
+    assert [offset for offset, _ in select(batch, "_offset < 15", view(["id"]))] == [10, 14]
+
+
+def test_metadata_in_predicates():
+    batch = rows_of(
+        [{"id": n} for n in range(3)],
+        base=40,
+        keys=[b"a", b"b", None],
+        headers=[{"tenant": b"t1"}, None, {"tenant": b"t2"}],
+        times=[NOW_US, NOW_US + 5, None],
+    )
+    for where, expected in {
+        "_shard = 2": [40, 41, 42],
+        "_offset = 41": [41],
+        "_key = 'a'": [40],
+        "_key IS NULL": [42],
+        "_headers['tenant'] = 't2'": [42],
+        "_timestamp > timestamp '2026-01-01 00:00:00'": [41],
+    }.items():
+        assert [offset for offset, _ in select(batch, where)] == expected, where
+
+
+def test_the_key_of_rows_is_made_of_their_columns():
+    through = view(key=["id"])
+    assert [offset for offset, _ in select(numbered(5), "_key = '3'", through)] == [3]
+    asked = view(["_key"], key=["id"])
+    assert select(numbered(2), "", asked) == [(0, {"_key": b"0"}), (1, {"_key": b"1"})]
+
+
+def test_records_without_a_schema():
+    batch = records_of(
+        [b"v0", b"v1", None],
+        base=9,
+        keys=[b"a", None, b"c"],
+        headers=[{"h": b"1"}, {"h": b"2"}, None],
+        timestamps=[NOW_US, NOW_US + 1, NOW_US + 2],
+    )
+    assert select(batch, "value = 'v1'", View(None)) == [(10, b"v1")]
+    assert select(batch, "key = 'c'", View(None)) == [(11, None)]
+    assert select(batch, "headers['h'] = '1'", View(None, columns=["key"])) == [(9, None)]
+    through = View(None, columns=["_key", "timestamp"])
+    (left,) = Selection(through, "_offset = 9").apply(batch).batches
+    seen = RecordBatch("raw", left, 9, None, through)
+    assert seen.to_arrow().to_pylist() == [{"_key": b"a", "timestamp": next(seen.records()).timestamp}]
+    assert next(seen.records()).headers is None
+
+
+def test_a_filter_on_headers_decodes_no_value(monkeypatch):
+    decoded = watch_columns(monkeypatch)
+    selection = Selection(View(None), "headers['tenant'] = 't3'")
+    selection.apply(records_of([b"x" * 1000] * 50, headers=[{"tenant": b"t1"}] * 50))
+    assert decoded == [{"headers"}]
+
+
+def test_unknown_columns_are_named():
+    with pytest.raises(InvalidSetting, match=r"no column 'amuont'; did you mean 'amount'\? The columns are id, name"):
+        view(["amuont"])
+    with pytest.raises(InvalidSetting, match="at least one"):
+        view([])
+    with pytest.raises(InvalidSetting, match="twice"):
+        view(["id", "id"])
+    with pytest.raises(InvalidPredicate, match="amuont"):
+        Selection(view(), "amuont > 1")
+
+
+# Other schemas.
+
+OLD = Schema(pa.schema([("id", pa.int32()), ("title", pa.string())]))
+NEW = Schema(
+    pa.schema(
+        [
+            ("id", pa.int64()),
+            described(pa.field("name", pa.string()), aliases=("title",)),
+            described(pa.field("amount", pa.float64()), default=1.5),
+        ]
+    )
+)
+SCHEMAS = {3: OLD, 4: NEW}
+
+
+def test_rows_of_an_older_schema_are_promoted():
+    through = View(NEW, 4, schema_of=SCHEMAS.__getitem__)
+    batch = rows_of([{"id": n, "title": f"t{n}"} for n in range(5)], schema=OLD, schema_id=3)
+    assert select(batch, "name = 't2' AND amount = 1.5", through) == [(2, {"id": 2, "name": "t2", "amount": 1.5})]
+    asked = View(NEW, 4, columns=["amount"], schema_of=SCHEMAS.__getitem__)
+    assert select(batch, "id = 2", asked) == [(2, {"amount": 1.5})]
+
+
+def test_rows_of_a_newer_schema_come_as_the_reader_knows_them():
+    through = View(OLD, 3, schema_of=SCHEMAS.__getitem__)
+    newer = Schema(pa.schema([("id", pa.int32()), ("title", pa.string()), ("more", pa.bool_())]))
+    batch = rows_of([{"id": 1, "title": "a", "more": True}], schema=newer, schema_id=9)
+    through = View(OLD, 3, schema_of={**SCHEMAS, 9: newer}.__getitem__)
+    assert select(batch, "id = 1", through) == [(0, {"id": 1, "title": "a"})]
+
+
+def test_an_impossible_promotion_is_said():
+    other = Schema(pa.schema([("id", pa.string())]))
+    through = View(OLD, 3, schema_of={9: other}.__getitem__)
+    with pytest.raises(IncompatibleSchema, match="'id'"):
+        Selection(through, "id = 1").apply(rows_of([{"id": "x"}], schema=other, schema_id=9))
+
+
+def test_rows_in_a_selection_of_bytes_are_refused():
+    with pytest.raises(SchemaMismatch, match="got a schema after this consumer was opened"):
+        Selection(View(None), "key = 'x'").apply(numbered(3))
+
+
+# JSON.
+
+
+def json_batch(*values: object, base: int = 0) -> FetchedBatch:
+    return records_of([None if value is None else json.dumps(value).encode() for value in values], base)
+
+
+def test_json_is_rows():
+    batch = json_batch({"id": 1, "name": "a"}, {"id": 2}, None, base=70)
+    assert select(batch, "id >= 1") == [
+        (70, {"id": 1, "name": "a", "amount": None}),
+        (71, {"id": 2, "name": None, "amount": None}),
+    ]
+    assert [offset for offset, _ in select(batch, "id IS NULL")] == [72]
+
+
+def test_what_is_no_row_matches_nothing_and_is_counted():
+    batch = json_batch({"id": 1}, {"id": "one"}, [1], {"id": 4})
+    selected = Selection(view(), "id > 0 OR id IS NULL").apply(batch)
+    assert [offset for offset, _ in read(selected.batches, view())] == [0, 3]
+    assert selected.undecoded == 2
+
+
+def test_without_a_predicate_what_is_no_row_is_passed_on():
+    batch = json_batch({"id": 1}, {"id": "one"}, {"id": "two"}, {"id": 4}, base=20)
+    through = view(["id"])
+    left = Selection(through).apply(batch).batches
+    assert covers(left, batch)
+    assert [(piece.base, piece.header.schema_id) for piece in left] == [(20, SCHEMA_ID), (21, 0), (23, SCHEMA_ID)]
+    seen = RecordBatch("orders", left[1], 21, None, through)
+    assert [(row.index, row.path) for row in seen.bad()] == [(0, "id"), (1, "id")]
+    assert [record.undecoded for record in seen.records()] == [b'{"id": "one"}', b'{"id": "two"}']
+
+
+def test_what_grows_beyond_a_payload_comes_in_pieces():
+    long = "x" * 1000
+    schema = Schema(
+        pa.schema([("id", pa.int64()), described(pa.field("text", pa.string()), default=long)]),
+    )
+    old = Schema(pa.schema([("id", pa.int64())]))
+    batch = rows_of([{"id": n} for n in range(30_000)], schema=old, schema_id=3)
+    through = View(schema, 4, schema_of={3: old}.__getitem__)
+    left = Selection(through, "id <> 5").apply(batch).batches
+    assert len(left) > 2
+    assert covers(left, batch)
+    assert all(piece.header.raw_len <= PAYLOAD_RAW_BYTES_MAX for piece in left)
+    assert sum(piece.header.count for piece in left) == 29_999
+
+
+# What need not be opened.
+
+
+def is_skipped(where: str) -> tuple[bool, bool]:
+    """Whether a place with rows 0 to 99, of names n0 to n9, can be skipped, and whether filters were asked for that."""
+    known = statistics.collect(whole(numbered(100), SCHEMA), index=["name"], columns=[])
+    asked: list[int] = []
+
+    def filters() -> bytes:
+        asked.append(1)
+        return known
+
+    skipped = Selection(view(), where).can_skip(Place(statistics=statistics.summary(known)), filters)
+    return skipped, bool(asked)
+
+
+def whole(batch: FetchedBatch, schema: Schema) -> pa.RecordBatch:
+    header = batch.header
+    return payload.decode(header.encoding, header.layout, header.count, header.raw_len, batch.payload, schema)
+
+
+@pytest.mark.parametrize(
+    ("where", "skipped", "asked"),
+    [
+        ("id = 50", False, False),
+        ("id = 100", True, False),
+        ("id < 0 OR amount > 60", True, False),
+        ("name = 'n3'", False, True),
+        ("name = 'n55'", True, True),
+        ("name = 'zz'", True, False),
+        ("name IN ('n55', 'n66')", True, True),
+        ("name LIKE '%5'", False, False),
+        ("_offset >= 100", True, False),
+        ("_shard = 1", True, False),
+        ("_timestamp > timestamp '2027-01-01 00:00:00'", True, False),
+        ("_key = 'x'", False, False),
+    ],
+)
+def test_places_that_cannot_match_are_skipped(where, skipped, asked):
+    assert is_skipped(where) == (skipped, asked)
+
+
+def test_without_statistics_only_the_place_is_known():
+    selection = Selection(view(), "id = 1000 AND _offset < 50")
+    assert not selection.can_skip(Place(), bytes)
+    assert selection.can_skip(Place(base=50), bytes)
+
+
+def test_statistics_of_an_older_schema_count_where_values_are_the_same():
+    """A column that only got another name is known; one that became wider, or has nulls filled, is not."""
+    old = Schema(pa.schema([("id", pa.int32()), ("title", pa.string()), ("flag", pa.string())]))
+    new = Schema(
+        pa.schema(
+            [
+                ("id", pa.int64()),
+                described(pa.field("name", pa.string()), aliases=("title",)),
+                described(pa.field("flag", pa.string(), nullable=False), default="zz"),
+            ]
+        )
+    )
+    batch = rows_of([{"id": 1, "title": "a", "flag": None}, {"id": 2, "title": "b", "flag": "f"}], schema=old)
+    known = statistics.collect(whole(batch, old), index=["title"])
+    through = View(new, 9, schema_of={3: old}.__getitem__)
+    place = Place(schema_id=3, statistics=statistics.summary(known))
+
+    def is_old_skipped(where: str) -> bool:
+        return Selection(through, where, schema_of={3: old}.__getitem__).can_skip(place, lambda: known)
+
+    assert is_old_skipped("name = 'x'")
+    assert not is_old_skipped("name = 'a'")
+    assert not is_old_skipped("flag = 'zz'")
+    assert not is_old_skipped("id = 1")
+
+
+def test_records_without_a_schema_are_known_by_key_and_time():
+    known = statistics.collect(None, key=pa.array([b"a", b"c"]), times=(NOW_US, NOW_US + 10))
+    place = Place(schema_id=0, statistics=statistics.summary(known))
+    for where, skipped in {
+        "key = 'a'": False,
+        "key = 'b'": True,
+        "_key = 'b'": True,
+        "timestamp < timestamp '2026-01-01 00:00:00'": True,
+        "value = 'x'": False,
+    }.items():
+        assert Selection(View(None), where).can_skip(place, lambda: known) is skipped, where
+
+
+# Sharing.
+
+
+def test_what_several_readers_want_is_made_once(monkeypatch):
+    made: Counter[str] = Counter()
+    selections = Selections(lambda schema_id: SCHEMA)
+    query = Query("id > 3", None, SCHEMA_ID)
+    selection = selections.get(1, (), query)
+    assert selections.get(1, (), query) is selection
+    assert selections.get(2, (), query) is not selection
+
+    class Reader:
+        pass
+
+    apply = selection._apply
+
+    def counted(batch: FetchedBatch) -> Selected:
+        made["made"] += 1
+        return apply(batch)
+
+    monkeypatch.setattr(selection, "_apply", counted)
+    readers = [Reader() for _ in range(3)]
+    batch = numbered(10)
+    selection.readers.add(readers[0])
+    for _ in range(2):
+        selection.apply(batch)
+    assert made["made"] == 2  # for one reader nothing is kept
+    selection.readers.update(readers)
+    results = [selection.apply(batch) for _ in readers]
+    assert made["made"] == 3
+    assert results[0] is results[1] is results[2]
+    readers.clear()
+    selection.apply(batch)
+    assert made["made"] == 4
+
+
+def test_other_bytes_at_the_same_offsets_are_something_else():
+    """After an erasure the batch that stands there is another one: nothing of the old is given."""
+    selections = Selections(lambda schema_id: SCHEMA)
+    selection = selections.get(1, (), Query("id >= 0", ("name",), SCHEMA_ID))
+    readers = [type("Reader", (), {})() for _ in range(2)]
+    selection.readers.update(readers)
+    secret = rows_of([{"id": 1, "name": "secret"}, {"id": 2, "name": "b"}])
+    erased = rows_of([{"id": 2, "name": "b"}], distances=[1], span=2)
+    through = selection.view
+    assert read(selection.apply(secret).batches, through) == [(0, {"name": "secret"}), (1, {"name": "b"})]
+    assert read(selection.apply(erased).batches, through) == [(1, {"name": "b"})]
+
+
+def test_json_is_converted_for_several_readers_only():
+    selections = Selections(lambda schema_id: SCHEMA)
+    selection = selections.get(1, (), Query("", None, SCHEMA_ID))
+    batch = json_batch({"id": 1}, {"id": 2})
+    readers = [type("Reader", (), {})() for _ in range(2)]
+    selection.readers.add(readers[0])
+    assert not selection.needs(batch.header)
+    assert selection.apply(batch).batches == (batch,)
+    selection.readers.add(readers[1])
+    assert selection.needs(batch.header)
+    (left,) = selection.apply(batch).batches
+    assert left.header.schema_id == SCHEMA_ID
+    assert [value["id"] for _, value in read([left], view())] == [1, 2]
+    assert not selection.needs(numbered(1).header)
+
+
+def test_what_is_kept_is_bounded():
+    kept = Transcoded(10_000)
+    selection = Selection(view(), "id <> 3", cache=kept)
+    readers = [type("Reader", (), {})() for _ in range(2)]
+    selection.readers.update(readers)
+    for base in range(0, 5_000, 100):
+        selection.apply(numbered(100, base))
+    assert 0 < kept.bytes <= 10_000

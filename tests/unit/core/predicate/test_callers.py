@@ -1,0 +1,147 @@
+"""One evaluation for all: whoever asks gets the same answer, and it is the answer that databases give."""
+
+import random
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from mainstem.core.predicate import BoundPredicate, Predicate
+from mainstem.core.predicate import bound as nodes
+from tests.fuzz.predicate_texts import SCHEMA, Texts, rows
+
+ROWS = 50
+EXPRESSIONS = 100
+Caller = Callable[[BoundPredicate, pa.RecordBatch], list[bool | None]]
+
+
+def by_batch(predicate: BoundPredicate, batch: pa.RecordBatch) -> list[bool | None]:
+    """As a server asks: only the columns that it needs, decoded, for all rows."""
+    return predicate.mask(batch.select(list(predicate.columns)) if predicate.columns else batch).to_pylist()
+
+
+def by_row(predicate: BoundPredicate, batch: pa.RecordBatch) -> list[bool | None]:
+    """As a consumer of single records would."""
+    return [predicate.mask(batch.slice(row, 1))[0].as_py() for row in range(batch.num_rows)]
+
+
+def by_table(predicate: BoundPredicate, batch: pa.RecordBatch) -> list[bool | None]:
+    """As an engine would: a table of slices of a larger batch."""
+    around = pa.Table.from_batches([batch, batch]).combine_chunks().to_batches()[0]
+    cuts = [around.slice(at, 7) for at in range(batch.num_rows, 2 * batch.num_rows, 7)]
+    return predicate.mask(pa.Table.from_batches(cuts)).to_pylist()
+
+
+CALLERS: tuple[Caller, ...] = (by_batch, by_row, by_table)
+
+
+def pairs(seed: int) -> tuple[pa.RecordBatch, list[str]]:
+    chance = random.Random(seed)
+    texts = Texts(chance)
+    return rows(chance, ROWS), [texts.predicate(2) for _ in range(EXPRESSIONS)]
+
+
+@pytest.mark.mechanism("S93")
+def test_s93(monkeypatch):
+    """5,000 pairs of a row and an expression: the same from three callers and from DuckDB. If one of them takes NULL
+    for false on the way, as a filter written by hand does, it differs."""
+    batch, texts = pairs(93)
+    bound = [Predicate.parse(text).bind(SCHEMA) for text in texts]
+    found = [[caller(predicate, batch) for predicate in bound] for caller in CALLERS]
+    assert found[0] == found[1] == found[2]
+    assert ROWS * EXPRESSIONS >= 5_000
+    with duckdb.connect() as database:
+        database.execute("SET ieee_floating_point_ops = false; SET error_on_division_by_zero = false")
+        database.register("arrow", pa.Table.from_batches([batch]))
+        database.execute("CREATE TABLE records AS SELECT * FROM arrow")
+        expected = [[row[0] for row in database.execute(f"SELECT ({text}) FROM records").fetchall()] for text in texts]
+    assert found[0] == expected
+
+    take_null_for_false(monkeypatch)
+    other = [by_batch(predicate, batch) for predicate in bound]
+    assert selected(other) != selected(found[0])
+
+
+def take_null_for_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    careful = nodes.Compared.evaluate
+
+    def careless(self: nodes.Compared, rows: Any) -> Any:
+        return pc.fill_null(careful(self, rows), False)
+
+    monkeypatch.setattr(nodes.Compared, "evaluate", careless)
+
+
+def selected(answers: list[list[bool | None]]) -> list[list[int]]:
+    return [[row for row, answer in enumerate(each) if answer] for each in answers]
+
+
+# S7: what SQLite says about the same rows. It has no booleans, decimals and NaN, compares without types and divides
+# whole numbers to whole ones: expressions keep to what both mean alike.
+
+
+class PlainTexts:
+    """Random predicates of the part of the language that SQLite shares."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def predicate(self, depth: int) -> str:
+        if depth and self._chance.random() < 0.7:
+            word = self._chance.choice(("AND", "OR", "NOT"))
+            if word == "NOT":
+                return f"NOT ({self.predicate(depth - 1)})"
+            return f"({self.predicate(depth - 1)}) {word} ({self.predicate(depth - 1)})"
+        sign = self._chance.choice(("=", "<>", "<", "<=", ">", ">="))
+        low = self._chance.randint(-9, 9)
+        return self._chance.choice(
+            (
+                f"small {sign} {low}",
+                f"small * 2 + 1 {sign} {low}",
+                f"n64 {sign} small",
+                f"name {sign} other",
+                f"name {sign} 'ab'",
+                f"small BETWEEN {low} AND {low + 4}",
+                f"small NOT IN ({low}, {low + 1}, NULL)",
+                f"name IN ('a', 'abc', '', 'b%', '{low}')",
+                "name LIKE 'ab%'",
+                "name || other = 'aa'",
+                "name IS NULL",
+                "coalesce(small, 3) = 3",
+                f"f64 {sign} {low}.5",
+                f"CASE WHEN small > {low} THEN 1 ELSE 0 END = 1",
+                f"length(name) {sign} {abs(low)}",
+                f"abs(small) {sign} {low}",
+            )
+        )
+
+
+@pytest.mark.mechanism("S7")
+def test_s7_answers(monkeypatch):
+    """100,000 pairs of a row and one of 30 expressions: the rows that SQLite selects. If what is
+    unknown were false they would be others, under NOT."""
+    chance = random.Random(7)
+    batch = rows(chance, 3_400).select(["small", "n64", "name", "other", "f64"])
+    numbers = batch.column("f64")
+    # SQLite takes NaN for NULL, and does not know capitals in LIKE.
+    batch = batch.set_column(4, "f64", pc.if_else(pc.is_nan(numbers), pa.scalar(None, pa.float64()), numbers))
+    texts = [PlainTexts(chance).predicate(3) for _ in range(30)]
+    with sqlite3.connect(":memory:") as database:
+        database.execute("PRAGMA case_sensitive_like = ON")
+        database.execute("CREATE TABLE records (small INTEGER, n64 INTEGER, name TEXT, other TEXT, f64 REAL)")
+        database.executemany(
+            "INSERT INTO records VALUES (?, ?, ?, ?, ?)", zip(*batch.to_pydict().values(), strict=True)
+        )
+        expected = [
+            [row - 1 for (row,) in database.execute(f"SELECT rowid FROM records WHERE {text} ORDER BY rowid")]
+            for text in texts
+        ]
+    database.close()
+    bound = [Predicate.parse(text).bind(batch.schema) for text in texts]
+    assert selected([predicate.mask(batch).to_pylist() for predicate in bound]) == expected
+    assert batch.num_rows * len(texts) >= 100_000
+    take_null_for_false(monkeypatch)
+    assert selected([predicate.mask(batch).to_pylist() for predicate in bound]) != expected
