@@ -31,8 +31,8 @@ NAMES = {
     RecordBatch: "count end last offset offsets records shard stream to_arrow to_pandas values",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
-        "bytes cleanup created_us ends epoch generation gone_by_us hash id name oldest_us records restored "
-        "retention_bytes retention_us shards starts tombstone_us uuid waiting_bytes"
+        "bytes cleanup created_us ends epoch generation gone_by_us hash id missing name oldest_us records restored "
+        "retention_bytes retention_us shard_records shards starts tombstone_us uuid waiting_bytes"
     ),
     Erasure: "gone_by_us records",
     ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_full",

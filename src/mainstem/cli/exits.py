@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     CANNOT_CONNECT = 4
     REFUSED = 5
-    # Of `mainstem doctor` only.
+    # Of `mainstem doctor`; damage also of `mainstem backup --even-damaged`.
     WARNINGS = 6
     DAMAGE = 7
     INTERRUPTED = 130

@@ -12,15 +12,20 @@ from mainstem.cli import hubs
 from mainstem.cli.exits import UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
-from mainstem.cli.printing import counted, print_json, print_table, size_text, time_text
+from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
 from mainstem.core.errors import UnknownStream
 from mainstem.core.kinds import parse_bytes, render_duration
 from mainstem.core.names import check_stream_name
+from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
     from mainstem.transport.port import StreamInfo
+
+# How long a command waits for a record that is there.
+_LOOK_SECONDS = 5.0
 
 app = typer.Typer(help="Create, list, show, alter, trim and delete streams; erase keys.", rich_markup_mode=None)
 
@@ -139,7 +144,22 @@ def alter(
             tombstones=tombstones,
         )
         info = hub.streams.get(name)
+        if cleanup is not None and "compact" in info.cleanup and _begins_without_keys(hub, info):
+            print(
+                f"the first records of {name} have no key: compaction never takes such away, and from now on they are "
+                "refused; with --cleanup compact,delete they go by age",
+                file=sys.stderr,
+            )
     _print_stream(info, json)
+
+
+def _begins_without_keys(hub: "Hub", info: "StreamInfo") -> bool:
+    """Whether a record of the first batch that can be read has no key. All of them would take too long to look at."""
+    if not info.records:
+        return False
+    with hub.consumer(info.name, start="earliest", follow=False) as consumer:
+        batch = consumer.poll_batch(timeout=_LOOK_SECONDS)
+    return batch is not None and batch.to_arrow().column("key").null_count > 0
 
 
 @app.command()
@@ -264,7 +284,7 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
     if json:
         print_json(_described(info))
         return
-    records = f"{info.records:,} offsets" if "compact" in info.cleanup else counted(info.records, "record")
+    records = counted(info.records, "record")
     print(f"{info.name}: {records}, {size_text(info.bytes)}, {_kept(info)}, keys placed by {info.hash}")
     if info.waiting_bytes:
         print(
@@ -272,8 +292,8 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
             f"the disk by {_minute(info.gone_by_us)}"
         )
     rows = [
-        (str(shard), f"{start:,}", f"{end:,}", f"{end - start:,}")
-        for shard, (start, end) in enumerate(zip(info.starts, info.ends, strict=True))
+        (str(shard), f"{start:,}", f"{end:,}", f"{records:,}")
+        for shard, (start, end, records) in enumerate(zip(info.starts, info.ends, info.shard_records, strict=True))
     ]
     print_table(("shard", "start", "end", "records"), rows, right=("shard", "start", "end", "records"))
 

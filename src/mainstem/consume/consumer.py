@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
@@ -13,6 +13,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import Closed, DataLoss, InvalidCursor, InvalidSetting, StreamDeleted
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
+from mainstem.core.times import to_us
 from mainstem.transport.port import (
     EndReached,
     EpochChanged,
@@ -25,7 +26,6 @@ from mainstem.transport.port import (
 
 Start = str | datetime | Cursor
 PREFETCH_BYTES = 8 * MIB
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Consumer:
@@ -256,8 +256,7 @@ class Consumer:
         if isinstance(start, datetime):
             if start.tzinfo is None:
                 raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
-            time_us = (start - _EPOCH) // timedelta(microseconds=1)
-            return self._port.call(OffsetsAtTimeCall(info.name, time_us)).offsets
+            return self._port.call(OffsetsAtTimeCall(info.name, to_us(start))).offsets
         if start == "earliest":
             return info.starts
         if start == "latest":

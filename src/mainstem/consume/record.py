@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import repeat
 from typing import Any
 
@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import FetchedBatch
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from mainstem.core.times import from_us
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     @property
     def timestamp(self) -> datetime:
         """When it was written, as its producer says."""
-        return _EPOCH + timedelta(microseconds=self.timestamp_us)
+        return from_us(self.timestamp_us)
 
 
 class RecordBatch:

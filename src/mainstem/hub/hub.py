@@ -1,7 +1,7 @@
 """The object users hold: streams, producers and consumers of one log, near or far."""
 
 import weakref
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,7 @@ from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
+from mainstem.core.times import to_us
 from mainstem.hub.overview import Overview, look
 from mainstem.produce.producer import Producer, ProducerOptions
 from mainstem.transport.port import (
@@ -28,7 +29,6 @@ from mainstem.transport.port import (
 
 Retention = str | timedelta
 Cleanup = Literal["delete", "compact", "compact,delete"]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Streams:
@@ -105,7 +105,7 @@ class Streams:
             raise InvalidSetting(f"before must be a datetime, not {before!r}")
         if before is not None and before.tzinfo is None:
             raise InvalidSetting("before: a time needs a time zone, for example datetime.now(UTC)")
-        before_us = None if before is None else (before - _EPOCH) // timedelta(microseconds=1)
+        before_us = None if before is None else to_us(before)
         return self._port.call(TrimStreamCall(name, before_us, offset, shard)).streams[0]
 
     def erase(self, name: str, key: bytes | str) -> Erasure:

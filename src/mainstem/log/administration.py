@@ -59,9 +59,9 @@ RETENTION_BYTES_MAX: Final = 1 << 60
 TOMBSTONE_US_DEFAULT: Final = 24 * 3600 * 1_000_000
 CLEANUPS: Final = ("delete", "compact", "compact,delete")
 
-# A stream in an answer at most, beside its name: the other fields, then two offsets for each shard.
+# A stream in an answer at most, beside its name: the other fields, then three numbers for each shard.
 _STREAM_BYTES: Final = 256
-_SHARD_BYTES: Final = 18
+_SHARD_BYTES: Final = 27
 # Shards whose first record is looked up for one answer.
 _OLDEST_SHARDS_MAX: Final = 1_024
 
@@ -84,7 +84,7 @@ class Lookup:
         match call:
             case GetStreamCall():
                 row = self._require(call.name)
-                return Answer(streams=(self.info(row, details=call.details, with_restored=True),))
+                return self._found(row) if call.details else self.find(call.name)
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
             case OffsetsAtTimeCall():
@@ -97,8 +97,12 @@ class Lookup:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
     def find(self, name: str) -> Answer:
-        """The stream of this name, or UnknownStream."""
-        return Answer(streams=(self.info(self._require(name), with_restored=True),))
+        """The stream of this name, or UnknownStream. From memory where the log is: nothing is counted."""
+        return Answer(streams=(self.info(self._require(name), with_restored=True, counted=False),))
+
+    def _found(self, row: StreamRow) -> Answer:
+        """The stream with everything that is known of it."""
+        return Answer(streams=(self.info(row, details=True, with_restored=True),))
 
     def _list(self, after: int, oldest: bool) -> Answer:
         rows = [row for row in self._ledger.list_streams() if not row.deleted_us and row.id > after]
@@ -125,8 +129,11 @@ class Lookup:
         entries = self._ledger.entries_from(info.id, shard, info.starts[shard], 1)
         return entries[0].time_high if entries else 0
 
-    def info(self, row: StreamRow, *, details: bool = False, with_restored: bool = False) -> StreamInfo:
-        """The stream, from memory where the log is; with details also what waits to be freed, from the ledger."""
+    def info(
+        self, row: StreamRow, *, details: bool = False, with_restored: bool = False, counted: bool = True
+    ) -> StreamInfo:
+        """The stream, its records counted; with details also what waits to be freed. Without both, from memory where
+        the log is."""
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
         waiting, gone_by = self._waiting(row, shards) if details else ((0, 0), 0)
         return StreamInfo(
@@ -148,7 +155,12 @@ class Lookup:
             waiting_bytes=sum(waiting),
             gone_by_us=gone_by,
             restored=self._restored(row) if with_restored else (),
+            missing=self._missing(row) if counted else (),
         )
+
+    def _missing(self, row: StreamRow) -> tuple[int, ...]:
+        found = tuple(self._ledger.missing_records(row.id, shard) for shard in range(row.shards))
+        return found if any(found) else ()
 
     def _waiting(self, row: StreamRow, shards: Sequence[ShardRow]) -> tuple[tuple[int, int], int]:
         """Bytes that nobody can read any more, with rows and without, and when the last of them are off the disk."""
@@ -231,7 +243,7 @@ class Administration(Lookup):
                 _check_cleanup(call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
                 given = (call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
                 self._log.execute(AlterStream(row.id, *given))
-                return self.find(call.name)
+                return self._found(self._require(call.name))
             case DeleteStreamCall():
                 row = self._require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
@@ -266,7 +278,7 @@ class Administration(Lookup):
             self._log.execute(TrimShard(row.id, shard, min(max(before, 0), end)))
             self._log.upkeep.look_at((row.id, shard))
         logger.info(Event("stream trimmed", stream=row.name))
-        return self.find(call.name)
+        return self._found(self._require(call.name))
 
     def _erase(self, call: EraseKeyCall) -> Answer:
         row = self._require(call.name)

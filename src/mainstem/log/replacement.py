@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
-from mainstem.core.checksum import crc32c
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
 from mainstem.log.flush import ReplaceEntries, Replacement
@@ -241,19 +240,9 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
         distances = (records.offsets[begin:end] - first).astype(np.uint32)
         columns["offset"] = pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(distances)])
     encoded = payload.encode(layouts.narrow(columns), _COMPRESSION)
-    header = BatchHeader(
+    header = encoded.header(
         stream=stream,
         shard=shard,
-        count=count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=0,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        producer=0,
-        producer_epoch=0,
-        sequence=0,
         generation=records.generation,
         time_low=low,
         time_high=high,

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mainstem.core import callbacks, layouts, payload, placement
-from mainstem.core.batch import Batch, BatchHeader
-from mainstem.core.checksum import crc32c
+from mainstem.core.batch import Batch
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
@@ -158,22 +157,8 @@ class Chunk:
         return self._with_header(shard, encoded, low, high)
 
     def _with_header(self, shard: int, encoded: Encoded, low: int, high: int) -> Batch:
-        header = BatchHeader(
-            stream=self.stream.id,
-            shard=shard,
-            count=encoded.count,
-            encoding=encoded.encoding,
-            layout=encoded.layout,
-            schema_id=0,
-            raw_len=encoded.raw_len,
-            stored_len=len(encoded.payload),
-            payload_crc=crc32c(encoded.payload),
-            producer=0,
-            producer_epoch=0,
-            sequence=0,
-            generation=self.stream.generation,
-            time_low=low,
-            time_high=high,
+        header = encoded.header(
+            stream=self.stream.id, shard=shard, generation=self.stream.generation, time_low=low, time_high=high
         )
         return Batch(header, encoded.payload)
 

@@ -24,7 +24,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
     trimmed, compacted away, erased, or copied elsewhere; `gone_by_us` is when the last of them will be off the disk,
     0 if there are none. `restored` has, for the newest epochs that a restore from a backup ended, where the shards
     ended in that backup; a list of streams leaves it out. `oldest_us` is about when the first record that can be read
-    was written, as far as that was asked and is known, else 0.
+    was written, as far as that was asked and is known, else 0. `missing` says of each shard how many offsets
+    have no record, because it was compacted away or erased; empty if none is missing, and not counted for a stream that
+    was only looked up, as producers and consumers do.
     """
 
     id: int
@@ -46,11 +48,20 @@ class StreamInfo(msgspec.Struct, frozen=True):
     gone_by_us: int = 0
     restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
     oldest_us: int = 0
+    missing: tuple[int, ...] = ()
 
     @property
     def records(self) -> int:
-        """How many records can be read now; of a compacted stream, how many there were before."""
-        return sum(self.ends) - sum(self.starts)
+        """How many records can be read now."""
+        return sum(self.shard_records)
+
+    @property
+    def shard_records(self) -> tuple[int, ...]:
+        """The same of each shard."""
+        missing = self.missing or (0,) * self.shards
+        return tuple(
+            max(0, end - start - gone) for start, end, gone in zip(self.starts, self.ends, missing, strict=True)
+        )
 
 
 # Administration: a request and its answer, the same over the wire and in process.
