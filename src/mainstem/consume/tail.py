@@ -9,7 +9,7 @@ from mainstem.consume.record import RecordBatch
 from mainstem.consume.rendering import Render
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss
+from mainstem.core.errors import DataLoss, UndecodedRecords
 
 _POLL_SECONDS = 0.2
 _SAVE_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Tail:
         limit: int | None = None,
         cursor_file: CursorFile | None = None,
         stopped: Callable[[], bool] = lambda: False,
-        on_loss: Callable[[DataLoss], None],
+        on_loss: Callable[[DataLoss | UndecodedRecords], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._consumer = consumer
@@ -59,6 +59,8 @@ class Tail:
                 batch = self._next_batch()
                 if batch is not None:
                     self._pour(batch)
+                else:
+                    self._catch_up()
                 self._maybe_save()
         finally:
             self._settle()
@@ -78,11 +80,15 @@ class Tail:
     def _next_batch(self) -> RecordBatch | None:
         try:
             return self._consumer.poll_batch(_POLL_SECONDS)
-        except DataLoss as loss:
+        except (DataLoss, UndecodedRecords) as loss:
             self.losses += 1
-            self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
+            self._catch_up()
             self._on_loss(loss)
             return None
+
+    def _catch_up(self) -> None:
+        """Everything that the consumer gave was written: also what it passed over is behind us."""
+        self._offsets = list(self._consumer.cursor.offsets)
 
     def _pour(self, batch: RecordBatch) -> None:
         pieces = self._render(batch)
@@ -93,8 +99,11 @@ class Tail:
         if self._left is not None:
             self._left -= taken
         if taken:
-            self._offsets[batch.shard] = batch.offset + taken
-            self._last = batch.shard, batch.offset + taken - 1
+            self._last = batch.shard, batch.offsets()[taken - 1]
+        if taken == batch.count:
+            self._catch_up()
+        else:
+            self._offsets[batch.shard] = batch.offsets()[taken]
 
     def _settle(self) -> None:
         taken = self._outlet.settle()
