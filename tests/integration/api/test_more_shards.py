@@ -95,7 +95,7 @@ def exercise(hub, reader_hub):
     assert {shard for shard, _ in sent} == set(range(8))
     assert len(cursor.offsets) == 8
     # Whoever comes later gets them in the same order per key.
-    counts = {}
+    counts: dict[bytes | None, int] = {}
     with reader_hub.consumer("orders", start="earliest", follow=False) as consumer:
         for record in consumer:
             assert int(record.value) == counts.get(record.key, 0)
