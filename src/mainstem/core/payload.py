@@ -29,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core.batch import Buffer
+from mainstem.core.batch import BatchHeader, Buffer
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidPayload, RecordTooLarge
 from mainstem.core.layouts import (
     ARROW_ERRORS,
@@ -70,6 +71,37 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     count: int
     raw_len: int
     payload: bytes
+
+    def header(
+        self,
+        *,
+        stream: int,
+        shard: int,
+        schema_id: int,
+        generation: int,
+        time_low: int,
+        time_high: int,
+        span: int = 0,
+    ) -> BatchHeader:
+        """What is known of these bytes as a batch of a shard. It has no producer yet."""
+        return BatchHeader(
+            stream=stream,
+            shard=shard,
+            count=self.count,
+            encoding=self.encoding,
+            layout=self.layout,
+            schema_id=schema_id,
+            raw_len=self.raw_len,
+            stored_len=len(self.payload),
+            payload_crc=crc32c(self.payload),
+            producer=0,
+            producer_epoch=0,
+            sequence=0,
+            generation=generation,
+            time_low=time_low,
+            time_high=time_high,
+            span=span,
+        )
 
 
 def encode(batch: pa.RecordBatch, compression: str | None, schema: Schema | None = None) -> Encoded:
@@ -219,9 +251,10 @@ def decode_columns(
     codec = _codec_of(encoding)
     _check_raw_len(raw_len)
     message = _message(encoding, raw_len, payload)
-    by_buffer = codec if encoding in _BY_BUFFER else None
-    found = locate(message, shape, None if by_buffer is None else by_buffer.flatbuffer_id, count)
-    parts = _Parts(message, found, by_buffer)
+    if codec is None or encoding not in _BY_BUFFER:
+        whole = _read(message, shape.schema, count)
+        return whole.select([name for name in shape.schema.names if name in names])
+    parts = _Parts(message, locate(message, shape, codec.flatbuffer_id, count), codec)
     arrays, fields = [], []
     for field in shape.schema:
         if field.name in names:
@@ -233,9 +266,9 @@ def decode_columns(
 
 
 class _Parts:
-    """The nodes and buffers of a message, taken column by column in their order. Used once."""
+    """The nodes and compressed buffers of a message, taken column by column in their order. Used once."""
 
-    def __init__(self, message: pa.Buffer, found: Located, codec: "_Codec | None") -> None:
+    def __init__(self, message: pa.Buffer, found: Located, codec: "_Codec") -> None:
         self._message = message
         self._found = found
         self._codec = codec
@@ -270,8 +303,6 @@ class _Parts:
         if not length:
             return _NOTHING
         stored = self._message.slice(self._found.body_at + at, length)
-        if self._codec is None:
-            return stored
         size = _SIZE.unpack_from(stored)[0]
         return stored.slice(8) if size == -1 else self._codec.codec.decompress(stored.slice(8), size)
 
