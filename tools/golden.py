@@ -250,7 +250,9 @@ class Filler:
                 log.execute(AlterStream(self._streams["wider"], shards=shards))
 
     def _append_rows(self, turn: int, schema: Any) -> None:
-        """A batch of rows for each shard: plain, with headers, with times, compressed."""
+        """A batch of rows for each shard: plain, with headers, compressed, with statistics."""
+        from mainstem.core.statistics import collect
+
         draw, now = self._random, self._clock.now_us()
         for shard in range(2):
             count = 20
@@ -273,6 +275,7 @@ class Filler:
                 layout=encoded.layout, schema_id=self._schema_id(schema), raw_len=encoded.raw_len,
                 stored_len=len(encoded.payload), payload_crc=crc32c(encoded.payload), producer=PRODUCERS[0],
                 producer_epoch=0, sequence=turn, generation=0, time_low=now, time_high=now,
+                statistics=collect(batch, index=["id", "city"], times=(now, now)) if turn == 2 else b"",
             )  # fmt: skip
             self._append_forgotten([Batch(header, encoded.payload)])
 

@@ -168,6 +168,7 @@ def _rows(ledger: Ledger) -> dict[str, Any]:
         "streams": streams,
         "shards": shards,
         "entries": {key: list(ledger.entries_from(*key, 0, 10_000)) for key in shards},
+        "missing": {key: ledger.missing_records(*key) for key in shards},
         "blocks": list(ledger.list_blocks()),
         "dead": {row.id: ledger.dead_bytes(row.id) for row in streams},
         "stream_id_max": ledger.stream_id_max(),

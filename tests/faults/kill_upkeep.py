@@ -7,23 +7,20 @@ is there, once and in order; the books of the ledger are right; and no file is l
 """
 
 import random
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 import mainstem
-from mainstem.core.errors import DataLoss, MainstemError
+from mainstem.core.errors import MainstemError
 from mainstem.hub.hub import Hub
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.testing.clock import SimulatedClock
 from mainstem.testing.history import History
 from mainstem.testing.server import ServerFailed, ServerProcess
+from tests.faults.load import Load, Work
 from tests.faults.mixes import books
-from tests.faults.stamped import StampedProducer, check_kept, count_report, read_back
+from tests.faults.stamped import check_kept, count_report, read_back
 from tests.faults.trials import Trials
 
 PRODUCERS = 2
@@ -36,7 +33,7 @@ _HARD = (
 _LIFE_SECONDS_MAX = 1.2
 _TRIM_SECONDS = 0.1
 _KEPT, _KEYED, _TRIMMED = "kept", "keyed", "trimmed"
-_FOLLOWER, _READER = 1, 2
+_READER = 2
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -102,46 +99,22 @@ def _collected(folder: Path) -> list[str]:
     return wrong
 
 
-class _Load:
-    """Producers, a follower and a trimmer, each with a thread and a connection of its own, through every kill."""
+class _Load(Load):
+    """The same with producers of the other two streams, through every kill."""
+
+    producers = PRODUCERS
+    shards = SHARDS
 
     def __init__(self, url: str, history: History) -> None:
-        self._url = url
-        self._history = history
-        self._stopping = threading.Event()
-        self._producers_done = threading.Event()
-        self.errors: list[str] = []
         # The last value of every key that was acknowledged, as a number that only grows.
         self._newest: dict[bytes, int] = {}
-        works = [(self._produce, number) for number in range(PRODUCERS)]
-        works += [(self._produce_keyed, 0), (self._produce_and_trim, 0)]
-        self._producers = [threading.Thread(target=self._guarded, args=work) for work in works]
-        self._follower = threading.Thread(target=self._guarded, args=(self._follow, 0))
-        for thread in (*self._producers, self._follower):
-            thread.start()
+        super().__init__(lambda: mainstem.connect(url), _KEPT, history)
 
-    def stop(self) -> None:
-        self._stopping.set()
-        for thread in self._producers:
-            thread.join()
-        self._producers_done.set()
-        self._follower.join()
-
-    def _guarded(self, work: Callable[[int], None], number: int) -> None:
-        try:
-            work(number)
-        except Exception as error:
-            self.errors.append(f"{work.__name__} {number} got {type(error).__name__}: {error}")
-
-    def _produce(self, number: int) -> None:
-        with mainstem.connect(self._url) as hub:
-            producer = StampedProducer(hub, _KEPT, number, self._history, delivery_timeout=60.0)
-            while not self._stopping.is_set():
-                producer.burst()
-            producer.close()
+    def _producing(self) -> list[Work]:
+        return [*super()._producing(), (self._produce_keyed, 0), (self._produce_and_trim, 0)]
 
     def _produce_keyed(self, number: int) -> None:
-        with mainstem.connect(self._url) as hub, hub.producer(delivery_timeout=60.0) as producer:
+        with self._connect() as hub, hub.producer(delivery_timeout=60.0) as producer:
             count = 0
             while not self._stopping.is_set():
                 keys = [b"key-%d" % ((count + index) % KEYS) for index in range(15)]
@@ -155,7 +128,7 @@ class _Load:
                 count += len(keys)
 
     def _produce_and_trim(self, number: int) -> None:
-        with mainstem.connect(self._url) as hub, hub.producer(delivery_timeout=60.0) as producer:
+        with self._connect() as hub, hub.producer(delivery_timeout=60.0) as producer:
             while not self._stopping.is_set():
                 producer.send_many(_TRIMMED, [b"t" * 300] * 50).result()
                 hub.streams.trim(_TRIMMED, offset=max(0, hub.streams.get(_TRIMMED).ends[0] - 200))
@@ -176,21 +149,3 @@ class _Load:
         if missing:
             wrong.append(f"the newest records of {len(missing)} keys are missing: {missing}")
         return wrong
-
-    def _follow(self, number: int) -> None:
-        with mainstem.connect(self._url) as hub:
-            for shard in range(SHARDS):
-                self._history.positioned(_FOLLOWER, shard, 0)
-            got = [0] * SHARDS
-            with hub.consumer(_KEPT, start="earliest") as consumer:
-                while not (self._producers_done.is_set() and tuple(got) == hub.streams.get(_KEPT).ends):
-                    try:
-                        batch = consumer.poll_batch(timeout=0.2)
-                    except DataLoss as loss:
-                        self.errors.append(f"the follower lost records: {loss}")
-                        continue
-                    if batch is None:
-                        continue
-                    offsets = np.arange(batch.offset, batch.offset + batch.count)
-                    self._history.read(_FOLLOWER, batch.shard, offsets, batch.to_arrow().column("value"))
-                    got[batch.shard] = batch.end

@@ -16,6 +16,7 @@ SHARDS = 3
 _FOLLOWER = 1
 
 Connect = Callable[[], AbstractContextManager[Hub]]
+Work = tuple[Callable[[int], None], int]
 
 
 class Load:
@@ -23,6 +24,9 @@ class Load:
 
     `pause`: seconds that a producer rests after each burst. `timeout`: when it gives a record up.
     """
+
+    producers = PRODUCERS
+    shards = SHARDS
 
     def __init__(
         self, connect: Connect, stream: str, history: History, *, pause: float = 0.0, timeout: float = 60.0
@@ -36,12 +40,9 @@ class Load:
         self._producers_done = threading.Event()
         self.errors: list[str] = []
         # Bursts that were acknowledged, of each producer; records that reached the follower.
-        self.bursts = [0] * PRODUCERS
+        self.bursts = [0] * self.producers
         self.followed = 0
-        self._producers = [
-            threading.Thread(target=self._guarded, args=(self._produce, number), daemon=True)
-            for number in range(PRODUCERS)
-        ]
+        self._producers = [threading.Thread(target=self._guarded, args=work, daemon=True) for work in self._producing()]
         self._follower = threading.Thread(target=self._guarded, args=(self._follow, 0), daemon=True)
         for thread in (*self._producers, self._follower):
             thread.start()
@@ -58,6 +59,10 @@ class Load:
         """The log is of no use any more: let everybody come to their end by themselves."""
         self._stopping.set()
         self._producers_done.set()
+
+    def _producing(self) -> list[Work]:
+        """What is done until `stop`, each in a thread of its own."""
+        return [(self._produce, number) for number in range(self.producers)]
 
     def _guarded(self, work: Callable[[int], None], number: int) -> None:
         try:
@@ -76,9 +81,9 @@ class Load:
 
     def _follow(self, number: int) -> None:
         with self._connect() as hub:
-            for shard in range(SHARDS):
+            for shard in range(self.shards):
                 self._history.positioned(_FOLLOWER, shard, 0)
-            got = [0] * SHARDS
+            got = [0] * self.shards
             with hub.consumer(self._stream, start="earliest") as consumer:
                 while not (self._producers_done.is_set() and tuple(got) == hub.streams.get(self._stream).ends):
                     batch = consumer.poll_batch(timeout=0.2)
@@ -86,5 +91,5 @@ class Load:
                         continue
                     offsets = np.arange(batch.offset, batch.offset + batch.count)
                     self._history.read(_FOLLOWER, batch.shard, offsets, batch.to_arrow().column("value"))
-                    got[batch.shard] = batch.offset + batch.count
+                    got[batch.shard] = batch.end
                     self.followed += batch.count

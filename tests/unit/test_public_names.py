@@ -49,8 +49,8 @@ NAMES = {
     mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
-        "bytes cleanup created_us ends epoch generation gone_by_us hash id name oldest_us records restored "
-        "retention_bytes retention_us shards starts tombstone_us uuid waiting_bytes"
+        "bytes cleanup created_us ends epoch generation gone_by_us hash id missing name oldest_us records restored "
+        "retention_bytes retention_us shard_records shards starts tombstone_us uuid waiting_bytes"
     ),
     Erasure: "gone_by_us records",
     ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_bad on_full",

@@ -10,7 +10,23 @@ import typer
 import typer.core
 import typer.main
 
-from mainstem.cli import backup, bench, config, demo, doctor, redrive, restore, serve, stream, tail, top, version, write
+from mainstem.cli import (
+    backup,
+    bench,
+    config,
+    demo,
+    doctor,
+    find,
+    redrive,
+    restore,
+    schema,
+    serve,
+    stream,
+    tail,
+    top,
+    version,
+    write,
+)
 from mainstem.cli.exits import ExitCode, code_of, explain
 from mainstem.cli.flags import spell_out
 
@@ -22,8 +38,8 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "write", "tail", "redrive", "top", "backup", "restore", "doctor"),
-            *("config", "bench", "version"),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "redrive", "top"),
+            *("backup", "restore", "doctor", "config", "bench", "version"),
         )
         assert set(order) == set(self.commands)
         return list(order)
@@ -45,8 +61,10 @@ app.callback()(version.root)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.add_typer(stream.app, name="stream")
+app.add_typer(schema.app, name="schema")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
+app.command("find")(find.find)
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
 app.command("backup")(backup.backup)

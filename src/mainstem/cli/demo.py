@@ -126,6 +126,8 @@ def _conclude(show: "Demonstration", last: "Sample", verdict: "Verdict", planted
         print(
             "the comparison found it" if verdict.findings else "nothing was found: there were too few records to break"
         )
+    if not verdict.is_good:
+        return
     print("\nnext:")
     for line in _next_steps(show):
         print(f"  {line}")

@@ -11,8 +11,9 @@ import typer
 from mainstem.cli.exits import ExitCode, UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Json
-from mainstem.cli.printing import counted, print_json, size_text
+from mainstem.cli.printing import counted, print_json
 from mainstem.core.log_lines import configure_logging
+from mainstem.core.plain import size_text
 from mainstem.core.settings import DEFAULT, Loaded
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from mainstem.core.errors import (
     DeadlineExceeded,
     DiskFull,
     FolderLocked,
+    IncompatibleSchema,
     InvalidCursor,
     InvalidPayload,
     InvalidRecord,
@@ -35,7 +36,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     CANNOT_CONNECT = 4
     REFUSED = 5
-    # Of `mainstem doctor` only.
+    # Of `mainstem doctor`; damage also of `mainstem backup --even-damaged`.
     WARNINGS = 6
     DAMAGE = 7
     INTERRUPTED = 130
@@ -47,6 +48,7 @@ _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
     (UnknownStream, ExitCode.NOT_FOUND),
     (StreamDeleted, ExitCode.NOT_FOUND),
     (StreamExists, ExitCode.REFUSED),
+    (IncompatibleSchema, ExitCode.REFUSED),
     (Refused, ExitCode.REFUSED),
     (DiskFull, ExitCode.REFUSED),
     (Unavailable, ExitCode.CANNOT_CONNECT),

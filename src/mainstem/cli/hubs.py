@@ -53,6 +53,9 @@ def _hub(loaded: Loaded, data: str | None, *, read_only: bool, needs: str | None
             yield hub
         return
     if needs is not None and not (Path(data) / needs).exists():
+        from mainstem.log.folder import require_no_backup
+
+        require_no_backup(Path(data))
         raise FolderUnusable(f"there is no log in {data}; mainstem stream create NAME --data {data} begins one there")
     with noted(f"folder {data}"), mainstem.open(data, read_only=read_only) as hub:
         yield hub

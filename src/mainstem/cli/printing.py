@@ -3,10 +3,9 @@
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from mainstem.core.times import from_us
 
 
 def print_json(content: Any) -> None:
@@ -48,13 +47,4 @@ def counted(count: int, noun: str) -> str:
 
 def time_text(time_us: int) -> str:
     """Microseconds since 1970 as `2026-01-31T12:00:00.000000Z`."""
-    return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def size_text(size: float) -> str:
-    """About how many bytes, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    return from_us(time_us).isoformat(timespec="microseconds").replace("+00:00", "Z")

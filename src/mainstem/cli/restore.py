@@ -24,8 +24,9 @@ def restore(
     import dataclasses
     from pathlib import Path
 
-    from mainstem.cli.printing import counted, print_json, size_text, time_text
+    from mainstem.cli.printing import counted, print_json, time_text
     from mainstem.cli.progress import byte_progress
+    from mainstem.core.plain import size_text
     from mainstem.log.restore import restore as bring_back
 
     hubs.log_as_told(loaded)

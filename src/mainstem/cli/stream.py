@@ -9,18 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mainstem.cli import hubs
+from mainstem.cli.columns import column_names
 from mainstem.cli.exits import UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
-from mainstem.cli.printing import counted, print_json, print_table, size_text, time_text
+from mainstem.cli.printing import counted, print_json, print_table, time_text
+from mainstem.cli.schema_file import CompatibilityOption, load
 from mainstem.cli.times import parse_time
 from mainstem.core.errors import UnknownStream
 from mainstem.core.kinds import parse_bytes, render_duration
 from mainstem.core.names import check_stream_name
+from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
+    from mainstem.hub.hub import Hub
     from mainstem.transport.port import StreamInfo
+
+# How long a command waits for a record that is there.
+_LOOK_SECONDS = 5.0
+_COLUMNS_SHOWN = 8
 
 app = typer.Typer(help="Create, list, show, alter, trim and delete streams; erase keys.", rich_markup_mode=None)
 
@@ -47,7 +55,21 @@ Name = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name."
 def create(
     loaded: Loaded,
     name: Name,
-    shards: Annotated[int, typer.Option(metavar="COUNT", help="How many ordered parts it has.")] = 1,
+    shards: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="How many ordered parts it has; 1 if left out.")
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The columns of its rows: names and types as JSON, or an Avro record; -: standard input.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="NAME,...", help="The columns that are a row's key.")] = None,
+    index: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Columns by whose values rows are to be found fast.")
+    ] = None,
+    compatibility: CompatibilityOption = None,
     retention: Annotated[
         str | None,
         typer.Option(
@@ -57,20 +79,29 @@ def create(
     retention_bytes: RetentionBytes = None,
     cleanup: CleanupOption = None,
     tombstones: Tombstones = None,
-    hash: Annotated[str, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard.")] = "crc32",  # noqa: A002
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take a stream of this name as it is.")] = False,
+    hash: Annotated[  # noqa: A002
+        str | None, typer.Option(metavar="crc32|murmur2", help="How keys choose a shard; crc32 if left out.")
+    ] = None,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Take a stream of this name, if it has what is said here.")
+    ] = False,
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Create a stream."""
+    """Create a stream: of bytes, or of rows with a schema."""
     check_stream_name(name, reserved=True)
+    columns = None if schema is None else load(schema)
     with hubs.writing(loaded, data, create=True) as hub:
         info = hub.streams.create(
             name,
             shards=shards,
+            schema=columns,
+            key=column_names("--key", key),
+            index=column_names("--index", index),
+            compatibility=compatibility,  # type: ignore[arg-type]  # the log says which there are
             retention=retention,
-            retention_bytes=_size(retention_bytes) or 0,
-            cleanup=cleanup or "delete",  # type: ignore[arg-type]  # the log says which there are
+            retention_bytes=_size(retention_bytes),
+            cleanup=cleanup,  # type: ignore[arg-type]  # as above
             tombstones=tombstones,
             hash=hash,
             exist_ok=exist_ok,
@@ -108,7 +139,7 @@ def list_(loaded: Loaded, data: Data = None, json: Json = False) -> None:
 @with_settings("stream")
 def show(loaded: Loaded, name: Name, data: Data = None, json: Json = False) -> None:
     """Show one stream with the offsets of its shards."""
-    with _existing(name), hubs.reading(loaded, data) as hub:
+    with existing(name), hubs.reading(loaded, data) as hub:
         info = hub.streams.get(name)
     _print_stream(info, json)
 
@@ -124,22 +155,45 @@ def alter(
     retention_bytes: RetentionBytes = None,
     cleanup: CleanupOption = None,
     tombstones: Tombstones = None,
+    shards: Annotated[int | None, typer.Option(metavar="COUNT", help="More ordered parts than it has.")] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Change how long the records of a stream can be read, and which."""
-    if retention is retention_bytes is cleanup is tombstones is None:
-        raise UsageProblem("nothing to change: give --retention, --retention-bytes, --cleanup or --tombstones")
-    with _existing(name), hubs.writing(loaded, data) as hub:
+    """Change how long the records of a stream can be read, and which, and how many shards it has.
+
+    With more shards most keys belong to another one from then on; consumers get what was written before the change
+    first, so the records of a key stay in their order. There is no way back to fewer.
+    """
+    if retention is retention_bytes is cleanup is tombstones is shards is None:
+        raise UsageProblem(
+            "nothing to change: give --retention, --retention-bytes, --cleanup, --tombstones or --shards"
+        )
+    with existing(name), hubs.writing(loaded, data) as hub:
         hub.streams.alter(
             name,
             retention=retention,
             retention_bytes=_size(retention_bytes),
             cleanup=cleanup,  # type: ignore[arg-type]  # as above
             tombstones=tombstones,
+            shards=shards,
         )
         info = hub.streams.get(name)
+        if cleanup is not None and "compact" in info.cleanup and _begins_without_keys(hub, info):
+            print(
+                f"the first records of {name} have no key: compaction never takes such away, and from now on they are "
+                "refused; with --cleanup compact,delete they go by age",
+                file=sys.stderr,
+            )
     _print_stream(info, json)
+
+
+def _begins_without_keys(hub: "Hub", info: "StreamInfo") -> bool:
+    """Whether a record of the first batch that can be read has no key. All of them would take too long to look at."""
+    if not info.records:
+        return False
+    with hub.consumer(info.name, start="earliest", follow=False, on_bad="keep") as consumer:
+        batch = consumer.poll_batch(timeout=_LOOK_SECONDS)
+    return batch is not None and any(record.key is None for record in batch.records())
 
 
 @app.command()
@@ -162,7 +216,7 @@ def trim(
     if (before is None) == (offset is None):
         raise UsageProblem("say what to trim: --before TIME or --offset OFFSET, one of them")
     time = None if before is None else parse_time("--before", before)
-    with _existing(name), hubs.writing(loaded, data) as hub:
+    with existing(name), hubs.writing(loaded, data) as hub:
         hub.streams.trim(name, before=time, offset=offset, shard=shard)
         info = hub.streams.get(name)
     _print_stream(info, json)
@@ -183,7 +237,7 @@ def erase(
     When the command ends, nobody can read them any more. It says how many there were, and when their last bytes are
     off the disk. Copies elsewhere, such as backups, are not touched.
     """
-    with _existing(name), hubs.writing(loaded, data) as hub:
+    with existing(name), hubs.writing(loaded, data) as hub:
         if not yes:
             _confirm(f"Erase all records of key {key!r} of {name}", f"erasing a key of {name!r}")
         # The bytes as they stand on the command line: a key need not be text.
@@ -210,7 +264,7 @@ def delete(
     Nobody can read the records any more, and the name is free. The disk space they take comes back in the background,
     at the latest a day later.
     """
-    with _existing(name), hubs.writing(loaded, data) as hub:
+    with existing(name), hubs.writing(loaded, data) as hub:
         info = hub.streams.get(name)
         if not yes:
             _confirm(f"Delete {name} with its {counted(info.records, 'record')}", f"deleting {name!r}")
@@ -219,7 +273,7 @@ def delete(
 
 
 @contextmanager
-def _existing(name: str) -> Iterator[None]:
+def existing(name: str) -> Iterator[None]:
     """For commands about a stream that is there: one that is missing is misspelt, not to be created."""
     check_stream_name(name, reserved=True)
     try:
@@ -246,6 +300,10 @@ def _described(info: "StreamInfo") -> dict[str, Any]:
         "shards": info.shards,
         "hash": info.hash,
         "generation": info.generation,
+        "schema_version": info.schema_version,
+        "key": list(info.key),
+        "index": list(info.index),
+        "compatibility": info.compatibility if info.schema_id else None,
         "retention": render_duration(info.retention_us / 1_000_000),
         "retention_bytes": info.retention_bytes,
         "cleanup": info.cleanup,
@@ -265,8 +323,10 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
     if json:
         print_json(_described(info))
         return
-    records = f"{info.records:,} offsets" if "compact" in info.cleanup else counted(info.records, "record")
+    records = counted(info.records, "record")
     print(f"{info.name}: {records}, {size_text(info.bytes)}, {_kept(info)}, keys placed by {info.hash}")
+    if info.schema:
+        print(_schema_line(info))
     if info.statistics_bytes:
         print(f"{size_text(info.statistics_bytes)} of it are statistics and filters, so that less has to be read")
     if info.waiting_bytes:
@@ -275,10 +335,23 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
             f"the disk by {_minute(info.gone_by_us)}"
         )
     rows = [
-        (str(shard), f"{start:,}", f"{end:,}", f"{end - start:,}")
-        for shard, (start, end) in enumerate(zip(info.starts, info.ends, strict=True))
+        (str(shard), f"{start:,}", f"{end:,}", f"{records:,}")
+        for shard, (start, end, records) in enumerate(zip(info.starts, info.ends, info.shard_records, strict=True))
     ]
     print_table(("shard", "start", "end", "records"), rows, right=("shard", "start", "end", "records"))
+
+
+def _schema_line(info: "StreamInfo") -> str:
+    from mainstem.core.schema import Schema
+
+    names = Schema.parse(info.schema).names
+    shown = ", ".join(names[:_COLUMNS_SHOWN]) + (
+        f" and {len(names) - _COLUMNS_SHOWN} more" * (len(names) > _COLUMNS_SHOWN)
+    )
+    parts = [f"rows of {shown} (version {info.schema_version}, {info.compatibility})"]
+    parts += [f"key {', '.join(info.key)}"] if info.key else []
+    parts += [f"index {', '.join(info.index)}"] if info.index else []
+    return "; ".join(parts)
 
 
 def _kept(info: "StreamInfo") -> str:

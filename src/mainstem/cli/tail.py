@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainstem.cli import hubs
+from mainstem.cli.columns import (
+    AT_THE_END,
+    ColumnsOption,
+    check_columnar,
+    column_names,
+    column_writer,
+    row_columns,
+    tell_undecoded,
+)
 from mainstem.cli.exits import ExitCode, UsageProblem
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
@@ -20,6 +29,7 @@ from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.consume.consumer import Start
+    from mainstem.hub.hub import Hub
 
 
 @with_settings("tail")
@@ -34,8 +44,18 @@ def tail(
         ),
     ] = "latest",
     follow: Annotated[bool, typer.Option(help="Wait for more at the end, or stop where the stream ends now.")] = True,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Only records for which this is true, as in amount > 100 AND country = 'DE'."),
+    ] = None,
+    columns: ColumnsOption = None,
     output: Annotated[
-        str, typer.Option(metavar="text|json|raw", help="text: a line for people; json: everything; raw: the values.")
+        str,
+        typer.Option(
+            metavar="text|json|raw|csv|arrow|avro|table",
+            help="text: a line for people; json: everything; raw: the values, rows as JSON; csv, arrow (a stream) and "
+            "avro (a file): columns; table: columns for people.",
+        ),
     ] = "text",
     frame: Annotated[
         bool, typer.Option("--frame", help="A u32 length before each record instead of a newline after it.")
@@ -53,6 +73,10 @@ def tail(
 ) -> int:
     """Write the records of a stream to standard output.
 
+    With --columns a line of text, json or raw is the JSON of these columns. csv and arrow go out batch by batch, avro
+    and table at the end: those two do not follow. Records that are no rows of the stream's schema are left out of
+    formats with columns, and counted on standard error.
+
     With a cursor file nothing is skipped and nothing repeated from one call to the next, even when the program that
     reads our output ends early: the cursor stands after the last record it took.
     """
@@ -62,17 +86,24 @@ def tail(
     from mainstem.consume.tail import Tail
 
     check_stream_name(name, reserved=True)
+    wanted = column_names("--columns", columns)
     if output not in OUTPUTS:
-        raise UsageProblem(f"--output {output}: use one of {', '.join(OUTPUTS)}")
+        check_columnar(output, OUTPUTS)
+        _require_whole_batches(output, follow=follow, limit=limit, frame=frame, cursor_file=cursor_file)
+        with hubs.reading(loaded, data) as hub:
+            return _pour_columns(hub, name, _start(start), follow, where, wanted, output, limit)
     file = None if cursor_file is None else CursorFile(Path(cursor_file).expanduser())
     begin = (None if file is None else file.load()) or _start(start)
     stop = _Stop(deferred=file is not None)
-    with hubs.reading(loaded, data) as hub, hub.consumer(name, start=begin, follow=follow) as consumer:
+    with (
+        hubs.reading(loaded, data) as hub,
+        hub.consumer(name, start=begin, follow=follow, where=where, columns=wanted, on_bad="keep") as consumer,
+    ):
         outlet = Outlet(sys.stdout.fileno(), exact=file is not None, stopped=stop.is_wanted)
         poured = Tail(
             consumer,
             outlet,
-            renderer(output, framed=frame),
+            renderer(output, framed=frame, columns=wanted is not None),
             follow=follow,
             limit=limit,
             cursor_file=file,
@@ -88,6 +119,49 @@ def tail(
         finally:
             outlet.close()
     return stop.code or (ExitCode.FAILURE if poured.losses else ExitCode.OK)
+
+
+def _require_whole_batches(
+    output: str, *, follow: bool, limit: int | None, frame: bool, cursor_file: str | None
+) -> None:
+    if frame or cursor_file is not None:
+        option = "--frame" if frame else "--cursor-file"
+        raise UsageProblem(f"{option} goes by single records, --output {output} by batches; use json or raw")
+    if output in AT_THE_END and follow and limit is None:
+        raise UsageProblem(f"--output {output} is written at the end: add --no-follow, or --limit")
+
+
+def _pour_columns(
+    hub: "Hub",
+    name: str,
+    start: "Start",
+    follow: bool,
+    where: str | None,
+    columns: list[str] | None,
+    output: str,
+    limit: int | None,
+) -> int:
+    """Whole batches, of the columns that the stream has now."""
+    losses = 0
+    with hub.consumer(
+        name, start=start, follow=follow, where=where, columns=columns or row_columns(hub, name), on_bad="skip"
+    ) as consumer:
+        with column_writer(output, consumer.columns) as writer:
+            left = limit
+            while left != 0:
+                try:
+                    batch = consumer.poll_batch(timeout=None)
+                except DataLoss as loss:
+                    losses += 1
+                    _report(loss)
+                    continue
+                if batch is None:
+                    break
+                taken = batch if left is None else batch.first(left)
+                writer.write(taken.to_arrow())
+                left = None if left is None else left - taken.count
+        tell_undecoded(consumer.undecoded, name)
+    return ExitCode.FAILURE if losses else ExitCode.OK
 
 
 def _report(loss: DataLoss | UndecodedRecords) -> None:

@@ -5,8 +5,7 @@ from datetime import datetime, timedelta
 from mainstem.cli.exits import UsageProblem
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.kinds import parse_duration
-
-_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
+from mainstem.core.times import from_us
 
 
 def parse_time(option: str, text: str, others: str = "") -> datetime:
@@ -16,7 +15,7 @@ def parse_time(option: str, text: str, others: str = "") -> datetime:
     except ValueError:
         return _absolute(option, text, others)
     try:
-        return _EPOCH + timedelta(microseconds=SYSTEM_CLOCK.now_us()) - timedelta(seconds=ago)
+        return from_us(SYSTEM_CLOCK.now_us()) - timedelta(seconds=ago)
     except OverflowError:
         raise UsageProblem(f"{option} {text}: that is before the year 1") from None
 

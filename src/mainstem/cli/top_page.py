@@ -7,10 +7,10 @@ from typing import Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from mainstem.cli.printing import counted, size_text, time_text
+from mainstem.cli.printing import counted, time_text
 from mainstem.core.kinds import render_duration
 from mainstem.core.limits import FOLLOWER_SLOW_RECORDS, FOLLOWER_SLOW_SECONDS
-from mainstem.core.plain import one_line
+from mainstem.core.plain import one_line, size_text
 from mainstem.hub.overview import Overview, Pace, Rate
 from mainstem.transport.port import ConnectionInfo, StreamInfo
 

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -26,6 +26,7 @@ from mainstem.core.errors import (
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
 from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
+from mainstem.core.times import to_us
 from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
@@ -42,7 +43,6 @@ from mainstem.transport.port import (
 Start = str | datetime | Cursor
 OnBad = Literal["raise", "skip", "keep"]
 PREFETCH_BYTES = 8 * MIB
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Consumer:
@@ -407,8 +407,7 @@ class Consumer:
         if isinstance(start, datetime):
             if start.tzinfo is None:
                 raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
-            time_us = (start - _EPOCH) // timedelta(microseconds=1)
-            return self._port.call(OffsetsAtTimeCall(info.name, time_us)).offsets
+            return self._port.call(OffsetsAtTimeCall(info.name, to_us(start))).offsets
         if start == "earliest":
             return info.starts
         if start == "latest":

@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import repeat
 from typing import Any, Final
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 from mainstem.consume.view import METADATA_SCHEMA, Decoded, View
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.markup import cut, table
+from mainstem.core.times import from_us
 from mainstem.registry import formats
 from mainstem.registry.rows import BadRow
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AS_BYTES: Final = View(None)
 # Of a batch that is shown.
 _SHOWN_ROWS: Final = 10
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     @property
     def timestamp(self) -> datetime:
         """When it was written, as its producer says."""
-        return _EPOCH + timedelta(microseconds=self.timestamp_us)
+        return from_us(self.timestamp_us)
 
     def _repr_html_(self) -> str:
         return table(f"record {self.shard}:{self.offset}", ["", ""], self._shown())

@@ -44,7 +44,7 @@ class Tail:
         self._stopped = stopped
         self._on_loss = on_loss
         self._clock = clock
-        # Per shard, the offset after the last record that was written.
+        # Per shard, the offset after the last record that was written, and after those that were not to be.
         self._offsets = list(consumer.cursor.offsets)
         # Where the last record that was written stands: the reader may not have taken it.
         self._last: tuple[int, int] | None = None
@@ -57,10 +57,8 @@ class Tail:
         try:
             while not self._is_over():
                 batch = self._next_batch()
-                if batch is not None:
-                    self._pour(batch)
-                else:
-                    self._catch_up()
+                if batch is None or self._pour(batch):
+                    self._offsets = list(self._consumer.cursor.offsets)
                 self._maybe_save()
         finally:
             self._settle()
@@ -82,15 +80,11 @@ class Tail:
             return self._consumer.poll_batch(_POLL_SECONDS)
         except (DataLoss, UndecodedRecords) as loss:
             self.losses += 1
-            self._catch_up()
             self._on_loss(loss)
             return None
 
-    def _catch_up(self) -> None:
-        """Everything that the consumer gave was written: also what it passed over is behind us."""
-        self._offsets = list(self._consumer.cursor.offsets)
-
-    def _pour(self, batch: RecordBatch) -> None:
+    def _pour(self, batch: RecordBatch) -> bool:
+        """Write the records of a batch; whether all of them went out."""
         pieces = self._render(batch)
         if self._left is not None:
             del pieces[self._left :]
@@ -99,11 +93,10 @@ class Tail:
         if self._left is not None:
             self._left -= taken
         if taken:
-            self._last = batch.shard, batch.offsets()[taken - 1]
-        if taken == batch.count:
-            self._catch_up()
-        else:
-            self._offsets[batch.shard] = batch.offsets()[taken]
+            last = batch.offsets()[taken - 1]
+            self._offsets[batch.shard] = last + 1
+            self._last = batch.shard, last
+        return taken == batch.count
 
     def _settle(self) -> None:
         taken = self._outlet.settle()

@@ -1,7 +1,8 @@
 """The layouts: which columns a batch of records has, and how columns become such a batch.
 
-A record without a schema is a row of `key: binary, value: binary, headers: map<string, binary>, timestamp: timestamp[us, UTC]`. Most
-batches use only some of these, so there are *layouts*, each a fixed Arrow schema that is never written down:
+A record without a schema is a row of `key: binary, value: binary, headers: map<string, binary>, timestamp:
+timestamp[us, UTC]`. Most batches use only some of these, so there are *layouts*, each a fixed Arrow schema that is never
+written down:
 
     layout   bit 1: has a key column, bit 2: has headers, bit 4: has timestamps; value is always there; order as above
 
@@ -11,8 +12,8 @@ a last column `offset: uint32` then says for each record how far it is from the 
 A column that is absent means: no key, no headers, the batch's `time_low` as timestamp. A null timestamp means the same.
 A null value is a tombstone. A header has a name, always, and a value that may be null; a name may occur twice.
 
-A batch of rows has the columns of its schema in place of `value`, and behind them, by the same bits, `_key`, `_headers`,
-`_timestamp` and `_offset`. Where the key is made of columns of the row, `_key` is absent.
+A batch of rows has the columns of its schema in place of `value`, and behind them, by the same bits, `_key`,
+`_headers`, `_timestamp` and `_offset`. Where the key is made of columns of the row, `_key` is absent.
 """
 
 import functools
@@ -82,8 +83,8 @@ class Shape:
     metadata_bytes_max: int
 
 
-# Our own writer needs 700 bytes for the widest layout without a schema; other flatbuffer writers may lay theirs out with
-# more room.
+# Our own writer needs 700 bytes for the widest layout without a schema; other flatbuffer writers may lay theirs out
+# with more room.
 _METADATA_BYTES_MAX: Final = 4 << 10
 
 

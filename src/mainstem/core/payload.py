@@ -29,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core.batch import Buffer
+from mainstem.core.batch import BatchHeader, Buffer
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidPayload, RecordTooLarge
 from mainstem.core.layouts import (
     ARROW_ERRORS,
@@ -70,6 +71,37 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     count: int
     raw_len: int
     payload: bytes
+
+    def header(
+        self,
+        *,
+        stream: int,
+        shard: int,
+        schema_id: int,
+        generation: int,
+        time_low: int,
+        time_high: int,
+        span: int = 0,
+    ) -> BatchHeader:
+        """What is known of these bytes as a batch of a shard. It has no producer yet."""
+        return BatchHeader(
+            stream=stream,
+            shard=shard,
+            count=self.count,
+            encoding=self.encoding,
+            layout=self.layout,
+            schema_id=schema_id,
+            raw_len=self.raw_len,
+            stored_len=len(self.payload),
+            payload_crc=crc32c(self.payload),
+            producer=0,
+            producer_epoch=0,
+            sequence=0,
+            generation=generation,
+            time_low=time_low,
+            time_high=time_high,
+            span=span,
+        )
 
 
 def encode(batch: pa.RecordBatch, compression: str | None, schema: Schema | None = None) -> Encoded:

@@ -45,11 +45,6 @@ def shards_for(keys: Sequence[bytes | None], shards: int, hash: str, sticky: int
         return _with_sticky(keys, shards, hash, sticky)
 
 
-def shard_for(key: bytes | None, shards: int, hash: str, sticky: int) -> int:  # noqa: A002
-    """The shard of one key."""
-    return int(shards_for([key], shards, hash, sticky)[0])
-
-
 def split(batch: pa.RecordBatch, shard_of: U32, shards: int) -> Split:
     """Cut `batch` by the shard of each row: one sort, one copy, and slices of it."""
     assert len(shard_of) == batch.num_rows

@@ -1,4 +1,4 @@
-"""Text from outside that is safe to show: one line, no control characters, nothing a terminal would act on."""
+"""Text for people: what comes from outside made safe to show, and numbers in the unit that fits."""
 
 from typing import Final
 
@@ -18,3 +18,12 @@ def one_line(text: str, chars_max: int = 1_000) -> str:
 
 def _escaped(letter: str) -> str:
     return _SHORT.get(letter) or letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def size_text(size: float) -> str:
+    """About how many bytes, in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

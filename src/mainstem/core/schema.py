@@ -148,7 +148,7 @@ def _parse(serialized: bytes) -> Schema:
         return Schema(pa.ipc.read_schema(pa.py_buffer(serialized)))
     except InvalidSchema:
         raise
-    except Exception as error:  # pyarrow's errors share no root of their own
+    except Exception as error:  # noqa: BLE001  # pyarrow's errors share no root of their own
         raise InvalidSchema(f"these bytes are no Arrow schema: {error}") from None
 
 

@@ -119,7 +119,7 @@ def _setting(kind: Kind, default: str, help: str, *, example: str, **facts: Any)
 
 
 _SERVER: Final = ("serve", "demo")
-_CLIENT: Final = ("stream", "write", "tail", "redrive", "top", "bench")
+_CLIENT: Final = ("stream", "schema", "write", "tail", "find", "redrive", "top", "bench")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

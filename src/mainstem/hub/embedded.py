@@ -144,9 +144,10 @@ class LogPort:
                 try:
                     self.log.batcher.submit(submission)
                 except (Busy, DiskFull) as error:
-                    if time.monotonic() < deadline:
+                    gone = self.log.batcher.gone(submission)
+                    if gone is None and time.monotonic() < deadline:
                         break
-                    ended.append((submission, error))
+                    ended.append((submission, gone or error))
                 except MainstemError as error:
                     ended.append((submission, error))
                 self._deferred.popleft()

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.kinds import render_duration
 from mainstem.core.schema import Schema
+from mainstem.core.times import to_us
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.producer import Producer, ProducerOptions
@@ -40,7 +41,6 @@ Cleanup = Literal["delete", "compact", "compact,delete"]
 Compatibility = Literal[
     "backward", "backward_transitive", "forward", "forward_transitive", "full", "full_transitive", "none"
 ]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Streams:
@@ -177,7 +177,7 @@ class Streams:
             raise InvalidSetting(f"before must be a datetime, not {before!r}")
         if before is not None and before.tzinfo is None:
             raise InvalidSetting("before: a time needs a time zone, for example datetime.now(UTC)")
-        before_us = None if before is None else (before - _EPOCH) // timedelta(microseconds=1)
+        before_us = None if before is None else to_us(before)
         return self._port.call(TrimStreamCall(name, before_us, offset, shard)).streams[0]
 
     def erase(self, name: str, key: bytes | str) -> Erasure:

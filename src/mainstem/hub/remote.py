@@ -504,7 +504,7 @@ class RemotePort:
         if isinstance(request, AppendRequest):
             if request.refusal is not None:
                 self._stall(request.refusal)
-            self._look_at_stall(is_taken=is_finished)
+            self._look_at_stall(is_taken=is_finished and request.is_written)
 
     # A full disk on the other side.
 
@@ -516,14 +516,16 @@ class RemotePort:
         self._knocks = min(self._knocks + 1, 20)
 
     def _look_at_stall(self, *, is_taken: bool = False) -> None:
-        """If no answer is to come any more: knock after a pause, or go on if the last one was not a refusal."""
+        """If no answer is to come any more: knock after a pause, or go on if the last one was that something was
+        written. What is refused for another reason, because its stream was deleted, says nothing about the disk."""
         if self._refusal is None:
             return
         appends = [(id_, request) for id_, request in self._requests.items() if isinstance(request, AppendRequest)]
         if any(request.is_under_way for _, request in appends):
             return
         if is_taken or not appends:
-            logger.warning(Event("the server takes appends again", server=self._where))
+            if is_taken:
+                logger.warning(Event("the server takes appends again", server=self._where))
             self._refusal = None
             for id_, request in appends:
                 self._send_request(id_, request)

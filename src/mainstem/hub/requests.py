@@ -87,7 +87,8 @@ class AppendRequest:
     """Appends of one or several producers in one message. Each has its own deadline and its own answer.
 
     `is_under_way`: it was sent, and an answer is to come. `is_outcome_known`: whether it is certain that what is not
-    finished was not written. `refusal`: the server's last answer, if it was that its disk is full.
+    finished was not written. `refusal`: the server's last answer, if it was that its disk is full. `is_written`:
+    whether that answer was that something is in the log.
     """
 
     is_append = True
@@ -100,6 +101,7 @@ class AppendRequest:
         self.is_under_way = False
         self.is_outcome_known = True
         self.refusal: DiskFull | None = None
+        self.is_written = False
 
     def pack(self, id_: int, now: float) -> list[Buffer]:
         """What is still wanted: an append that is past its deadline is not sent again."""
@@ -120,6 +122,7 @@ class AppendRequest:
         if not isinstance(answer, Appended) or len(answer.bases) != sum(len(part.batches) for part in self._parts):
             self.fail(ProtocolError("the server answered an append with something else"))
             return True
+        self.is_written = len(answer.errors) < len(answer.bases)
         results: list[AppendResult] = list(answer.bases)
         again: set[int] = set()
         for index, error in answer.errors.items():

@@ -86,9 +86,9 @@ CheckSchema = Callable[[Schema, Sequence[Schema], str], None]
 # How often a schema is checked again because another one came before it.
 _SET_SCHEMA_TRIES: Final = 8
 
-# A stream in an answer at most, beside its name: the other fields, then two offsets for each shard.
+# A stream in an answer at most, beside its name: the other fields, then three numbers for each shard.
 _STREAM_BYTES: Final = 256
-_SHARD_BYTES: Final = 18
+_SHARD_BYTES: Final = 27
 # A version of a schema beside its bytes.
 _SCHEMA_INFO_BYTES: Final = 64
 # Shards whose first record is looked up for one answer.
@@ -119,7 +119,9 @@ class Lookup:
         match call:
             case GetStreamCall():
                 row = self._require(call.name)
-                return Answer(streams=(self.info(row, details=call.details, with_restored=True),))
+                if not call.details:
+                    return self.find(call.name)
+                return Answer(streams=(self.info(row, details=True, with_restored=True),))
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
             case SchemasCall():
@@ -136,8 +138,12 @@ class Lookup:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
     def find(self, name: str) -> Answer:
-        """The stream of this name, or UnknownStream."""
-        return Answer(streams=(self.info(self._require(name), with_restored=True),))
+        """The stream of this name, or UnknownStream. From memory where the log is: nothing is counted."""
+        return Answer(streams=(self.info(self._require(name), with_restored=True, counted=False),))
+
+    def _found(self, row: StreamRow) -> Answer:
+        """The stream as somebody wants it who has changed it: with its records counted."""
+        return Answer(streams=(self.info(row, with_restored=True),))
 
     def find_in_memory(self, name: str) -> Answer | None:
         """The same, but None if the disk would have to be asked for its schema."""
@@ -182,9 +188,16 @@ class Lookup:
         return Answer(schemas=tuple(found))
 
     def info(
-        self, row: StreamRow, *, details: bool = False, with_restored: bool = False, is_listed: bool = False
+        self,
+        row: StreamRow,
+        *,
+        details: bool = False,
+        with_restored: bool = False,
+        is_listed: bool = False,
+        counted: bool = True,
     ) -> StreamInfo:
-        """The stream, from memory where the log is; with details also what waits to be freed, from the ledger."""
+        """The stream, its records counted; with details also what waits to be freed. Without both, from memory where
+        the log is."""
         shards = [self._ledger.load_shard(row.id, shard) for shard in range(row.shards)]
         waiting, gone_by = self._waiting(row, shards) if details else ((0, 0), 0)
         return StreamInfo(
@@ -214,7 +227,12 @@ class Lookup:
             compatibility=row.compatibility,
             generations=() if is_listed else self._generations(row),
             statistics_bytes=self._ledger.statistics_bytes(row.id) if details else 0,
+            missing=self._missing(row) if counted else (),
         )
+
+    def _missing(self, row: StreamRow) -> tuple[int, ...]:
+        found = tuple(self._ledger.missing_records(row.id, shard) for shard in range(row.shards))
+        return found if any(found) else ()
 
     def _generations(self, row: StreamRow) -> tuple[tuple[int, tuple[int, ...]], ...]:
         if not row.generation:
@@ -333,7 +351,7 @@ class Administration(Lookup):
         self._log.execute(AlterStream(row.id, *given))
         if call.shards is not None and call.shards != row.shards:
             logger.info(Event("stream has more shards", stream=row.name, shards=call.shards, before=row.shards))
-        return self.find(call.name)
+        return self._found(self._require(call.name))
 
     def _set_schema(self, call: SetSchemaCall) -> Answer:
         schema = Schema.parse(call.schema)
@@ -345,14 +363,14 @@ class Administration(Lookup):
             if not is_same:
                 self._check_next_schema(row, schema, call.compatibility or row.compatibility)
             if call.dry_run:
-                return self.find(call.name)
+                return self._found(row)
             try:
                 self._store_schema(row, schema, call.compatibility, is_same=is_same)
             except Refused:
                 if self._require(call.name).schema_version == row.schema_version:
                     raise
                 continue  # another one came first: it is checked against that
-            return self.find(call.name)
+            return self._found(self._require(call.name))
         raise Refused(f"others change the schema of {call.name!r} all the time; try again")
 
     def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> None:
@@ -390,7 +408,7 @@ class Administration(Lookup):
             self._log.execute(TrimShard(row.id, shard, min(max(before, 0), end)))
             self._log.upkeep.look_at((row.id, shard))
         logger.info(Event("stream trimmed", stream=row.name))
-        return self.find(call.name)
+        return self._found(self._require(call.name))
 
     def _erase(self, call: EraseKeyCall) -> Answer:
         row = self._require(call.name)

@@ -4,8 +4,9 @@ It reads as any reader does: without the lock, without the right to write there.
 sealed, so those are copied first, while the log goes on; then the ledger, as it is after one flush, and what that still
 lacks. The block of that flush is cut after it. So the copy is the log as it was at one moment near the end.
 
-What the backup folder has already is not read again. A block that was removed under the copy, because nothing points
-into it any more, is not in the next look at the ledger either: the copy of the ledger is then made anew.
+Every frame is checked while it is copied: a backup that holds damage and passes for a good one would be found out when
+it is needed. What the backup folder has already is not read again. A block that was removed under the copy, because
+nothing points into it any more, is not in the next look at the ledger either: the copy of the ledger is then made anew.
 """
 
 import os
@@ -21,10 +22,13 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import BackupUnusable, FolderUnusable
 from mainstem.core.limits import MIB
 from mainstem.log.backup_folder import FORMAT, BackupFolder, Manifest, StoredBlock, StoredLedger, require_free
+from mainstem.log.block_check import BlockCheck
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk
+from mainstem.log.finding import Commands
 from mainstem.log.folder import Folder
 from mainstem.log.frame import BLOCK_HEADER_BYTES, FrameDamaged
+from mainstem.log.frame_check import FrameCheck
 from mainstem.log.ledger.base import AppliedPlace, BlockRow
 from mainstem.log.ledger.sqlite import LedgerCopy, SqliteLedgerReader, copy_ledger
 from mainstem.log.scan import BlockScanner
@@ -53,6 +57,8 @@ class BackupReport:
     copied_bytes: int
     removed_files: int
     seconds: float
+    # Blocks that were copied though they are damaged, by their names in the data folder.
+    damaged: tuple[str, ...] = ()
 
 
 def back_up(
@@ -61,13 +67,15 @@ def back_up(
     progress: Progress = lambda done, total: None,
     *,
     verify: bool = False,
+    even_damaged: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     disk: Disk | None = None,
 ) -> BackupReport:
     """Bring the backup in folder `target` up to date with the log in folder `source`.
 
     What is there already is taken by its size; with `verify` it is read, and copied again if it is not what was
-    written. `progress` is told how many bytes of about how many are copied.
+    written. A block that is damaged is refused, or with `even_damaged` copied as it is and reported. `progress` is told
+    how many bytes of about how many are copied.
     """
     disk = disk or LocalDisk()
     _require_apart(source, target)
@@ -82,7 +90,8 @@ def back_up(
     with closing(folder.blocks):
         store.prepare()
         with store.locked(writes=True):
-            return _Backup(folder, log_uuid, store, progress, clock, disk, verify=verify).run()
+            made = _Backup(folder, log_uuid, store, progress, clock, disk, verify=verify, even_damaged=even_damaged)
+            return made.run()
 
 
 def _require_apart(source: Path, target: Path) -> None:
@@ -108,6 +117,7 @@ class _Backup:
         disk: Disk,
         *,
         verify: bool,
+        even_damaged: bool,
     ) -> None:
         self._folder = folder
         self._log_uuid = log_uuid
@@ -131,6 +141,8 @@ class _Backup:
             if block.name in self._sound
         }
         self._unnamed = store.unnamed_blocks(self._before)
+        self._even_damaged = even_damaged
+        self._damaged: set[str] = set()
         self._copied_files = 0
         self._copied_bytes = 0
         self._total_bytes = 0
@@ -165,6 +177,7 @@ class _Backup:
             copied_bytes=self._copied_bytes,
             removed_files=removed,
             seconds=self._clock.monotonic() - self._began,
+            damaged=tuple(sorted(self._damaged)),
         )
 
     def _require_successor(self, epoch: int, flush: int) -> None:
@@ -291,11 +304,37 @@ class _Backup:
         reading = _Reading(self._blocks, row.id, size, self._on_piece)
         part = self._store.part(row.id)
         self._disk.write_new(part, reading.pieces())
+        if not reading.frames.is_sound():
+            self._look_at_damage(row.id, size, part)
         stored = StoredBlock(row.id, size, reading.checksum, row.created_us, row.writer_epoch)
         self._store.keep(part, stored.name)
         self._have[_identity(row.id, row.created_us, row.writer_epoch, size)] = stored
         self._copied_files += 1
         return stored
+
+    def _look_at_damage(self, block: int, size: int, part: Path) -> None:
+        """Refuse a block that is damaged, unless it was asked for. One that ends with a flush that was never finished
+        is not: its writer was killed."""
+        commands = Commands(self._folder.path)
+        check = BlockCheck(self._blocks, None, None, self._log_uuid, commands)
+        try:
+            damage = next((found for found in check.damages(block) if found.begin < size), None)
+            header = check.header(block)
+        except BlockMissing:
+            raise _BlockGone(f"{self._blocks.where(block)} is missing") from None
+        position, reason = (0, header.reason) if isinstance(header, FrameDamaged) else (0, "")
+        if not reason and damage is not None:
+            position, reason = damage.begin, damage.reason
+        if not reason:
+            return
+        where = self._blocks.where(block)
+        if not self._even_damaged:
+            part.unlink(missing_ok=True)
+            raise FolderUnusable(
+                f"{where} is damaged at byte {position} ({reason}); {self._store.path} stays as it was. Which records "
+                f"are lost: {commands.deep()}. To copy what there is as it is: mainstem backup --even-damaged"
+            )
+        self._damaged.add(where)
 
     def _on_piece(self, size: int) -> None:
         self._copied_bytes += size
@@ -353,6 +392,7 @@ class _Reading:
         self._size = size
         self._on_piece = on_piece
         self.checksum = 0
+        self.frames = FrameCheck(block)
 
     def pieces(self) -> Iterator[bytes]:
         where = self._blocks.where(self._block)
@@ -367,6 +407,7 @@ class _Reading:
             if not piece:
                 raise _BlockGone(f"{where} ends at byte {position}, not {self._size}")
             self.checksum = crc32c_extended(self.checksum, piece)
+            self.frames.add(piece)
             self._on_piece(len(piece))
             yield piece
             position += len(piece)

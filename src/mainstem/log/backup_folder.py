@@ -28,6 +28,7 @@ from msgspec import Meta
 from mainstem.core.checksum import crc32c, crc32c_extended
 from mainstem.core.errors import BackupUnusable
 from mainstem.core.limits import MIB
+from mainstem.core.plain import size_text
 from mainstem.log.disk import Disk
 from mainstem.log.folder import BACKUP_MANIFEST
 
@@ -261,7 +262,7 @@ def require_free(path: Path, needed: int, disk: Disk) -> None:
     """Refuse before anything is copied what cannot end well."""
     free = disk.free_bytes(path)
     if needed > free:
-        raise BackupUnusable(f"{path} has {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB are needed")
+        raise BackupUnusable(f"{path} has {size_text(free)} free, {size_text(needed)} are needed")
 
 
 def require_no_problems(found: Iterable[str | None], path: Path) -> None:

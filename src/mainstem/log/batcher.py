@@ -25,7 +25,7 @@ import msgspec
 
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError
+from mainstem.core.errors import Busy, Closed, FolderUnusable, MainstemError, StreamDeleted
 from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, MIB, PENDING_BYTES_MAX
@@ -263,7 +263,7 @@ class Batcher:
             try:
                 is_full = self._space.look()
                 if self._held and (given_up := self._look_at_held(is_full=is_full)):
-                    return _Committed([(submission, self._space.refusal()) for submission in given_up], _NOTHING)
+                    return _Committed(given_up, _NOTHING)
                 submissions = self._take()
                 is_idle = is_full or not self._maintenance.wants_flush
                 if self._failure is not None or (is_idle and not submissions):
@@ -372,20 +372,34 @@ class Batcher:
             self._is_patient = False
             self._arrived.notify_all()
 
-    def _look_at_held(self, *, is_full: bool) -> list[Submission]:
-        """Queue what is held again if there is room, before everything else; else, what has waited long enough."""
+    def _look_at_held(self, *, is_full: bool) -> list[tuple[Submission, MainstemError]]:
+        """Queue what is held again if there is room, before everything else; else, what has waited long enough, and
+        what waits for nothing because its stream was deleted, each with its error."""
         now = self._clock.monotonic()
         with self._pending_lock:
             held, self._held = self._held, deque()
-            given_up: list[Submission] = []
+            given_up: list[tuple[Submission, MainstemError]] = []
             if not is_full:
                 self._pending.extendleft(reversed(held))
             else:
                 for submission in held:
-                    is_late = not self._is_patient or submission.patience <= now
-                    (given_up if is_late else self._held).append(submission)
+                    gone = self.gone(submission)
+                    if gone is not None or not self._is_patient or submission.patience <= now:
+                        given_up.append((submission, gone or self._space.refusal()))
+                    else:
+                        self._held.append(submission)
             self._count_waiting()
             return given_up
+
+    def gone(self, submission: Submission) -> StreamDeleted | None:
+        """What to tell who waits with it, if all the streams it is for were deleted."""
+        name = ""
+        for item in submission.items:
+            row = self._applier.stream(item.header.stream) if isinstance(item, Batch) else None
+            if row is None or not row.deleted_us:
+                return None
+            name = row.name
+        return StreamDeleted(f"stream {name!r} was deleted") if name else None
 
     def _count_waiting(self) -> None:
         self._pending_bytes = sum(submission.size for submission in self._pending)

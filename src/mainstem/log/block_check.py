@@ -256,9 +256,7 @@ class BlockCheck:
     def walked(self, block: int, progress: Progress) -> Iterator[Finding]:
         """Every frame of a block is what was written."""
         try:
-            damages = (
-                damage for damage in self._damages(block, progress) if (block, damage.begin) != self._commit_told
-            )
+            damages = (damage for damage in self.damages(block, progress) if (block, damage.begin) != self._commit_told)
             for damage in islice(damages, _SHOWN_MAX):
                 yield self._told(block, damage)
             for damage in islice(damages, 1):
@@ -268,7 +266,8 @@ class BlockCheck:
         except OSError as error:
             yield self._damage("block-unreadable", block, f"it cannot be read: {error.strerror or error}")
 
-    def _damages(self, block: int, progress: Progress) -> Iterator[DamagedRange]:
+    def damages(self, block: int, progress: Progress = lambda done: None) -> Iterator[DamagedRange]:
+        """What of a block is not what was written; an end that was never acknowledged is none of it."""
         bounds = self._bounds(block)
         pending: list[DamagedRange] = []
         last = 0

@@ -33,6 +33,8 @@ from mainstem.log.upgrade import Backup
 logger = logging.getLogger("mainstem.log")
 
 FORMAT: Final = 3
+# What says which log a data folder holds.
+IDENTITY: Final = "mainstem.json"
 # What a backup folder has and a data folder has not.
 BACKUP_MANIFEST: Final = "manifest.json"
 
@@ -46,7 +48,7 @@ class Folder:
         self.ledger = path / "ledger.db"
         self.blocks = LocalBlocks(path / "blocks", disk)
         self.snapshots = Snapshots(path / "snapshots", disk)
-        self._identity = path / "mainstem.json"
+        self._identity = path / IDENTITY
         self._log_uuid = ""
         # Whether mainstem.json says that there are blocks.
         self._has_noted_blocks = False
@@ -56,11 +58,7 @@ class Folder:
     def prepare(self) -> str:
         """Make the folder if it is new, upgrade it if it is of an older format; return the log's UUID. The caller holds
         the lock."""
-        if (self.path / BACKUP_MANIFEST).exists():
-            raise FolderUnusable(
-                f"{self.path} is a backup, not a data folder; bring it back with: mainstem restore {self.path} "
-                "--data FOLDER"
-            )
+        require_no_backup(self.path)
         for name in ("blocks", "snapshots"):
             self.disk.make_dirs(self.path / name)
         found = self._read_identity() or self._identity_of_blocks()
@@ -135,6 +133,7 @@ class Folder:
         """The UUID of an existing log, for readers."""
         found = self._read_identity()
         if found is None:
+            require_no_backup(self.path)
             raise FolderUnusable(f"{self.path} is not a Mainstem data folder: it has no mainstem.json")
         if self._format is not None and self._format < FORMAT:
             raise FolderUnusable(
@@ -172,6 +171,15 @@ class Folder:
         part = self._identity.with_suffix(".part")
         self.disk.write_new(part, [identity_content(self._log_uuid, has_blocks=self._has_noted_blocks)])
         self.disk.replace(part, self._identity)
+
+
+def require_no_backup(path: Path) -> None:
+    """Refuse a backup where a data folder is wanted: it cannot be served as it is, and must not be changed."""
+    if (path / BACKUP_MANIFEST).exists() and not (path / IDENTITY).exists():
+        raise FolderUnusable(
+            f"{path} is a backup, not a data folder; bring it back with: mainstem restore {shlex.quote(str(path))} "
+            "--data FOLDER"
+        )
 
 
 def identity_content(log_uuid: str, *, has_blocks: bool) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -14,6 +15,7 @@ from mainstem.core.errors import (
     FolderUnusable,
     InternalError,
     InvalidName,
+    LedgerDamaged,
     MainstemError,
     UnknownStream,
 )
@@ -28,7 +30,7 @@ from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Command, Done, Rejected, Replacement
-from mainstem.log.folder import Folder, FolderLock
+from mainstem.log.folder import Folder, FolderLock, require_no_backup
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import GenerationRow, ShardKey, ShardRow, StreamRow
@@ -80,6 +82,7 @@ class Log:
         disk = disk or LocalDisk()
         self.path = path
         self.clock = clock
+        require_no_backup(path)
         try:
             disk.make_dirs(path)
             self._lock = FolderLock(path)
@@ -150,9 +153,18 @@ class Log:
             options.pace,
             self.schemas.get,
         )
+        # What a read or a snapshot met; a commit that meets damage fails, and with it the log.
+        self.ledger_damage: LedgerDamaged | None = None
+        for noticing in (self._entries, self._upkeep_ledger, self._maintenance):
+            noticing.on_damage = self._on_damage
         self.uuid = log_uuid
         self.epoch = identity.ledger_epoch
         self._closed = False
+
+    def _on_damage(self, error: LedgerDamaged) -> None:
+        if self.ledger_damage is None:
+            self.ledger_damage = error
+            logger.error(Event("the ledger is damaged; nothing is lost, the next start rebuilds it", reason=error))
 
     def _recover(self, folder: Folder) -> tuple[str, Recovered]:
         """Bring the ledger in agreement with the blocks. On a full disk the ballast makes room for that."""
@@ -206,6 +218,7 @@ class Log:
             **self.upkeep.counters(),
             "bytes_since_snapshot": self._maintenance.bytes_since_snapshot,
             "snapshot_errors": self._maintenance.snapshot_errors,
+            "ledger_damaged": int(self.ledger_damage is not None),
             **self._space_counters(),
         }
 
@@ -303,6 +316,14 @@ class _Kept:
         self.shard = log._applier.shard
 
 
+class _Missing(NamedTuple):
+    """How many records a shard lacked, when it had been thinned so often and began there."""
+
+    times_thinned: int
+    start: int
+    records: int
+
+
 class _LiveLedger:
     """The writer's own view: rows of streams and shards from memory, entries from the database."""
 
@@ -323,6 +344,7 @@ class _LiveLedger:
         self.statistics_bytes = entries.statistics_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
+        self._missing: dict[ShardKey, _Missing] = {}
 
     def epoch(self) -> int:
         return self._epoch
@@ -344,6 +366,18 @@ class _LiveLedger:
 
     def load_shard(self, stream: int, shard: int) -> ShardRow:
         return self._applier.shard((stream, shard))
+
+    def missing_records(self, stream: int, shard: int) -> int:
+        """Counted anew only after a compaction or an erasure, or a trim where some are missing: all rows of the shard
+        are looked at for that."""
+        key = (stream, shard)
+        row, times = self._applier.shard(key), self._applier.times_thinned(key)
+        if row.start == row.stable:
+            return 0
+        known = self._missing.get(key)
+        if known is None or known.times_thinned != times or (known.records and known.start != row.start):
+            known = self._missing[key] = _Missing(times, row.start, self._entries.missing_records(stream, shard))
+        return known.records
 
     def close(self) -> None:
         self._entries.close()

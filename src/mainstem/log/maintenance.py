@@ -8,6 +8,7 @@ was killed in between is then still one that no unfinished checkpoint can have s
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from mainstem.core.errors import LedgerDamaged
@@ -51,6 +52,8 @@ class Maintenance:
         self._snapshot_at = -snapshot_bytes if snapshot_now else 0
         self._snapshotting: threading.Thread | None = None
         self.snapshot_errors = 0
+        # Told of damage that a snapshot meets.
+        self.on_damage: Callable[[LedgerDamaged], None] = lambda error: None
 
     @property
     def bytes_since_snapshot(self) -> int:
@@ -123,6 +126,8 @@ class Maintenance:
             logger.info(Event("ledger snapshot taken", flush=number, file=self._snapshots.path(number).name))
         except (OSError, LedgerDamaged) as error:
             self.snapshot_errors += 1
+            if isinstance(error, LedgerDamaged):
+                self.on_damage(error)
             # The blocks still hold everything; it is tried again when as much has been written as between snapshots.
             logger.warning(Event("ledger snapshot failed; the blocks still hold everything", reason=error))
 

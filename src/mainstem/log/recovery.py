@@ -28,9 +28,8 @@ payloads only are wrong is replayed, and its readers are told; one whose frames 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from mainstem.core.errors import FolderUnusable, LedgerDamaged
@@ -356,7 +355,8 @@ class Recovery:
             # What is not here may be in the next block if its header is damaged; then that one is to blame.
             is_elsewhere = damage is None and following and isinstance(self._header(following[0]), FrameDamaged)
             if stop_before is not None and expected < stop_before and not is_elsewhere:
-                raise self._missing(expected, stop_before - 1, number, damage)
+                absent = range(number + 1, following[0]) if damage is None and following else ()
+                raise self._missing(expected, stop_before - 1, number, damage, absent)
             if damage is not None and (stop_before is None or not damage.position):
                 self._require_torn(number, damage, expected, place.number)
 
@@ -388,7 +388,10 @@ class Recovery:
             yield read
             expected += 1
 
-    def _missing(self, first: int, last: int, number: int, damage: FrameDamaged | None) -> FolderUnusable:
+    def _missing(
+        self, first: int, last: int, number: int, damage: FrameDamaged | None, absent: Sequence[int] = ()
+    ) -> FolderUnusable:
+        """`absent` are blocks that are not there and stood where these flushes would stand, if there were such."""
         if first == 1 and damage is None and number == self._numbers[0]:
             return FolderUnusable(
                 f"the ledger cannot be made from the blocks alone: the first there is, {self._blocks.where(number)}, "
@@ -397,23 +400,17 @@ class Recovery:
                 "--salvage reads single blocks. Nothing was changed"
             )
         cause = f" ({damage})" if damage else ""
-        absent = self._absent_beside(number) if damage is None else []
         if absent:
             files = " to ".join(self._blocks.where(block) for block in dict.fromkeys((absent[0], absent[-1])))
-            where = f"flushes {first} to {last} were in {files}, which is missing"
+            where = (
+                f"flushes {first} to {last} are in no block, and {files} {'are' if len(absent) > 1 else 'is'} missing"
+            )
         else:
             where = f"flushes {first} to {last} are missing or damaged in {self._blocks.where(number)}{cause}"
         return FolderUnusable(
             f"{where}, and what was written after them is there: acknowledged records would get other offsets. Bring "
             "the file back; nothing was changed"
         )
-
-    def _absent_beside(self, number: int) -> list[int]:
-        """Blocks are numbered without gaps: those that are not there and stand next to this one."""
-        for before, after in pairwise([0, *self._numbers]):
-            if number in (before, after) and after - before > 1:
-                return list(range(before + 1, after))
-        return []
 
     def _require_torn(self, number: int, damage: FrameDamaged, expected: int, applied: int) -> None:
         """At the end of the newest block an incomplete flush is what a crash leaves; anything after it is not."""

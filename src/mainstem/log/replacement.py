@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
-from mainstem.core.checksum import crc32c
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -283,19 +282,10 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
     schema = records.contents.schema(records.schema_id)
     batch = layouts.narrow(columns) if schema is None else layouts.narrow_rows(columns, schema)
     encoded = payload.encode(batch, _COMPRESSION, schema)
-    header = BatchHeader(
+    header = encoded.header(
         stream=stream,
         shard=shard,
-        count=count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
         schema_id=records.schema_id,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        producer=0,
-        producer_epoch=0,
-        sequence=0,
         generation=records.generation,
         time_low=low,
         time_high=high,

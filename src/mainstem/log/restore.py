@@ -5,12 +5,13 @@ folder get the target's name. What was written after the backup is not in the lo
 same offsets: so the ledger begins a new epoch and notes where every shard ended, by which a cursor from after the
 backup is recognised.
 
-A restore that is killed leaves the target as it was, and its own folder, which a file in it says; the next one removes
-it.
+A restore that fails leaves nothing. One that is killed leaves the target as it was, and its own folder, which a file in
+it says; the next one removes it.
 """
 
 import fcntl
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -25,7 +26,7 @@ from mainstem.log.backup_folder import BackupFolder, Manifest, require_free, req
 from mainstem.log.blocks.local import block_name
 from mainstem.log.disk import Disk, LocalDisk, sync_dir
 from mainstem.log.flush import BeginEpoch, ForgetBlock
-from mainstem.log.folder import identity_content
+from mainstem.log.folder import BACKUP_MANIFEST, IDENTITY, identity_content
 from mainstem.log.ledger.sqlite import LedgerCopy, read_copy
 from mainstem.log.log import Log
 
@@ -65,6 +66,7 @@ def restore(
     began = clock.monotonic()
     if not source.is_dir():
         raise BackupUnusable(f"there is no backup in {source}")
+    _require_backup(source)
     store = BackupFolder(source, disk)
     target = target.resolve()
     _require_apart(source.resolve(), target)
@@ -80,6 +82,15 @@ def restore(
     return RestoreReport(
         manifest.log, epoch, manifest.flush, manifest.created_us, len(manifest.files()), manifest.bytes, seconds
     )
+
+
+def _require_backup(source: Path) -> None:
+    """A data folder has blocks and a ledger too, and is locked while somebody writes it."""
+    if (source / IDENTITY).exists() and not (source / BACKUP_MANIFEST).exists():
+        raise BackupUnusable(
+            f"{source} is a data folder, not a backup; serve it as it is, or copy it with: mainstem backup DIR --data "
+            f"{shlex.quote(str(source))}"
+        )
 
 
 def _require_apart(source: Path, target: Path) -> None:
@@ -111,11 +122,22 @@ def _building(target: Path, manifest: Manifest, disk: Disk) -> Iterator[Path]:
                 shutil.rmtree(left)
             elif left.name != _MARKER:
                 left.unlink()
-        for name in ("blocks", "snapshots"):
-            disk.make_dirs(building / name)
-        yield building
+        try:
+            for name in ("blocks", "snapshots"):
+                disk.make_dirs(building / name)
+            yield building
+        except BaseException as error:
+            _remove(building, error)
+            raise
     finally:
         os.close(marker)
+
+
+def _remove(building: Path, error: BaseException) -> None:
+    """Nothing in it is of use: what failed once is made from its beginning again."""
+    shutil.rmtree(building, ignore_errors=True)
+    if building.exists():
+        error.add_note(f"{building} could not be removed; the next restore does it, or: rm -r {building}")
 
 
 def _lock(marker: int, building: Path) -> None:

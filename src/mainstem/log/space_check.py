@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mainstem.core.limits import FREE_BYTES_MIN_DEFAULT
+from mainstem.core.plain import size_text
 from mainstem.log.finding import Commands, Finding, Severity
 from mainstem.log.ledger.base import BlockRow
 from mainstem.log.ledger.inspector import LedgerView
@@ -51,7 +52,7 @@ class SpaceCheck:
     def _space(self) -> Iterator[Finding]:
         free, until = self._surroundings.free_bytes, self.seconds_until_full
         rate = "the log is not growing" if until is None else f"full in about {_days(until)} at the present rate"
-        shown = f"{free / 1e9:.1f} GB of {self._surroundings.total_bytes / 1e9:.1f} GB are free; {rate}"
+        shown = f"{size_text(free)} of {size_text(self._surroundings.total_bytes)} are free; {rate}"
         shorten = self._commands.shorten(self._largest_stream())
         if free < FREE_BYTES_MIN_DEFAULT:
             yield Finding(Severity.WARNING, "space-low", shown, shorten)
@@ -60,7 +61,7 @@ class SpaceCheck:
         else:
             yield Finding(Severity.NOTE, "space", shown)
         if FREE_BYTES_MIN_DEFAULT <= free < 2 * self._block_bytes:
-            what = f"two blocks of {self._block_bytes / 1e6:.0f} MB (block_bytes) do not fit into what is free"
+            what = f"two blocks of {size_text(self._block_bytes)} (block_bytes) do not fit into what is free"
             yield Finding(Severity.WARNING, "block-bytes", what, f"{self._commands.serve()} --block-bytes 16MiB")
 
     def _retention(self) -> Iterator[Finding]:

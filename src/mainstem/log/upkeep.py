@@ -76,8 +76,9 @@ _ROWS_PER_STEP_MAX: Final = 64
 # A block that grows is ended early if most of it is dead and it has so many bytes, fewer on a full disk.
 _ROLLED_BYTES: Final = 16 * MIB
 _ROLLED_BYTES_URGENT: Final = 256 * KIB
-# Blocks whose entries are looked up in one go: a bound for the memory that takes.
+# Blocks whose entries are looked up in one go, and how many entries of them are in memory at a time.
 _REWRITTEN_AT_ONCE: Final = 16
+_PAGE_ROWS: Final = 4_096
 _BUSY_SECONDS: Final = 0.05
 _NEVER_US: Final = 1 << 62
 
@@ -173,8 +174,10 @@ class Upkeep:
         self._oldest_tombstone_us: dict[ShardKey, int] = {}
         # Blocks that cannot be rewritten because they are damaged.
         self._stuck: set[int] = set()
-        # Streams of which keys were erased: what is sent again afterwards is in no row, and still to go.
+        # Streams of which keys were erased: what is sent again afterwards is in no row, and still to go. Of those that
+        # were before this start, the first round learns it from the offsets that have no record.
         self._erased: set[int] = set()
+        self._knows_erased = False
         self._retention_due = self._blocks_due = 0.0
         self._counts = dict.fromkeys(
             (
@@ -295,6 +298,9 @@ class Upkeep:
 
     def _drop(self) -> Iterator[None]:
         streams = {stream.id: stream for stream in self._commits.streams()}
+        if not self._knows_erased:
+            self._erased.update(stream.id for stream in streams.values() if self._has_missing(stream))
+            self._knows_erased = True
         for stream in streams.values():
             if stream.deleted_us:
                 self._trimmed.update((stream.id, shard) for shard in range(stream.shards))
@@ -335,6 +341,10 @@ class Upkeep:
     def _is_forgettable(self, stream: StreamRow) -> bool:
         rows = (self._commits.shard((stream.id, shard)) for shard in range(stream.shards))
         return not any(row.bytes for row in rows) and not self._ledger.dead_bytes(stream.id)
+
+    def _has_missing(self, stream: StreamRow) -> bool:
+        shards = range(0 if stream.deleted_us else stream.shards)
+        return any(self._ledger.missing_records(stream.id, shard) for shard in shards)
 
     def _has_undated(self, stream: StreamRow) -> bool:
         """Whether something of a stream is dead in a block that nobody would ever touch for it."""
@@ -587,12 +597,20 @@ class Upkeep:
         for stream in self._commits.streams():
             if stream.deleted_us:
                 continue
-            entries = self._ledger.entries_in(stream.id, sorted(blocks))
-            for _, shard in groupby(entries, lambda entry: entry.shard):
-                for run in _runs(list(shard)):
-                    with contextlib.suppress(StreamDeleted, UnknownStream, Refused):
-                        self._move(stream, run)
-                        yield
+            for entries in self._pages_in(stream, sorted(blocks)):
+                for _, shard in groupby(entries, lambda entry: entry.shard):
+                    for run in _runs(list(shard)):
+                        with contextlib.suppress(StreamDeleted, UnknownStream, Refused):
+                            self._move(stream, run)
+                            yield
+
+    def _pages_in(self, stream: StreamRow, blocks: Sequence[int]) -> Iterator[Sequence[Entry]]:
+        """The entries of a stream that point into these blocks, so many at a time: there may be millions of tiny
+        ones."""
+        after = (-1, 0)
+        while entries := self._ledger.entries_in(stream.id, blocks, after, _PAGE_ROWS):
+            yield entries
+            after = (entries[-1].shard, entries[-1].base)
 
     def _move(self, stream: StreamRow, entries: Sequence[Entry]) -> None:
         try:

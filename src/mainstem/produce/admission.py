@@ -1,7 +1,7 @@
 """What a record must be, checked where it is made: in the caller's own call."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,9 @@ from mainstem.core.limits import (
     PAYLOAD_RAW_BYTES_MAX,
     RECORD_BYTES_MAX,
 )
+from mainstem.core.times import to_us
 from mainstem.produce.row_batches import keys_of, longest
 from mainstem.transport.port import StreamInfo
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _VALUE_HINT = "encode it first, for example with json.dumps(row).encode()"
 _KEY_HINT = "give bytes, text or a whole number"
@@ -224,8 +223,7 @@ def _time_of(stream: str, timestamp: Any) -> int | None:
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise InvalidRecord(f"stream {stream!r}: a timestamp needs a time zone, for example datetime.now(UTC)")
-        delta = timestamp - _EPOCH
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        return to_us(timestamp)
     if isinstance(timestamp, int) and not isinstance(timestamp, bool) and TIME_US_MIN <= timestamp <= TIME_US_MAX:
         return timestamp
     raise InvalidRecord(

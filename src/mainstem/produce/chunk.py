@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mainstem.core import callbacks, layouts, payload, placement
-from mainstem.core.batch import Batch, BatchHeader
-from mainstem.core.checksum import crc32c
+from mainstem.core.batch import Batch
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import FEW
@@ -227,19 +226,10 @@ class Chunk:
         return self._with_header(shard, encoded, low, high)
 
     def _with_header(self, shard: int, encoded: Encoded, low: int, high: int) -> Batch:
-        header = BatchHeader(
+        header = encoded.header(
             stream=self.stream.id,
             shard=shard,
-            count=encoded.count,
-            encoding=encoded.encoding,
-            layout=encoded.layout,
             schema_id=0 if self.rows is None else self.stream.schema_id,
-            raw_len=encoded.raw_len,
-            stored_len=len(encoded.payload),
-            payload_crc=crc32c(encoded.payload),
-            producer=0,
-            producer_epoch=0,
-            sequence=0,
             generation=self.stream.generation,
             time_low=low,
             time_high=high,

@@ -228,7 +228,7 @@ def _or_from(new: pa.DataType) -> str:
 
 
 def _alternatives(kinds: list[pa.DataType]) -> str:
-    return f", or one of {', '.join(map(type_text, kinds[:4]))}" if kinds else ""
+    return "".join(f", or {type_text(kind)}" for kind in kinds[:4])
 
 
 def _message(found: list[Violation], mode: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mainstem.core.errors import MainstemError
-from mainstem.core.kinds import Address
 from mainstem.core.plain import one_line
 from mainstem.server.metrics import CONTENT_TYPE
 
@@ -24,20 +23,23 @@ _BACKLOG: Final = 128
 class HttpListener:
     """Serves `/healthz` (the process answers), `/readyz` (it takes clients) and `/metrics`. The loop's thread only.
 
-    A server whose disk is full is ready and says so: taken out of service it could neither be read nor be trimmed.
+    A server whose disk is full is ready and says so: taken out of service it could neither be read nor be trimmed. One
+    that has met damage in its ledger is not: it needs a restart, which rebuilds it.
     Metrics are gathered in a thread of their own, so that neither the loop nor a call waits for them; who asks while
     that is under way gets the same page.
     """
 
     def __init__(
         self,
-        address: Address,
+        sockets: Sequence[socket.socket],
         is_ready: Callable[[], bool],
         metrics: Callable[[], str],
         is_disk_full: Callable[[], bool] = lambda: False,
+        damage: Callable[[], str] = lambda: "",
     ) -> None:
         self._is_ready = is_ready
         self._is_disk_full = is_disk_full
+        self._damage = damage
         self._metrics = metrics
         self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-metrics")
         self._gathering: asyncio.Future[str] | None = None
@@ -48,16 +50,14 @@ class HttpListener:
         ]
         config = uvicorn.Config(Starlette(routes=routes), log_config=None, access_log=False, lifespan="off")
         self._server = _Embedded(config)
-        self._socket = _bind(address)
-
-    @property
-    def address(self) -> str:
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._sockets = list(sockets)
+        for bound in self._sockets:
+            # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
+            bound.listen(_BACKLOG)
 
     async def serve(self) -> None:
         try:
-            await self._server.serve(sockets=[self._socket])
+            await self._server.serve(sockets=self._sockets)
         finally:
             self._metrics_pool.shutdown(wait=False, cancel_futures=True)
 
@@ -68,6 +68,8 @@ class HttpListener:
         return JSONResponse({"status": "ok"})
 
     async def _readyz(self, request: Request) -> JSONResponse:
+        if damage := self._damage():
+            return JSONResponse({"status": "damaged", "reason": one_line(damage)}, status_code=503)
         if self._is_ready():
             return JSONResponse({"status": "ready", **({"disk": "full"} if self._is_disk_full() else {})})
         return JSONResponse({"status": "stopping"}, status_code=503)
@@ -91,14 +93,3 @@ class _Embedded(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _bind(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((address.host, address.port))
-    # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
-    listener.listen(_BACKLOG)
-    listener.set_inheritable(False)
-    return listener

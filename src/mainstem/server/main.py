@@ -6,7 +6,10 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -15,10 +18,12 @@ import uvloop
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.events import Event
+from mainstem.core.kinds import Address
 from mainstem.core.log_lines import configure_logging, log_failed_threads
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
 from mainstem.server.service_manager import notify
+from mainstem.server.sockets import address_of, bind
 
 logger = logging.getLogger("mainstem.server")
 
@@ -39,30 +44,47 @@ def run(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     if settings.listen is None:
         raise InvalidSetting("listen is off: there is nothing to serve; give --listen an address")
+    with ExitStack() as opened:
+        # Before the folder is touched, which may be a new one.
+        sockets = _bind(opened, settings.listen, f"{settings.listen}", "--listen")
+        http_sockets = _bind(opened, settings.http, f"{settings.http} for HTTP", "--http, or off")
+        return await _serve_on(settings, sockets, http_sockets)
+
+
+def _bind(opened: ExitStack, address: Address | None, where: str, other: str) -> list[socket.socket]:
+    try:
+        return [opened.enter_context(found) for found in bind(address)] if address is not None else []
+    except OSError as error:
+        raise InvalidSetting(f"cannot listen on {where}: {error.strerror}; choose another {other}") from error
+
+
+async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_sockets: Sequence[socket.socket]) -> int:
     server = Server(settings, name=f"mainstem {_version()}")
     server.on_failure = _end_process
     try:
-        ready = {"data": await server.start()}
+        await server.start(sockets)
     except OSError as error:
+        # Two processes may bind one port; only the first can listen there.
         await server.stop()
         raise InvalidSetting(
             f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen"
         ) from error
+    ready = {"data": address_of(sockets)}
     http = None
     http_task = None
-    if settings.http is not None:
+    if http_sockets:
         from mainstem.server.health import HttpListener
         from mainstem.server.metrics import Exposition
 
-        try:
-            exposition = Exposition(settings, server.name, server.log, server.counters)
-            http = HttpListener(settings.http, lambda: server.is_ready, exposition.render, lambda: server.is_disk_full)
-        except OSError as error:
-            await server.stop()
-            raise InvalidSetting(
-                f"cannot listen on {settings.http} for HTTP: {error.strerror}; choose another --http, or off"
-            ) from error
-        ready["http"] = http.address
+        exposition = Exposition(settings, server.name, server.log, server.counters)
+        http = HttpListener(
+            http_sockets,
+            lambda: server.is_ready,
+            exposition.render,
+            lambda: server.is_disk_full,
+            lambda: server.damage,
+        )
+        ready["http"] = address_of(http_sockets)
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()
     _settle_memory()

@@ -153,6 +153,7 @@ METRICS: Final = (
         "bytes_since_snapshot",
     ),
     Metric("mainstem_snapshot_errors_total", COUNTER, "Snapshots that failed.", "snapshot_errors"),
+    Metric("mainstem_ledger_damaged", GAUGE, "1 from when damage of the ledger was noticed.", "ledger_damaged"),
     Metric("mainstem_free_bytes", GAUGE, "Room on the disk of the data folder.", "free_bytes"),
     Metric("mainstem_disk_full", GAUGE, "1 while appends are refused because the disk is full.", "disk_full"),
     Metric(
@@ -185,7 +186,7 @@ METRICS: Final = (
 # Per stream: the sums over its shards.
 STREAM_METRICS: Final = (
     Metric("mainstem_stream_shards", GAUGE, "Shards of the stream.", "shards"),
-    Metric("mainstem_stream_records", GAUGE, "Offsets between start and end: records that can be read.", "records"),
+    Metric("mainstem_stream_records", GAUGE, "Records that can be read.", "records"),
     Metric("mainstem_stream_bytes", GAUGE, "Bytes of the stream in blocks.", "bytes"),
     Metric("mainstem_stream_waiting_bytes", GAUGE, "Bytes nobody can read that are still on disk.", "waiting"),
     Metric("mainstem_stream_appended_records_total", COUNTER, "Sum of the ends of its shards.", "appended"),
@@ -306,9 +307,10 @@ class _StreamSums:
 
 
 def _summed(log: Log, streams: Mapping[int, StreamRow]) -> dict[int, _StreamSum]:
-    starts, ends, sizes = (dict.fromkeys(streams, 0) for _ in range(3))
-    for (stream, _), row in log.written_shards().items():
+    starts, ends, sizes, missing = (dict.fromkeys(streams, 0) for _ in range(4))
+    for (stream, shard), row in log.written_shards().items():
         if stream in streams:
+            missing[stream] += log.ledger.missing_records(stream, shard)
             starts[stream] += row.start
             ends[stream] += row.stable
             sizes[stream] += row.bytes
@@ -316,7 +318,7 @@ def _summed(log: Log, streams: Mapping[int, StreamRow]) -> dict[int, _StreamSum]
     return {
         stream: _StreamSum(
             streams[stream].shards,
-            ends[stream] - starts[stream],
+            max(0, ends[stream] - starts[stream] - missing[stream]),
             sizes[stream],
             dead.get(stream, 0),
             ends[stream],

@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import logging
+import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -34,6 +35,7 @@ from mainstem.transport.wire import ReceiveBudget
 logger = logging.getLogger("mainstem.server")
 
 _READ_THREADS: Final = 2
+_BACKLOG: Final = 1_024
 _TICK_SECONDS: Final = 1.0
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
@@ -89,7 +91,7 @@ class Server:
         self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: asyncio.AbstractServer | None = None
+        self._listeners: list[asyncio.AbstractServer] = []
         self._ticker: asyncio.Task[None] | None = None
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
@@ -107,10 +109,8 @@ class Server:
 
     # Life.
 
-    async def start(self) -> str:
-        """Listen and commit; the address it listens on."""
-        address = self.settings.listen
-        assert address is not None
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Commit, and listen on sockets that are bound already."""
         loop = self._loop = asyncio.get_running_loop()
         self.log.batcher.add_listener(self._on_flush)
         self.log.batcher.on_failure = self._on_log_failure
@@ -120,19 +120,18 @@ class Server:
             thread.start()
             self._threads.append(thread)
         self.log.upkeep.start()
-        self._listener = await loop.create_server(self._new_connection, address.host, address.port, backlog=1024)
+        for bound in sockets:
+            self._listeners.append(await loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG))
         self._ticker = loop.create_task(self._tick())
         self.is_ready = True
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self) -> None:
         """Drain: refuse new work, answer what was taken, then close everything."""
         self.is_stopping, self.is_ready = True, False
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for session in self._sessions:
             session.say_goodbye()
         self._calls.refuse(_stopping())
@@ -161,6 +160,11 @@ class Server:
         """In a commit thread: the log acknowledged its last. Whoever waits learns it from the broken connection and
         asks the next life of this server."""
         self.on_failure(error)
+
+    @property
+    def damage(self) -> str:
+        """What is known to be wrong with the ledger, in words; empty if nothing is."""
+        return "" if self.log.ledger_damage is None else str(self.log.ledger_damage)
 
     @property
     def is_disk_full(self) -> bool:

@@ -36,7 +36,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
     `key` and `index` name columns of it; `compatibility` says what its next version must keep to. `generations` has,
     for each change of the number of shards, how many there are since, and where those that were there before ended; a
     list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
-    that was asked.
+    that was asked. `missing` says of each shard how many offsets have no record, because it was compacted away or
+    erased; empty if none is missing, and not counted for a stream that was only looked up, as producers and consumers
+    do.
     """
 
     id: int
@@ -66,11 +68,20 @@ class StreamInfo(msgspec.Struct, frozen=True):
     compatibility: str = "backward"
     generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
     statistics_bytes: int = 0
+    missing: tuple[int, ...] = ()
 
     @property
     def records(self) -> int:
-        """How many records can be read now; of a compacted stream, how many there were before."""
-        return sum(self.ends) - sum(self.starts)
+        """How many records can be read now."""
+        return sum(self.shard_records)
+
+    @property
+    def shard_records(self) -> tuple[int, ...]:
+        """The same of each shard."""
+        missing = self.missing or (0,) * self.shards
+        return tuple(
+            max(0, end - start - gone) for start, end, gone in zip(self.starts, self.ends, missing, strict=True)
+        )
 
     def __repr__(self) -> str:
         shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"

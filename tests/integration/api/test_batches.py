@@ -342,7 +342,9 @@ def test_an_atomic_table_with_keys_of_several_shards_is_refused(hub, wide):
 
 
 def test_an_atomic_table_with_keys_of_one_shard_goes_there(hub, wide):
-    keys = [key for key in (b"k%d" % number for number in range(100)) if placement.shard_for(key, 4, "crc32", 0) == 2]
+    keys = [
+        key for key in (b"k%d" % number for number in range(100)) if placement.shards_for([key], 4, "crc32", 0) == [2]
+    ]
     with hub.producer() as producer:
         (run,) = producer.send_batch("wide", pa.table({"value": keys, "key": keys}), atomic=True).result(10)
     assert run == (2, 0, len(keys))
@@ -350,7 +352,7 @@ def test_an_atomic_table_with_keys_of_one_shard_goes_there(hub, wide):
 
 def test_rows_without_a_key_stay_with_the_others_of_an_atomic_table(hub, wide):
     """Alone they could go anywhere: here they go where the keys are, whatever shard is next in turn."""
-    key = next(key for key in (b"k%d" % n for n in range(100)) if placement.shard_for(key, 4, "crc32", 0) == 1)
+    key = next(key for key in (b"k%d" % n for n in range(100)) if placement.shards_for([key], 4, "crc32", 0) == [1])
     table = pa.table({"value": [b"a", b"b", b"c"], "key": [key, None, key]})
     with hub.producer() as producer:
         runs = [producer.send_batch("wide", table, atomic=True).result(10) for _ in range(8)]

@@ -1,6 +1,7 @@
 """Producers and readers of a hub whose disk gets full and has room again, embedded and behind a server."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import mainstem
-from mainstem.core.errors import DiskFull, MainstemError
+from mainstem.core.errors import DiskFull, MainstemError, StreamDeleted, UnknownStream
 from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
 from mainstem.log.log import LogOptions
 from mainstem.server.server import Server
+from mainstem.server.sockets import address_of, bind
 from mainstem.testing.disk import BudgetDisk
 from mainstem.transport.loop import new_loop
 
@@ -36,7 +38,9 @@ def served(path: Path, disk: BudgetDisk) -> Iterator[str]:
         stop = asyncio.Event()
         ended.append(lambda: loop.call_soon_threadsafe(stop.set))
         loop = asyncio.get_running_loop()
-        urls.append(f"mainstem://{await server.start()}")
+        sockets = bind(Address("127.0.0.1", 0))
+        await server.start(sockets)
+        urls.append(f"mainstem://{address_of(sockets)}")
         started.set()
         await stop.wait()
         await server.stop()
@@ -170,3 +174,20 @@ def test_the_counters_are_in_the_statistics(hub, disk):
     counters = hub.statistics()
     assert (counters["free_bytes"], counters["disk_full"], counters["seconds_until_full"]) == (1_000, 1, 0)
     assert counters["appends_refused_full"] > 0
+
+
+@rooms
+def test_a_stream_that_is_deleted_while_its_records_wait_is_told(hub, disk, caplog, room):
+    """The disk is as full as before: nobody may say that it takes records again."""
+    with hub.producer(delivery_timeout=20.0) as producer, caplog.at_level(logging.INFO):
+        producer.send("orders", b"before").result()
+        fill(hub, disk, room)
+        ack = producer.send("orders", b"during")
+        with pytest.raises(MainstemError):
+            ack.result(timeout=0.3)
+        disk.free = max(room, 10_000)  # what a ballast would have given
+        hub.streams.delete("orders")
+        with pytest.raises((StreamDeleted, UnknownStream)):
+            ack.result(timeout=4.0)
+        said = [record.getMessage() for record in caplog.records]
+        assert not [line for line in said if "takes appends again" in line or "appends go on" in line]

@@ -10,7 +10,7 @@ import pytest
 
 import mainstem
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge, SchemaMismatch, UnknownStream
-from mainstem.core.placement import shard_for
+from mainstem.core.placement import shards_for
 from mainstem.core.schema import described
 from mainstem.hub.hub import Hub
 from mainstem.hub.redrive import Redrive
@@ -102,7 +102,7 @@ def test_the_key_is_made_of_columns_and_places_the_row(hub):
     hub.streams.create("keyed", schema=SCHEMA, key="customer", shards=4)
     with hub.producer() as producer:
         places = {name: producer.send("keyed", row(1, name)).result()[0] for name in "abcdefgh"}
-        assert places == {name: shard_for(name.encode(), 4, "crc32", 0) for name in "abcdefgh"}
+        assert places == {name: shards_for([name.encode()], 4, "crc32", 0)[0] for name in "abcdefgh"}
         with pytest.raises(InvalidRecord, match="made of customer; leave key= out"):
             producer.send("keyed", row(1, "a"), key=b"a")
         for name in "abcdefgh":

@@ -198,7 +198,8 @@ def test_a_compacted_stream_is_read_as_records(compacted):
     assert [record.offset for record in found] == LEFT
     assert [record.value for record in found] == [b"v%d" % offset for offset in LEFT]
     info = compacted.hub.streams.get("c")
-    assert (info.starts, info.ends) == ((0,), (200,))
+    assert (info.starts, info.ends, info.records) == ((0,), (200,), len(LEFT))
+    assert [each.records for each in compacted.hub.streams.list() if each.name == "c"] == [len(LEFT)]
 
 
 def test_a_compacted_stream_is_read_as_batches(compacted):

@@ -55,7 +55,26 @@ def test_what_is_refused_is_said_in_one_line(cli):
     block = next((cli.folder / "saved" / "blocks").iterdir())
     os.truncate(block, 100)
     assert block.name in cli.error("restore", "saved", "--data", "back", code=5)
-    assert "is a backup" in cli.error("stream", "create", "x", "--data", "saved", code=5)
+    for command in (("stream", "create", "x"), ("stream", "list"), ("doctor",), ("tail", "x"), ("top", "--once")):
+        said = cli.error(*command, "--data", "saved", code=5)
+        assert "is a backup, not a data folder; bring it back with: mainstem restore saved --data FOLDER" in said
+    assert "is a data folder, not a backup" in cli.error("restore", "data", "--data", "back", code=5)
+
+
+def test_a_damaged_block_is_refused_or_copied_on_request(cli):
+    cli.run("backup", "saved")
+    cli.run("stream", "create", "late", "--data", "data")
+    cli.run("write", "late", "--data", "data", stdin=b"value\n")
+    block = max((cli.folder / "data" / "blocks").iterdir())
+    content = bytearray(block.read_bytes())
+    content[content.index(b"value")] ^= 1
+    block.write_bytes(content)
+    said = cli.error("backup", "saved", code=5)
+    assert f"blocks/{block.name} is damaged at byte" in said
+    assert "mainstem doctor --deep --data data" in said.replace("./", "")
+    done = cli.run("backup", "saved", "--even-damaged", code=7)
+    assert f"damaged, and copied as it is: blocks/{block.name}" in done.stderr.decode()
+    assert "to bring it back: mainstem restore saved" in done.stdout.decode()
 
 
 def test_a_cursor_file_from_after_the_backup_is_refused_by_range(cli):

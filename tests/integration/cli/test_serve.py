@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -21,6 +22,18 @@ def test_ready_is_all_it_prints(local, number):
         process.send_signal(number)
         out, _ = process.communicate(timeout=30)
         assert (out, process.returncode) == (b"", 0)
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_a_port_that_is_taken_leaves_no_folder(local, option):
+    local.where = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        others = ("--http", "off") if option == "--listen" else ("--listen", "127.0.0.1:0")
+        said = local.error("serve", "--data", "log", option, place, *others, code=2)
+    assert f"cannot listen on {place}" in said
+    assert f"choose another {option}" in said
+    assert not (local.folder / "log").exists()
 
 
 def test_settings_that_cannot_be(local):

@@ -30,7 +30,7 @@ def test_options_of_a_stream(cli, name):
 def test_text_about_what_is_kept(local):
     local.run("stream", "create", "c", "--cleanup", "compact,delete", "--retention-bytes", "5MiB")
     first = local.out("stream", "show", "c").splitlines()[0]
-    assert first == "c: 0 offsets, 0 B, the newest record of every key, kept for 7d, up to 5.2 MB, keys placed by crc32"
+    assert first == "c: 0 records, 0 B, the newest record of every key, kept for 7d, up to 5.2 MB, keys placed by crc32"
     local.run("stream", "alter", "c", "--cleanup", "compact")
     assert "kept for" not in local.out("stream", "show", "c")
 
@@ -91,7 +91,9 @@ def test_erase_of_what_a_list_names(local):
         "printf 'ann\\ncid\\n' | while read key; do mainstem stream erase clicks $key --yes --json; done"
     )
     assert said.count('"records": 1') == 2
-    assert show(local, "clicks")["records"] == 3
+    assert show(local, "clicks")["records"] == 1
+    assert json.loads(local.out("stream", "list", "--json"))[0]["records"] == 1
+    assert local.out("stream", "show", "clicks").splitlines()[-1].split() == ["0", "0", "3", "1"]
     assert local.out("tail", "clicks", "--start", "earliest", "--no-follow", "--output", "raw") == "2\n"
 
 
@@ -122,3 +124,14 @@ def test_a_compacted_stream_takes_only_keys(cli, name):
     assert "every record needs a key" in cli.error("write", name, stdin=b"a\n", code=1)
     cli.run("write", name, "--key-separator", ":", stdin=b"k:a\n")
     assert show(cli, name)["records"] == 1
+
+
+def test_compaction_of_records_without_keys_is_warned_of(cli, name):
+    cli.run("stream", "create", name)
+    cli.run("write", name, stdin=b"a\n")
+    done = cli.run("stream", "alter", name, "--cleanup", "compact")
+    assert f"the first records of {name} have no key: compaction never takes such away" in done.stderr.decode()
+    assert cli.run("stream", "alter", name, "--retention", "2d").stderr == b""
+    cli.run("stream", "trim", name, "--offset", "1")
+    cli.run("write", name, "--key-separator", ":", stdin=b"k:a\n")
+    assert cli.run("stream", "alter", name, "--cleanup", "compact,delete").stderr == b""

@@ -25,11 +25,14 @@ ORDERS = pa.schema(
 def test_a_schema_survives_its_bytes():
     schema = Schema(ORDERS)
     again = Schema.parse(schema.serialized)
-    assert again == schema and hash(again) == hash(schema) and again.arrow.equals(schema.arrow)
+    assert again == schema
+    assert hash(again) == hash(schema)
+    assert again.arrow.equals(schema.arrow)
     assert pickle.loads(pickle.dumps(schema)) == schema
     assert schema.names == ORDERS.names
     assert "country: string" in repr(schema)
-    assert schema != Schema(ORDERS.remove(0)) and schema != "orders"
+    assert schema != Schema(ORDERS.remove(0))
+    assert schema != "orders"
 
 
 @pytest.mark.parametrize(

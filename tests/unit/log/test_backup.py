@@ -18,6 +18,7 @@ from mainstem.log.backup_folder import BackupFolder, Manifest
 from mainstem.log.batcher import Submission
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
+from mainstem.log.doctor import examine
 from mainstem.log.flush import Appended, DropEntries, Rejected, ReplaceEntries, Replacement, TrimShard
 from mainstem.log.folder import Folder
 from mainstem.log.ledger.apply import EPOCH_STREAM_BITS, fingerprint
@@ -383,6 +384,53 @@ def test_a_bit_flipped_in_the_wal_does_not_get_into_a_backup(tmp_path, log, monk
         back_up(tmp_path / "data", tmp_path / "backup")
 
 
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("part", ["payload", "header of a frame", "header of the block", "footer"])
+def test_a_damaged_block_is_not_copied_and_the_backup_before_stays(tmp_path, log, part):
+    back_up(tmp_path / "data", tmp_path / "backup")
+    fill(log, 1, 150)
+    before = files(tmp_path / "backup")
+    have = {block.number for block in manifest_of(tmp_path / "backup").blocks}
+    new = next(row for row in log.ledger.list_blocks() if row.state == "sealed" and row.id not in have)
+    entry = next(each for each in log.ledger.entries_from(1, 0, 150, 1_000) if each.block == new.id)
+    at = {
+        "payload": entry.position + entry.length - 20,
+        "header of a frame": entry.position + 30,
+        "header of the block": 20,
+        "footer": new.bytes - 30,
+    }[part]
+    damaged = tmp_path / "data" / "blocks" / f"{new.id:016d}.block"
+    flip(damaged, at)
+    with pytest.raises(
+        FolderUnusable, match=rf"{damaged.name} is damaged at byte \d+ .*mainstem doctor --deep"
+    ) as error:
+        back_up(tmp_path / "data", tmp_path / "backup")
+    assert at - 4096 <= int(str(error.value).split("at byte ")[1].split()[0]) <= at
+    # What was copied before the damage was met is left for the next run; nothing that the backup has is touched.
+    assert {name: files(tmp_path / "backup")[name] for name in before} == before
+    assert not list((tmp_path / "backup" / "blocks").glob("*.part"))
+    restore(tmp_path / "backup", tmp_path / "back")
+    report = back_up(tmp_path / "data", tmp_path / "backup", even_damaged=True)
+    assert report.damaged == (f"blocks/{damaged.name}",)
+    assert restore(tmp_path / "backup", tmp_path / "again").flush == report.flush
+
+
+def test_a_block_that_was_damaged_after_its_backup_is_still_good_there(tmp_path, log):
+    back_up(tmp_path / "data", tmp_path / "backup")
+    entry = log.ledger.entries_from(1, 0, 0, 1)[0]
+    flip(tmp_path / "data" / "blocks" / f"{entry.block:016d}.block", entry.position + entry.length - 20)
+    fill(log, 1, 150)
+    assert back_up(tmp_path / "data", tmp_path / "backup").damaged == ()
+    log.close()
+    restore(tmp_path / "backup", tmp_path / "back")
+    assert len(contents(tmp_path / "back")["orders"][0]) == 300
+
+
 def test_a_damaged_page_of_the_ledger_does_not_get_into_a_backup(tmp_path, log):
     log.close()
     ledger = SqliteLedger(tmp_path / "data" / "ledger.db")
@@ -422,13 +470,13 @@ def test_places_that_cannot_be_a_backup(tmp_path, log):
 
 def test_a_full_disk_is_noticed_before_anything_is_copied(tmp_path, log, monkeypatch):
     monkeypatch.setattr(LocalDisk, "free_bytes", lambda self, path: 1_000)
-    with pytest.raises(BackupUnusable, match="MB free"):
+    with pytest.raises(BackupUnusable, match=r"1\.0 kB free"):
         back_up(tmp_path / "data", tmp_path / "backup")
     assert list((tmp_path / "backup" / "blocks").iterdir()) == []
     monkeypatch.undo()
     back_up(tmp_path / "data", tmp_path / "backup")
     monkeypatch.setattr(LocalDisk, "free_bytes", lambda self, path: 1_000)
-    with pytest.raises(BackupUnusable, match="MB free"):
+    with pytest.raises(BackupUnusable, match=r"1\.0 kB free"):
         restore(tmp_path / "backup", tmp_path / "back")
     assert not (tmp_path / "back.restoring").exists()
 
@@ -484,12 +532,19 @@ def test_two_backups_into_one_folder_at_a_time_are_refused(tmp_path, log):
         restore(tmp_path / "backup", tmp_path / "back")
 
 
-def test_a_backup_is_not_served(tmp_path, log):
+def test_a_backup_is_not_served_and_not_touched(tmp_path, log):
     back_up(tmp_path / "data", tmp_path / "backup")
-    with pytest.raises(FolderUnusable, match="mainstem restore"):
-        Log(tmp_path / "backup")
-    with pytest.raises(FolderUnusable):
-        Folder(tmp_path / "backup", LocalDisk()).require()
+    before = files(tmp_path / "backup")
+    for use in (Log, examine, lambda path: Folder(path, LocalDisk()).require()):
+        with pytest.raises(FolderUnusable, match=r"is a backup, not a data folder; .* mainstem restore"):
+            use(tmp_path / "backup")
+    assert files(tmp_path / "backup") == before
+
+
+def test_a_data_folder_is_no_backup(tmp_path, log):
+    """It is locked by the process that writes it, which is neither a backup nor a restore."""
+    with pytest.raises(BackupUnusable, match=r"is a data folder, not a backup.*mainstem backup DIR --data"):
+        restore(tmp_path / "data", tmp_path / "back")
 
 
 # -------------------------------------------------------------------------------------------------- damage of a backup
@@ -634,6 +689,18 @@ def test_a_restore_that_was_cut_short_leaves_nothing_under_the_name(backup, tmp_
     assert not (tmp_path / "back.restoring").exists()
 
 
+def test_what_a_failed_restore_cannot_remove_is_named(backup, tmp_path, monkeypatch):
+    block = manifest_of(backup).blocks[0]
+    (backup / block.name).write_bytes(bytes(block.bytes))
+    with pytest.raises(BackupUnusable, match="not what was written"):
+        restore(backup, tmp_path / "back")
+    assert not (tmp_path / "back.restoring").exists()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+    with pytest.raises(BackupUnusable, match="not what was written") as error:
+        restore(backup, tmp_path / "back")
+    assert "back.restoring could not be removed" in error.value.__notes__[0]
+
+
 def test_a_folder_that_no_restore_made_is_left_alone(backup, tmp_path):
     (tmp_path / "back.restoring").mkdir()
     (tmp_path / "back.restoring" / "mine").write_text("x")
@@ -664,6 +731,7 @@ def test_what_cannot_be_read_is_named(backup, tmp_path, monkeypatch):
     with pytest.raises(BackupUnusable, match=f"{1:016d}-.*block cannot be read: Input/output error"):
         restore(backup, tmp_path / "back")
     assert not (tmp_path / "back").exists()
+    assert not (tmp_path / "back.restoring").exists()
     monkeypatch.undo()
 
     def bad_block(self: LocalBlocks, block: int, position: int, length: int) -> bytes:

@@ -540,6 +540,11 @@ def near(**changes) -> Surroundings:
     return dataclasses.replace(ROOMY, **changes)
 
 
+def test_space_is_told_in_the_unit_that_fits(data):
+    free = {"free_bytes": 48_000_000, "total_bytes": 64_000_000}
+    assert only(data, "space-low", surroundings=near(**free)).what.startswith("48.0 MB of 64.0 MB are free; ")
+
+
 def test_little_space(data):
     assert only(data, "space-low", surroundings=near(free_bytes=100 << 20)).severity == Severity.WARNING
     report = examine(data, block_bytes=1 << 30, clock=Hasty(), surroundings=near(free_bytes=1 << 30))

@@ -290,9 +290,30 @@ def test_a_missing_block_in_the_middle_is_refused_when_it_is_needed(tmp_path):
         (killed_path / name).unlink(missing_ok=True)
     gone = blocks_of(killed_path)[1]
     gone.unlink()
-    with pytest.raises(FolderUnusable, match=r"were in blocks/\d+\.block, which is missing"):
+    with pytest.raises(FolderUnusable, match=r"are in no block, and blocks/\d+\.block is missing"):
         Log(killed_path)
     assert not list(killed_path.glob("ledger-rebuilt*"))
+
+
+def test_flushes_that_are_missing_within_a_block_are_not_blamed_on_files_beside_it(tmp_path):
+    path = tmp_path / "running"
+    log = Log(path, SMALL_BLOCKS)
+    stream = make_stream(log)
+    for number in range(8):
+        append_values(log, stream, b"%d" % number * 20_000)
+    killed_path = killed(log, path, tmp_path / "killed")
+    lose_ledger(killed_path)
+    first, second, third, *_ = blocks_of(killed_path)
+    content = first.read_bytes(), third.read_bytes()
+    # The end of the first block is gone; that the second is too is another matter.
+    first.write_bytes(content[0][: len(content[0]) // 2])
+    with pytest.raises(FolderUnusable, match=f"are missing or damaged in blocks/{first.name}") as error:
+        Log(killed_path)
+    assert second.name not in str(error.value)
+    first.write_bytes(content[0])
+    second.unlink()
+    with pytest.raises(FolderUnusable, match=f"are in no block, and blocks/{second.name} is missing"):
+        Log(killed_path)
 
 
 def test_a_missing_block_that_the_ledger_has_applied_costs_its_records_only(tmp_path):

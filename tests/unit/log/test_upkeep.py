@@ -13,7 +13,7 @@ from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.registry import compatibility
 from mainstem.testing.disk import FailingDisk
-from tests.unit.log.keeping import HOUR, SECOND_US, Keeping, damage, marker, pass_time
+from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
@@ -375,6 +375,28 @@ def test_what_was_sent_twice_is_erased_twice(keeping):
     assert outcome.duplicate
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
     pass_time(keeping, 1_000)
+    assert not keeping.on_disk(secret)
+
+
+def test_what_is_sent_again_after_an_erasure_and_a_restart_goes_too(keeping):
+    """The second copy has no row; that its stream had an erasure is known from the offsets without a record."""
+    stream = keeping.create()
+    secret = marker(1)
+    batch = make_keyed_batch([(b"secret", secret, keeping.clock.now_us())], stream=stream, producer=7)
+    keeping.write(stream, (b"a", marker(2)))
+    append(keeping.log, batch)
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
+    pass_time(keeping, 1_000)
+    assert not keeping.on_disk(secret)
+    keeping.reopen()
+    keeping.write(stream, (b"a", marker(3)))
+    (outcome,) = append(keeping.log, batch)
+    assert isinstance(outcome, Appended)
+    assert outcome.duplicate
+    for number in range(100, 150):
+        keeping.write(stream, (b"a", marker(number)))
+    assert keeping.on_disk(secret)
+    pass_time(keeping, DAY + 1_000)
     assert not keeping.on_disk(secret)
 
 

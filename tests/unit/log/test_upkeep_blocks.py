@@ -54,6 +54,32 @@ def test_what_is_alive_in_a_block_that_is_mostly_dead_moves(keeping):
     assert keeping.rebuilt() == list(keeping.all())
 
 
+def test_many_entries_of_a_block_are_looked_up_some_at_a_time(keeping, monkeypatch):
+    monkeypatch.setattr(upkeep, "_PAGE_ROWS", 7)
+    streams = [keeping.create("a", shards=3), keeping.create("b")]
+    for number in range(40):
+        keeping.write(streams[0], (b"k", marker(number)), shard=number % 3)
+        keeping.write(streams[1], (b"k", marker(number)))
+    keeping.roll()
+    (block,) = {entry.block for stream in streams for entry in keeping.entries(stream)}
+    seen = [keeping.read(streams[0], shard=shard) for shard in range(3)], keeping.read(streams[1])
+    asked: list[int] = []
+    found = keeping.log._upkeep_ledger.entries_in
+
+    def noted(*place):
+        entries = found(*place)
+        asked.append(len(entries))
+        return entries
+
+    monkeypatch.setattr(keeping.log._upkeep_ledger, "entries_in", noted)
+    for _ in keeping.log.upkeep._rewrite({block}):
+        pass
+    assert max(asked) == 7
+    assert sum(asked) == 80
+    assert block not in {entry.block for stream in streams for entry in keeping.entries(stream)}
+    assert ([keeping.read(streams[0], shard=shard) for shard in range(3)], keeping.read(streams[1])) == seen
+
+
 def test_a_block_that_is_mostly_alive_moves_when_the_time_is_over(keeping):
     stream = keeping.create()
     fill(keeping, stream, 10)

@@ -11,6 +11,7 @@ from mainstem.core.limits import RECEIVE_SHARE_BYTES
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
 from mainstem.server.session import Session
+from mainstem.server.sockets import address_of, bind
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.loop import new_loop
 from mainstem.transport.wire import Hello, Kind, Message, MessageReader, pack
@@ -96,7 +97,9 @@ async def serving(path: Path, **settings: Any) -> AsyncIterator[Rig]:
     clock = SimulatedClock()
     chosen = Settings(data=path / "data", listen=Address("127.0.0.1", 0), **settings)
     server = Server(chosen, name="test", clock=clock)
-    rig = Rig(server, clock, await server.start())
+    sockets = bind(Address("127.0.0.1", 0))
+    await server.start(sockets)
+    rig = Rig(server, clock, address_of(sockets))
     try:
         yield rig
     finally:

@@ -8,21 +8,22 @@ import pytest
 
 from mainstem.core.kinds import Address
 from mainstem.server.health import HttpListener
+from mainstem.server.sockets import bind
 
 
 @pytest.mark.parametrize(
-    ("is_ready", "is_disk_full", "code", "body"),
+    ("is_ready", "is_disk_full", "damage", "code", "body"),
     [
-        (True, False, 200, {"status": "ready"}),
-        (False, False, 503, {"status": "stopping"}),
+        (True, False, "", 200, {"status": "ready"}),
+        (False, False, "", 503, {"status": "stopping"}),
         # Out of service it could neither be read nor be trimmed.
-        (True, True, 200, {"status": "ready", "disk": "full"}),
+        (True, True, "", 200, {"status": "ready", "disk": "full"}),
+        (True, False, "ledger.db is\ndamaged", 503, {"status": "damaged", "reason": r"ledger.db is\ndamaged"}),
     ],
 )
-def test_a_server_with_a_full_disk_is_ready_and_says_so(is_ready, is_disk_full, code, body):
-    listener = HttpListener(Address("127.0.0.1", 0), lambda: is_ready, lambda: "", lambda: is_disk_full)
-    try:
+def test_whether_a_server_is_ready(is_ready, is_disk_full, damage, code, body):
+    [bound] = bind(Address("127.0.0.1", 0))
+    with bound:
+        listener = HttpListener([bound], lambda: is_ready, lambda: "", lambda: is_disk_full, lambda: damage)
         response = asyncio.run(listener._readyz(cast("Any", None)))
-    finally:
-        listener._socket.close()
     assert (response.status_code, json.loads(bytes(response.body))) == (code, body)

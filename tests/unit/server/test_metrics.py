@@ -14,6 +14,7 @@ from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.log import Log
 from mainstem.server.health import HttpListener
 from mainstem.server.metrics import HISTOGRAM, METRICS, OTHER_METRICS, STREAM_METRICS, Exposition, _labels
+from mainstem.server.sockets import address_of, bind
 from tests.unit.log.parts import append_values, make_stream
 from tests.unit.server.exposition import lint, parse
 from tests.unit.server.parts import run, serving
@@ -167,10 +168,11 @@ async def get(address: str, path: str) -> tuple[str, str]:
 
 
 async def listening(gather, test) -> None:
-    listener = HttpListener(Address("127.0.0.1", 0), lambda: True, gather)
+    sockets = bind(Address("127.0.0.1", 0))
+    listener = HttpListener(sockets, lambda: True, gather)
     task = asyncio.ensure_future(listener.serve())
     try:
-        await test(listener.address)
+        await test(address_of(sockets))
     finally:
         listener.stop()
         await task

@@ -6,12 +6,14 @@ is tried first, as nearly every batch passes; only a batch with such a row is lo
 
 import re
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mainstem.core.layouts import FEW
 from mainstem.core.predicate.families import Family, family_of, storage_type, unit_ns
 
 _INT64_MIN: Final = -(1 << 63)
@@ -292,17 +294,19 @@ def to_timestamp(values: Any) -> Any:
     """Moments; text without a zone is UTC."""
     if family_of(values.type) is not Family.TEXT:
         return convert(values, pa.timestamp("us", "UTC")) if family_of(values.type) is Family.DATE else values
-    if len(values) == 1 and not values.null_count:
-        return pa.array([_complete(values[0].as_py())], pa.string()).cast(pa.timestamp("us", "UTC"))
+    if len(values) <= FEW:
+        texts = [None if text is None else _complete(text) for text in values.to_pylist()]
+        return pa.array(texts, pa.string()).cast(pa.timestamp("us", "UTC"))
     values = _matching(pc.utf8_trim(values, " "), _MOMENT)
     is_day = pc.equal(pc.binary_length(values), len("2026-01-31"))
-    has_zone = pc.and_(pc.invert(is_day), _match(values, f".*{_ZONE}"))
+    behind = pc.utf8_slice_codeunits(values, len("2026-01-31"), None)
+    has_zone = reduce(pc.or_, (pc.match_substring(behind, sign) for sign in ("Z", "+", "-")))
     missing = pc.if_else(is_day, " 00:00Z", pc.if_else(has_zone, "", "Z"))
     return pc.binary_join_element_wise(values, missing, "").cast(pa.timestamp("us", "UTC"))
 
 
 def _complete(text: str) -> str | None:
-    """The same for one text, as a constant is: Arrow would take longer to prepare its work than to do it."""
+    """The same for one text: for few of them Arrow would take longer to prepare its work than to do it."""
     found = re.fullmatch(_MOMENT, text := text.strip(" "))
     if found is None or found["zone"]:
         return None if found is None else text
@@ -315,7 +319,8 @@ def _matching(values: Any, pattern: str) -> Any:
 
 
 def _match(values: Any, pattern: str) -> Any:
-    if len(values) != 1 or values.null_count:
+    if len(values) > FEW:
         return pc.match_substring_regex(values, rf"\A(?:{pattern})\z")
     # See `_complete`.
-    return pa.array([re.fullmatch(pattern, values[0].as_py()) is not None])
+    matches = re.compile(pattern).fullmatch
+    return pa.array([None if text is None else matches(text) is not None for text in values.to_pylist()], pa.bool_())

@@ -104,6 +104,8 @@ class Applier:
         # Every shard that was ever written. Other threads read it; only the applying thread changes it.
         self._shards: dict[ShardKey, ShardRow] = dict(ledger.list_shards())
         self._producers: OrderedDict[ProducerKey, ProducerRow] = OrderedDict()
+        # How often a shard lost records between others since this applier began.
+        self._thinned: dict[ShardKey, int] = {}
         # The block that was touched last: nearly always the one that grows.
         self._block: BlockRow | None = None
         self._stream_id_max = ledger.stream_id_max()
@@ -140,6 +142,10 @@ class Applier:
 
     def shard(self, key: ShardKey) -> ShardRow:
         return self._shards.get(key, _NEVER_WRITTEN)
+
+    def times_thinned(self, key: ShardKey) -> int:
+        """Changes whenever other offsets of a shard have no record than before."""
+        return self._thinned.get(key, 0)
 
     def producer(self, key: ProducerKey) -> ProducerRow | None:
         row = self._producers.get(key)
@@ -196,12 +202,15 @@ class Applier:
             self._generations[generation.stream] = (*self.generations(generation.stream), generation)
         self._remember_streams(changes)
         self._shards.update(changes.shards)
+        for key in changes.thinned:
+            self._thinned[key] = self._thinned.get(key, 0) + 1
         for stream in changes.forgotten_streams:
             row = self._streams.pop(stream)
             self._generations.pop(stream, None)
             self._schemas_of.pop(stream, None)
             for shard in range(row.shards):
                 self._shards.pop((stream, shard), None)
+                self._thinned.pop((stream, shard), None)
         for block in changes.blocks.values():
             self._block = block
         if self._block is not None and self._block.id in changes.forgotten_blocks:
@@ -209,9 +218,9 @@ class Applier:
         if changes.forget_producers_before_us:
             self._producers.clear()
         producers = self._producers
-        for key, producer in changes.producers.items():
-            producers[key] = producer
-            producers.move_to_end(key)
+        for identity, producer in changes.producers.items():
+            producers[identity] = producer
+            producers.move_to_end(identity)
         while len(producers) > _PRODUCERS_CACHED_MAX:
             producers.popitem(last=False)
 
@@ -567,6 +576,8 @@ class _Step:
         for old in found:
             self._bury(command.stream, old.block, old.length, command.rewrite_us)
         self._changes.entries += made
+        if sum(entry.count for entry in made) != sum(old.count for old in found):
+            self._changes.thinned.add(key)
         added = sum(entry.length for entry in made)
         if added:
             self._live[self._flush.block] = self._live.get(self._flush.block, 0) + added

@@ -164,6 +164,8 @@ class Changes:
     forget_producers_ids: tuple[int, int] = (0, 0)
     # Rows of entries that go before those of this flush come: (stream, shard, from this base, to before that one).
     dropped: list[tuple[int, int, int, int]] = field(default_factory=list)
+    # Shards of which other offsets have no record than before. Of use to caches only: it follows from the entries.
+    thinned: set[ShardKey] = field(default_factory=set)
     # Bytes of a stream in a block that nothing points to any more: to be added up.
     dead: dict[tuple[int, int], int] = field(default_factory=dict)
     forgotten_blocks: list[int] = field(default_factory=list)
@@ -235,6 +237,11 @@ class LedgerReader(Protocol):
 
     def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
         """Of the rows that end at `before` or below, the first `limit`; all if that is negative."""
+        ...
+
+    def missing_records(self, stream: int, shard: int) -> int:
+        """How many offsets from the start of a shard on have no record: they were compacted away, or erased. Where the
+        start stands within an entry, which of its records are left is not known, and its share is taken."""
         ...
 
     def list_blocks(self) -> Sequence[BlockRow]: ...

@@ -121,6 +121,12 @@ class MemoryLedger:
             blocks[entry.block] += entry.length
         return OldestEntries(len(first), first[-1].end if first else 0, dict(blocks))
 
+    def missing_records(self, stream: int, shard: int) -> int:
+        with self._lock:
+            start = self.load_shard(stream, shard).start
+            entries = [entry for entry in self._entries[stream, shard] if entry.end > start]
+        return sum((each.span - each.count) * (each.end - max(each.base, start)) // each.span for each in entries)
+
     def list_blocks(self) -> list[BlockRow]:
         with self._lock:
             return [self._blocks[block] for block in sorted(self._blocks)]

@@ -267,6 +267,8 @@ class SqliteLedgerReader:
         self._lock = threading.Lock()
         self._inode = _inode_of(path)
         self._replaced = 0
+        # Told of damage that a read meets, before the reader is. It must not wait.
+        self.on_damage: Callable[[LedgerDamaged], None] = lambda error: None
         self._db = self._connect()
 
     def _connect(self) -> apsw.Connection:
@@ -422,11 +424,25 @@ class SqliteLedgerReader:
         blocks = {row[0]: row[1] for row in rows}
         return OldestEntries(sum(row[2] for row in rows), max((row[3] for row in rows), default=0), blocks)
 
-    def entries_in(self, stream: int, blocks: Sequence[int]) -> list[Entry]:
-        """All entries of a stream that point into these blocks, in the order of shards and offsets."""
+    def missing_records(self, stream: int, shard: int) -> int:
+        start = self.load_shard(stream, shard).start
+        sql = (
+            "SELECT coalesce(sum((span - count) * (base + span - max(base, ?3)) / span), 0) FROM entries "
+            "WHERE stream = ?1 AND shard = ?2 AND base >= coalesce("
+            "(SELECT max(base) FROM entries WHERE stream = ?1 AND shard = ?2 AND base <= ?3), 0) "
+            "AND base + span > ?3 AND count < span"
+        )
+        return int(self._rows(sql, (stream, shard, start))[0][0])
+
+    def entries_in(self, stream: int, blocks: Sequence[int], after: tuple[int, int], limit: int) -> list[Entry]:
+        """The first entries of a stream behind shard and offset `after` that point into these blocks, in the order of
+        shards and offsets."""
         marks = ",".join("?" * len(blocks))
-        sql = f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE stream = ? AND block IN ({marks}) ORDER BY shard, base"
-        return [_entry(row) for row in self._rows(sql, (stream, *blocks))]
+        sql = (
+            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE stream = ? AND (shard, base) > (?, ?) AND block IN ({marks}) "
+            "ORDER BY shard, base LIMIT ?"
+        )
+        return [_entry(row) for row in self._rows(sql, (stream, *after, *blocks, limit))]
 
     def blocks_in_use(self, blocks: Sequence[int]) -> set[int]:
         """Those of these blocks that entries point into. Looks at every entry."""
@@ -469,10 +485,14 @@ class SqliteLedgerReader:
             self._db.close()
 
     def _rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._lock, _Translated(self.path):
-            if self._read_only:
-                self._follow()
-            return list(self._db.execute(sql, bindings))
+        try:
+            with self._lock, _Translated(self.path, self._db):
+                if self._read_only:
+                    self._follow()
+                return list(self._db.execute(sql, bindings))
+        except LedgerDamaged as error:
+            self.on_damage(error)
+            raise
 
     def _value(self, sql: str) -> Any:
         rows = self._rows(sql)
@@ -550,7 +570,7 @@ class SqliteLedger(SqliteLedgerReader):
         found = self._format()
         if found == LEDGER_FORMAT:
             return
-        with self._lock, _Translated(self.path):
+        with self._lock, _Translated(self.path, self._db):
             with self._db:
                 for older in range(found, LEDGER_FORMAT):
                     self._db.execute(_UPGRADES[older])
@@ -573,7 +593,7 @@ class SqliteLedger(SqliteLedgerReader):
         return apsw.SQLITE_OK
 
     def store(self, changes: Changes) -> None:
-        with self._lock, _Translated(self.path):
+        with self._lock, _Translated(self.path, self._db):
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 self._store(changes)
@@ -651,7 +671,7 @@ class SqliteLedger(SqliteLedgerReader):
         The WAL is left as it is, and written from its beginning by the next commit: a database file that a checkpoint
         was writing to, beside a WAL without a frame, is never what this leaves.
         """
-        with self._lock, _Translated(self.path):
+        with self._lock, _Translated(self.path, self._db):
             self._verify_wal()
             # Readers hold it up for moments only; one that was stopped in the middle must not hold up commits.
             self._db.set_busy_timeout(_CHECKPOINT_BUSY_MS)
@@ -727,19 +747,28 @@ class _Translated:
     """Turns SQLite's errors about bytes on disk into LedgerDamaged, those about room into what the system says when
     there is none, and a connection closed meanwhile into Closed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, db: apsw.Connection | None = None) -> None:
         self._path = path
+        self._db = db
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            return
         if isinstance(error, apsw.ConnectionClosedError):
             raise Closed("the log was closed") from error
-        if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _NO_ROOM:
+        if self._is_lack_of_room(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
         if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.IOError | apsw.SQLError | apsw.CantOpenError):
             raise LedgerDamaged(
                 f"{self._path.name} is damaged ({error}); the next start of a writer rebuilds it from the blocks, or: "
                 "mainstem doctor --rebuild"
             ) from error
+
+    def _is_lack_of_room(self, error: Any) -> bool:
+        if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _NO_ROOM:
+            return True
+        # SQLite knows a full disk, but takes a quota that is used up for a broken one.
+        return isinstance(error, apsw.IOError) and self._db is not None and self._db.system_errno == errno.EDQUOT

@@ -355,6 +355,36 @@ def test_what_is_refused(text, message):
     assert message in str(refused.value)
 
 
+def test_decimals_that_arrow_cannot_compute_with_are_refused():
+    with pytest.raises(InvalidPredicate, match="negative scale"):
+        Predicate.parse("x = 100").bind(pa.schema([("x", pa.decimal128(5, -2))]))
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_texts_are_read_alike_however_many_there_are(count):
+    """Few are matched one by one, many at once."""
+    texts = [
+        "2024-02-29",
+        "2023-02-29",
+        " 2024-02-29 10:00Z",
+        "2024-02-29T12:00+02:00",
+        "x",
+        "2024-02-29 10:00:00.5",
+        None,
+    ]
+    said = ["2024-02-29", None, "2024-02-29 10:00", "2024-02-29 10:00", None, "2024-02-29 10:00:00.5", None]
+    for text, expected in zip(texts, said, strict=True):
+        rows = pa.RecordBatch.from_pydict({"text": pa.array([text] * count, pa.string())})
+        right = f"TIMESTAMP '{expected}'" if expected else "NULL"
+        bound = Predicate.parse(f"CAST(text AS TIMESTAMP) IS NOT DISTINCT FROM {right}").bind(rows.schema)
+        assert bound.mask(rows).to_pylist() == [True] * count
+    for text, number in (("12", 12), ("+7", 7), ("1.5", None), ("", None), ("9" * 19, None), (None, None)):
+        rows = pa.RecordBatch.from_pydict({"text": pa.array([text] * count, pa.string())})
+        right = "NULL" if number is None else number
+        bound = Predicate.parse(f"CAST(text AS BIGINT) IS NOT DISTINCT FROM {right}").bind(rows.schema)
+        assert bound.mask(rows).to_pylist() == [True] * count
+
+
 def test_names_that_differ_in_capitals_only_must_be_exact():
     schema = pa.schema([("a", pa.int64()), ("A", pa.int64()), ("order", pa.int64()), ("timestamp", pa.int64())])
     assert Predicate.parse("A = 1").bind(schema).columns == ("A",)
