@@ -86,6 +86,8 @@ g = 0.1                                        TFF.
 g = 0                                          FFT.
 g < 1e-1                                       FFT.
 g IN (0, 1, 2, 3, 4)                           FFT.
+g IN (0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16) FFT.
+tiny NOT IN (1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,NULL,127) F.F.
 cents = 1.5                                    TFF.
 cents > 1.499                                  TFF.
 cents = 1.501                                  FFF.
