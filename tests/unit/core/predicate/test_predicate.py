@@ -382,7 +382,7 @@ def test_texts_are_read_alike_however_many_there_are(count):
         assert bound.mask(rows).to_pylist() == [True] * count
     for text, number in (("12", 12), ("+7", 7), ("1.5", None), ("", None), ("9" * 19, None), (None, None)):
         rows = pa.RecordBatch.from_pydict({"text": pa.array([text] * count, pa.string())})
-        right = "NULL" if number is None else number
+        right = "NULL" if number is None else str(number)
         bound = Predicate.parse(f"CAST(text AS BIGINT) IS NOT DISTINCT FROM {right}").bind(rows.schema)
         assert bound.mask(rows).to_pylist() == [True] * count
 
