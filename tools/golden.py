@@ -236,8 +236,7 @@ class Filler:
             command = CreateStream(identity, name, 2, "crc32", RETENTION_US, now, **options)  # type: ignore[arg-type]
             self._streams[name] = log.execute(command).stream
         self._append_rows(0, first)
-        command = SetSchema(self._streams["rows"], second.serialized, second.fingerprint, 2, now, "full")
-        log.execute(command)
+        log.execute(SetSchema(self._streams["rows"], second.serialized, second.fingerprint, 2, now, "full"))
         self._append_rows(1, second)
         self._append_rows(2, first)
         self._create("wider", 1)
@@ -251,7 +250,9 @@ class Filler:
                 log.execute(AlterStream(self._streams["wider"], shards=shards))
 
     def _append_rows(self, turn: int, schema: Any) -> None:
-        """A batch of rows for each shard: plain, with headers, with times, compressed."""
+        """A batch of rows for each shard: plain, with headers, compressed, with statistics."""
+        from mainstem.core.statistics import collect
+
         draw, now = self._random, self._clock.now_us()
         for shard in range(2):
             count = 20
@@ -274,6 +275,7 @@ class Filler:
                 layout=encoded.layout, schema_id=self._schema_id(schema), raw_len=encoded.raw_len,
                 stored_len=len(encoded.payload), payload_crc=crc32c(encoded.payload), producer=PRODUCERS[0],
                 producer_epoch=0, sequence=turn, generation=0, time_low=now, time_high=now,
+                statistics=collect(batch, index=["id", "city"], times=(now, now)) if turn == 2 else b"",
             )  # fmt: skip
             self._append_forgotten([Batch(header, encoded.payload)])
 

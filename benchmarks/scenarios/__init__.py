@@ -11,6 +11,7 @@ from benchmarks.scenarios import (
     memory,
     merger,
     produce,
+    rows,
     send_batch,
     upkeep,
 )
@@ -29,6 +30,7 @@ _MODULES = (
     fanout,
     memory,
     opening,
+    rows,
     upkeep,
     merger,
     delete,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from mainstem.core.errors import (
     UnknownProducer,
     UnknownStream,
 )
+from mainstem.core.statistics import collect, summary
 from mainstem.log.flush import (
     AlterStream,
     Appended,
@@ -144,6 +146,15 @@ def test_totals(ledger):
     ledger.store(changes(1, blocks=blocks, dead={(7, 1): 10, (7, 2): 20, (8, 2): 5}))
     assert ledger.block_totals() == BlockTotals(2, 2**62, 1000, growing=(1,))
     assert ledger.dead_totals() == {7: 30, 8: 5}
+
+
+def test_the_bytes_of_statistics_are_what_the_summaries_say(ledger):
+    known = collect(None, key=pa.array([b"key"]), times=(1, 2))
+    entries = [entry(0, 2, statistics=summary(known)), entry(2, 2), entry(4, 1, shard=1, statistics=summary(known))]
+    ledger.store(changes(1, entries=[*entries, entry(0, 1, stream=2, statistics=summary(known))]))
+    assert ledger.statistics_bytes(1) == 2 * len(known)
+    assert ledger.statistics_bytes(2) == len(known) > len(summary(known))
+    assert ledger.statistics_bytes(3) == 0
 
 
 def test_a_row_stored_again_replaces_the_one_before(ledger):

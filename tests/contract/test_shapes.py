@@ -257,6 +257,16 @@ def test_shards_only_become_more_up_to_the_limit(log, shards):
     assert list(log.ledger.load_generations(stream)) == []
 
 
+def test_a_compacted_stream_keeps_its_shards(log):
+    """Its shards are compacted one by one: a tombstone that goes must not leave an older record in another one."""
+    stream = log.create()
+    log.run(AlterStream(stream, cleanup="compact"))
+    assert isinstance(log.refused(AlterStream(stream, shards=2)), InvalidRequest)
+    assert log.run(AlterStream(stream, cleanup="delete", shards=2)) == [Done(stream)]
+    assert "keeps the number of shards" in str(log.refused(AlterStream(stream, cleanup="compact,delete")))
+    assert log.ledger.load_stream(stream).cleanup == "delete"
+
+
 def test_a_stream_has_a_limit_of_barriers(log):
     stream = log.create(shards=SHARDS_PER_STREAM_MAX - 3)
     log.run(AlterStream(stream, shards=SHARDS_PER_STREAM_MAX - 2))

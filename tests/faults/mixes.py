@@ -1,7 +1,8 @@
 """Random mixes of everything that changes a log, against a model in memory that knows nothing of blocks and entries.
 
 One trial is one folder and some dozens of steps in random order: streams come and go, records are written (some twice,
-as a producer does that heard no answer), trimmed, erased and compacted, time passes, upkeep does a few of its steps,
+as a producer does that heard no answer), trimmed, erased and compacted, streams get schemas and more shards, time
+passes, upkeep does a few of its steps,
 the process is killed at some operation of its disk, also in the middle of a step of upkeep, and starts again. After
 every kill and at the end everything is read and compared; at the end also
 
@@ -21,15 +22,26 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import apsw
+import pyarrow as pa
 
 from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import MainstemError
 from mainstem.core.identity import new_stream_uuid
+from mainstem.core.schema import Schema
 from mainstem.log.batcher import Submission
 from mainstem.log.contents import Contents
-from mainstem.log.flush import AlterStream, Appended, CreateStream, DeleteStream, Outcome, Rejected, TrimShard
+from mainstem.log.flush import (
+    AlterStream,
+    Appended,
+    CreateStream,
+    DeleteStream,
+    Outcome,
+    Rejected,
+    SetSchema,
+    TrimShard,
+)
 from mainstem.log.ledger.base import Entry, ShardKey, StreamRow
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.replacement import records_of
@@ -82,6 +94,11 @@ class _Stream:
     cleanup: str
     retention_us: int
     shards: list[_Shard]
+    # Versions of its schema, and where the shards ended when they became more.
+    versions: int = 0
+    barriers: list[list[int]] = field(default_factory=list)
+    maybe_versions: int = 0
+    maybe_shards: int = 0
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -158,6 +175,8 @@ class _Mix:
             + [self._erase] * 2
             + [self._delete] * 1
             + [self._alter] * 1
+            + [self._set_schema] * 2
+            + [self._reshard] * 2
             + [self._crash] * 2
         )
         self._create()
@@ -234,7 +253,7 @@ class _Mix:
     def _append(self, stream: _Stream, shard: int, records: list[Record]) -> None:
         key = (stream.id, shard)
         sequence = self._sequences.get(key, 0)
-        batch = _batch(stream.id, shard, sequence, records)
+        batch = _batch(stream.id, shard, sequence, records, len(stream.barriers))
         model = stream.shards[shard]
         model.maybe = records
         outcome = self._submit(batch)
@@ -311,6 +330,26 @@ class _Mix:
         stream.retention_us = retention_us
         self._log.execute(AlterStream(stream.id, retention_us))
 
+    def _set_schema(self) -> None:
+        if not self._streams:
+            return
+        stream = self._rng.choice(list(self._streams.values()))
+        schema = Schema(pa.schema([(f"column_{self._rng.randrange(6)}", pa.int64())]))
+        stream.maybe_versions = stream.versions + 1
+        now_us = self._clock.now_us()
+        self._log.execute(SetSchema(stream.id, schema.serialized, schema.fingerprint, stream.maybe_versions, now_us))
+        stream.versions = stream.maybe_versions
+
+    def _reshard(self) -> None:
+        streams = [stream for stream in self._streams.values() if stream.cleanup == "delete"]
+        if not streams:
+            return
+        stream = self._rng.choice(streams)
+        stream.maybe_shards = len(stream.shards) + self._rng.randrange(1, 4)
+        self._log.execute(AlterStream(stream.id, shards=stream.maybe_shards))
+        stream.barriers.append([shard.next for shard in stream.shards])
+        stream.shards += [_Shard() for _ in range(stream.maybe_shards - len(stream.shards))]
+
     def _pass_time(self) -> None:
         self._clock.advance(self._rng.choice((1.0, 40.0, 700.0, 4_000.0, _DAY)))
 
@@ -341,6 +380,7 @@ class _Mix:
                 del self._streams[self._maybe_deleted]
             self._maybe_deleted = None
         for stream in self._streams.values():
+            self._settle_shape(stream)
             for number, model in enumerate(stream.shards):
                 row_ = self._log.ledger.load_shard(stream.id, number)
                 if model.maybe and row_.next == model.next + len(model.maybe):
@@ -349,8 +389,25 @@ class _Mix:
                 if row_.start >= model.maybe_start:
                     model.start = max(model.start, model.maybe_start)
 
+    def _settle_shape(self, stream: _Stream) -> None:
+        row = self._log.ledger.load_stream(stream.id)
+        assert row is not None, f"{stream.name} is missing"
+        if row.schema_version == stream.maybe_versions:
+            stream.versions = row.schema_version
+        if row.shards == stream.maybe_shards > len(stream.shards):
+            stream.barriers.append([shard.next for shard in stream.shards])
+            stream.shards += [_Shard() for _ in range(row.shards - len(stream.shards))]
+
     def _compare(self, when: str) -> None:
         for stream in self._streams.values():
+            row = self._log.ledger.load_stream(stream.id)
+            versions = [version.version for version in self._log.ledger.load_versions(stream.id)]
+            barriers = [list(change.barriers) for change in self._log.ledger.load_generations(stream.id)]
+            if row is None or row.shards != len(stream.shards) or barriers != stream.barriers:
+                self.wrong.append(f"{when}: {stream.name} has barriers {barriers}, not {stream.barriers}")
+                continue
+            if versions != list(range(1, stream.versions + 1)) or row.schema_version != stream.versions:
+                self.wrong.append(f"{when}: {stream.name} has versions {versions}, not 1 to {stream.versions}")
             for number, model in enumerate(stream.shards):
                 for text in self._differences(stream, number, model):
                     self.wrong.append(f"{when}: {stream.name} ({stream.cleanup}) shard {number}: {text}")
@@ -477,7 +534,7 @@ class _Mix:
                 self.wrong.append(f"a rebuilt ledger differs in {table}: {_first_difference(rows, after[table])}")
 
 
-def _batch(stream: int, shard: int, sequence: int, records: Sequence[Record]) -> Batch:
+def _batch(stream: int, shard: int, sequence: int, records: Sequence[Record], generation: int) -> Batch:
     times = [record[2] for record in records]
     built = layouts.build([record[1] for record in records], [record[0] for record in records], None, times)
     encoded = payload.encode(built, "lz4")
@@ -494,7 +551,7 @@ def _batch(stream: int, shard: int, sequence: int, records: Sequence[Record]) ->
         7,
         0,
         sequence,
-        0,
+        generation,
         min(times),
         max(times),
     )
@@ -563,7 +620,10 @@ def books(log: Log) -> Iterator[str]:
 
 
 def _dump(path: Path) -> dict[str, list[Any]]:
-    tables = ("streams", "shards", "blocks", "entries", "producers", "dead", "restored")
+    tables = (
+        "streams", "shards", "blocks", "entries", "producers", "dead", "restored", "schemas", "stream_schemas",
+        "generations",
+    )  # fmt: skip
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         found = {table: sorted(db.execute(f"SELECT * FROM {table}")) for table in tables}

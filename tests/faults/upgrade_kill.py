@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mainstem.core.errors import MainstemError
+from mainstem.log.folder import FORMAT
 from mainstem.log.ledger.sqlite import format_without_wal
 from mainstem.log.log import Log
 from mainstem.testing import planted
@@ -65,7 +66,7 @@ def _wrong(folder: Path) -> list[str]:
         wrong = _wrong_records(folder)
     except MainstemError as error:
         return [f"refused: {error}"]
-    if json.loads((folder / "mainstem.json").read_text())["format"] != 2:
+    if json.loads((folder / "mainstem.json").read_text())["format"] != FORMAT:
         wrong.append("it does not say its format")
     return wrong + [f"{golden.BACKUP}: {text}" for text in _wrong_backup(folder / golden.BACKUP)]
 

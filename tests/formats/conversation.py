@@ -35,6 +35,8 @@ STREAM_FIELDS = (
     "id", "uuid", "name", "shards", "hash", "generation", "retention_us", "created_us", "starts", "ends", "bytes",
     "epoch",
 )  # fmt: skip
+# And of a record.
+RECORD_FIELDS = ("value", "key", "shard", "offset", "timestamp_us", "headers")
 PRODUCER = 4_711
 
 
@@ -198,7 +200,9 @@ def _follow(hub: Hub, stream: int) -> dict[str, Any]:
 
 def _summary(records: Sequence[Any]) -> dict[str, Any]:
     # Shards take turns as it happens; within each the order counts.
-    digest = hashlib.sha256(msgspec.msgpack.encode(sorted(records, key=lambda record: (record.shard, record.offset))))
+    ordered = sorted(records, key=lambda record: (record.shard, record.offset))
+    fields = [{name: getattr(record, name) for name in RECORD_FIELDS} for record in ordered]
+    digest = hashlib.sha256(msgspec.msgpack.encode(fields))
     return {"records": len(records), "digest": digest.hexdigest()}
 
 

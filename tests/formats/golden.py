@@ -29,7 +29,7 @@ OPTIONS = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_b
 BACKUP = f"before-format-{FORMAT}"
 
 # What later formats say of a stream, and what streams of earlier ones have.
-_LATER = (
+_LATER: tuple[tuple[str, Any], ...] = (
     ("retention_bytes", 0),
     ("cleanup", "delete"),
     ("tombstone_us", 0),

@@ -49,7 +49,7 @@ from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
 # Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
-RECORDED = (1, 2)
+RECORDED = (1, 2, 3)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
@@ -468,6 +468,8 @@ def test_a_client_that_expects_no_new_shards_is_told_to_open_anew(tmp_path, vers
             await client.send(Kind.HELLO, 1, Hello(1, version, "test"))
             assert (await client.next()).header.version == version
             await client.send(Kind.SUBSCRIBE, 3, Subscribe(stream, [0], None, 1 << 20))
+            await client.send(Kind.CALL, 4, GetStreamCall("wider"))
+            assert (await client.next()).kind == Kind.ANSWER
             log.execute(AlterStream(stream, shards=2))
             for shard in (0, 1):
                 batch = golden.numbered(stream, shard, 77, 0, 4)

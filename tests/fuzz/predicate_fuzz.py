@@ -33,6 +33,17 @@ _SEEDS = (
     "f64 % f64 = 0 OR f32 / 0 > 1 OR f64 IN (0, 1, 2, 3, 4, 5) OR 1e308 * f64 > 0",
     "small IN (1, 2, 3, NULL) AND n8 NOT BETWEEN -1 AND 200.5",
 )
+# What takes longest to bind and to evaluate for the words that it has.
+_COSTLY = (
+    "name::timestamp > moment",
+    "name::bigint > 1",
+    "moment > '2024-01-01 10:00'",
+    "DATE '2024-01-01' = DATE '2024-02-01'",
+    "name ILIKE 'a_b%c'",
+    "2.5 * 3 > 1",
+    "CASE WHEN yes THEN 1 END = 1",
+    "u64 = n64",
+)
 _ODD = (
     "'",
     '"',
@@ -122,6 +133,7 @@ class Mutator:
                 f"small IN ({', '.join(['1'] * self._chance.choice((10, 490, 30_000)))})",
                 " OR ".join([f"name = '{word.replace(chr(39), '')}'"] * self._chance.choice((10, 240, 5_000))),
                 "+".join(["small"] * many) + " > 1",
+                " AND ".join([self._chance.choice(_COSTLY)] * self._chance.choice((80, 120, 160))),
                 "'" + "x" * self._chance.choice((10, 16_000, 200_000)),
             )
         )

@@ -40,6 +40,7 @@ DOORS = {
     "apsw": ("mainstem.log.ledger",),
     "fastavro": ("mainstem.registry",),
     "rich": ("mainstem.cli",),
+    "sqlglot": ("mainstem.core.predicate",),
     "starlette": ("mainstem.server",),
     "typer": ("mainstem.cli",),
     "uvicorn": ("mainstem.server",),

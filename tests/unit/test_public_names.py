@@ -34,11 +34,11 @@ CLASSES = {
 }
 
 NAMES = {
-    Hub: "close consumer find overview producer statistics streams",
+    Hub: "close consumer find overview producer redrive statistics streams",
     Streams: "alter create delete erase get list trim",
     Producer: "close dropped flush prepare send send_batch send_many",
-    Ack: "add_done_callback chunk done exception index result",
-    BatchAck: "chunks done exception result",
+    Ack: "add_done_callback chunk done exception index result stream",
+    BatchAck: "chunks dead done exception result",
     Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded",
     Record: "headers key offset shard timestamp timestamp_us undecoded value",
     RecordBatch: (
@@ -53,7 +53,7 @@ NAMES = {
         "retention_bytes retention_us shard_records shards starts tombstone_us uuid waiting_bytes"
     ),
     Erasure: "gone_by_us records",
-    ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_full",
+    ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_bad on_full",
 }
 
 CALLS = {
@@ -65,7 +65,7 @@ CALLS = {
     "Hub.find": "(stream, where, *, limit=None, columns=None)",
     "Hub.producer": (
         "(*, acks='durable', batch_bytes=1048576, buffer_bytes=33554432, linger=0.0, delivery_timeout=120.0, "
-        "compression='lz4', on_full='block')"
+        "compression='lz4', on_full='block', on_bad='raise')"
     ),
     "Streams.create": (
         "(name, *, shards=1, retention=None, retention_bytes=0, cleanup='delete', tombstones=None, hash='crc32', "
@@ -75,7 +75,7 @@ CALLS = {
     "Streams.trim": "(name, *, before=None, offset=None, shard=None)",
     "Streams.erase": "(name, key)",
     "Producer.send_many": "(stream, values, keys=None)",
-    "Producer.send_batch": "(stream, data, *, atomic=False)",
+    "Producer.send_batch": "(stream, data, *, atomic=False, infer=False)",
     "Producer.flush": "(timeout=None)",
     "Consumer.poll": "(timeout=0.0)",
     "Consumer.poll_batch": "(timeout=0.0)",

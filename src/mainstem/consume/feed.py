@@ -20,6 +20,8 @@ from mainstem.log.reader import LogReader
 from mainstem.transport.port import ReadCounts
 
 _ENTRIES_FIRST: Final = 4
+# Rows of the ledger that are looked at together where every batch has to be opened.
+_ENTRIES_OPENED: Final = 16
 # For so long one look for records that match goes on; then the reader is told how far it came, and others have a turn.
 _LOOK_SECONDS: Final = 0.05
 
@@ -57,6 +59,8 @@ class Feed:
         self._clock = clock
         self.counts = ReadCounts()
         self._skipped_last: tuple[int, int] | None = None
+        # Whether the last look passed something over.
+        self._skips = True
         self._offsets = _padded(offsets, stream.shards)
         self._ends = None if ends is None else bounded(_padded(ends, stream.shards), generations)
         self._barriers = Barriers(generations)
@@ -218,8 +222,14 @@ class Feed:
             if self._is_held(shard):
                 continue
             try:
+                # Few rows of the ledger if their batches are read, many if they are passed over.
                 batches = self._reader.read(
-                    self.stream, shard, self._offsets[shard], READ_BYTES_MAX, can_skip=self._can_skip
+                    self.stream,
+                    shard,
+                    self._offsets[shard],
+                    READ_BYTES_MAX,
+                    READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED,
+                    can_skip=self._can_skip,
                 )
             except DataLoss as loss:
                 if passed.batches or passed.is_open:
@@ -233,6 +243,7 @@ class Feed:
             batches = self._allowed(shard, batches)
             if not batches:
                 continue
+            self._skips = not batches[0].header.count or not batches[-1].header.count
             for batch in batches:
                 size += self._sift(selection, batch, passed)
             self._advance(shard, batches[-1].end)

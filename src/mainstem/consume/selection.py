@@ -218,7 +218,9 @@ class Selection:
         """For every record of a batch, whether the predicate is true for it."""
         assert self._predicate is not None
         header = fetched.header
-        offsets = fetched.base + _distances(decoded.columns, self.view)
+        offsets: Sequence[int] | np.ndarray = ()
+        if "_offset" in self._predicate.columns:
+            offsets = fetched.base + _distances(decoded.columns, self.view)
         table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
@@ -245,10 +247,13 @@ class Selection:
     ) -> list[FetchedBatch]:
         """Batches of the wanted columns of the records where `mask` is true, which cover the offsets from `base` to
         `end`."""
-        distances = _distances(columns, self.view)
-        if mask is not None:
-            columns, distances = columns.filter(pa.array(mask)), distances[mask]
-        offsets = distances + fetched.base
+        if mask is None:
+            offsets = fetched.base + _distances(columns, self.view)
+        else:
+            places = np.flatnonzero(mask)
+            columns = columns.take(pa.array(places))
+            gaps = ("offset" if self.view.schema is None else "_offset") in columns.schema.names
+            offsets = fetched.base + (_distances(columns, self.view) if gaps else places)
         return self._encode(fetched.header, self._keep(columns), offsets, base, end)
 
     def _keep(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -48,6 +48,8 @@ INDEX_FIELDS_MAX: Final = 8
 # One predicate, as text; together they keep reading any text under 50 ms. The depth counts brackets, CASE and signs.
 PREDICATE_BYTES_MAX: Final = 16 * KIB
 PREDICATE_TOKENS_MAX: Final = 1_000
+# The same without literals and commas, so that a list of values may be long.
+PREDICATE_WORDS_MAX: Final = 500
 PREDICATE_DEPTH_MAX: Final = 32
 # A pattern of LIKE is matched in linear time, and every character of it is a factor.
 PREDICATE_PATTERN_CHARS_MAX: Final = 256
@@ -62,6 +64,8 @@ FORMATTED_BYTES_MAX: Final = 256 * MIB
 # An Avro file that is read: its blocks, and all of it, once they are decompressed.
 AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
 AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
+# A column of a user's table once its dictionary, or its runs, are unpacked.
+UNPACKED_BYTES_MAX: Final = 1024 * MIB
 
 # One flush: what becomes durable together.
 FLUSH_BYTES_MAX: Final = 64 * MIB

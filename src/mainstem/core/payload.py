@@ -251,9 +251,10 @@ def decode_columns(
     codec = _codec_of(encoding)
     _check_raw_len(raw_len)
     message = _message(encoding, raw_len, payload)
-    by_buffer = codec if encoding in _BY_BUFFER else None
-    found = locate(message, shape, None if by_buffer is None else by_buffer.flatbuffer_id, count)
-    parts = _Parts(message, found, by_buffer)
+    if codec is None or encoding not in _BY_BUFFER:
+        whole = _read(message, shape.schema, count)
+        return whole.select([name for name in shape.schema.names if name in names])
+    parts = _Parts(message, locate(message, shape, codec.flatbuffer_id, count), codec)
     arrays, fields = [], []
     for field in shape.schema:
         if field.name in names:
@@ -265,9 +266,9 @@ def decode_columns(
 
 
 class _Parts:
-    """The nodes and buffers of a message, taken column by column in their order. Used once."""
+    """The nodes and compressed buffers of a message, taken column by column in their order. Used once."""
 
-    def __init__(self, message: pa.Buffer, found: Located, codec: "_Codec | None") -> None:
+    def __init__(self, message: pa.Buffer, found: Located, codec: "_Codec") -> None:
         self._message = message
         self._found = found
         self._codec = codec
@@ -302,8 +303,6 @@ class _Parts:
         if not length:
             return _NOTHING
         stored = self._message.slice(self._found.body_at + at, length)
-        if self._codec is None:
-            return stored
         size = _SIZE.unpack_from(stored)[0]
         return stored.slice(8) if size == -1 else self._codec.codec.decompress(stored.slice(8), size)
 

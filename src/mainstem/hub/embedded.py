@@ -1,5 +1,6 @@
 """The log in the user's own process: written by this one, or only read while another writes it."""
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -14,7 +15,16 @@ from mainstem.consume.feed import Feed
 from mainstem.consume.selection import Selections
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, Closed, DiskFull, FolderUnusable, MainstemError, ReadOnly, StreamDeleted
+from mainstem.core.errors import (
+    Busy,
+    Closed,
+    DiskFull,
+    FolderUnusable,
+    InvalidSchema,
+    MainstemError,
+    ReadOnly,
+    StreamDeleted,
+)
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.known_schemas import KnownSchemas
@@ -120,8 +130,10 @@ class LogPort:
 
     def _with_statistics(self, batch: Batch) -> Batch:
         row = self.log.ledger.load_stream(batch.header.stream)
-        # Of a stream that is gone the log says so when it gets the batch.
-        return batch if row is None else Contents.of(row, self.log.schema).described(batch)
+        # If the stream is gone, or never had this schema, the log says so when it gets the batch.
+        with contextlib.suppress(InvalidSchema):
+            return batch if row is None else Contents.of(row, self.log.schema).described(batch)
+        return batch
 
     def _submit_deferred(self) -> None:
         """Hand over in order what the log takes; the rest waits until it has room."""

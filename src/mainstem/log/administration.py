@@ -376,8 +376,7 @@ class Administration(Lookup):
     def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> None:
         _check_columns(schema, row.key, row.index)
         earlier = [self._schemas.get(version.schema_id) for version in self._ledger.load_versions(row.id)]
-        if earlier:
-            self._check_schema(schema, earlier, compatibility)
+        self._check_schema(schema, earlier, compatibility)
 
     def _store_schema(self, row: StreamRow, schema: Schema, compatibility: str | None, *, is_same: bool) -> None:
         if is_same:
@@ -433,6 +432,7 @@ class Administration(Lookup):
         schema = Schema.parse(call.schema) if call.schema else None
         if schema is not None:
             _check_columns(schema, call.key, call.index)
+            self._check_schema(schema, [], call.compatibility)
         elif call.key or call.index:
             raise InvalidSetting("key and index name columns of a schema: give a schema too")
         if self._ledger.stream_named(name) is None:

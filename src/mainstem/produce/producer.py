@@ -625,6 +625,10 @@ class Producer:
             self._epoch += 1
             self._sequences.clear()
         parcel = self._rolled.popleft()
+        for chunk in parcel.chunks:
+            # Decided here, where nothing is in flight that is known to come back: a batch for a new shard is taken
+            # whatever became of those before it, so it must not go out while they are made for the old ones.
+            chunk.stream = self._present(chunk.stream)
         self._in_flight += 1
         self._shipped += 1
         parcel.number = parcel.number or self._shipped
@@ -654,7 +658,6 @@ class Producer:
             if chunk.bases or chunk.error is not None:
                 continue  # of a parcel that came back: this one did not
             try:
-                chunk.stream = self._present(chunk.stream)
                 encoded = chunk.encode(self._sticky, self._options.compression)
             except MainstemError as error:
                 chunk.error = error

@@ -1,16 +1,17 @@
 """Values as Avro stores them: times as whole numbers, decimals as bytes; and the names that Avro allows."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidPayload
-from mainstem.registry.compatibility import is_nested
 from mainstem.registry.dicts import python_values
 from mainstem.registry.texts import as_list, shown_only
+from mainstem.registry.types import is_nested
 
 _DAY_MS: Final = 86_400_000
 
@@ -42,6 +43,11 @@ def to_avro_values(array: pa.Array, *, is_json: bool = False) -> list[Any]:
 
 def from_avro_values(values: Sequence[Any], kind: pa.DataType, *, is_json: bool = False) -> list[Any]:
     """What Avro stored, or wrote as a default, as Arrow takes it for a type."""
+    for is_nest, make_all in _FROM_NESTED:
+        if is_nest(kind):
+            present = [value for value in values if value is not None]
+            made = iter(make_all(present, kind, is_json))
+            return [None if value is None else next(made) for value in values]
     for is_kind, make in _FROM:
         if is_kind(kind):
             return [None if value is None else make(value, kind, is_json) for value in values]
@@ -150,25 +156,34 @@ def _from_days(value: Any, _: pa.DataType, __: bool) -> int:
     return int(value) * _DAY_MS
 
 
-def _from_struct(value: Any, kind: pa.DataType, is_json: bool) -> dict[str, Any]:
+def _from_structs(values: list[Any], kind: pa.DataType, is_json: bool) -> Iterable[Any]:
     names = avro_names([field.name for field in kind])
-    return {
-        field.name: from_avro_values([value.get(name)], field.type, is_json=is_json)[0]
+    columns = [
+        from_avro_values([value.get(name) for value in values], field.type, is_json=is_json)
         for name, field in zip(names, kind, strict=True)
-    }
+    ]
+    fields = [field.name for field in kind]
+    return [dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _from_list(value: Any, kind: pa.DataType, is_json: bool) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("a list is expected")
-    return from_avro_values(value, kind.value_type, is_json=is_json)
+def _from_lists(values: list[Any], kind: pa.DataType, is_json: bool) -> Iterable[Any]:
+    items = from_avro_values([item for value in values for item in value], kind.value_type, is_json=is_json)
+    return _split(values, items)
 
 
-def _from_map(value: Any, kind: pa.DataType, is_json: bool) -> list[tuple[Any, Any]]:
-    pairs = [(each["key"], each["value"]) for each in value] if isinstance(value, list) else list(value.items())
+def _from_maps(values: list[Any], kind: pa.DataType, is_json: bool) -> Iterable[Any]:
+    if not pa.types.is_string(kind.key_type):
+        values = [[(pair["key"], pair["value"]) for pair in value] for value in values]
+    pairs = [pair for value in values for pair in (value.items() if isinstance(value, dict) else value)]
     keys = from_avro_values([key for key, _ in pairs], kind.key_type, is_json=is_json)
     items = from_avro_values([item for _, item in pairs], kind.item_type, is_json=is_json)
-    return list(zip(keys, items, strict=True))
+    return _split(values, list(zip(keys, items, strict=True)))
+
+
+def _split(values: list[Any], parts: list[Any]) -> Iterator[list[Any]]:
+    """The parts of all values, as many for each as it had."""
+    following = iter(parts)
+    return (list(islice(following, len(value))) for value in values)
 
 
 def _is_seconds(kind: pa.DataType) -> bool:
@@ -198,7 +213,12 @@ _FROM: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.DataTy
     (_is_bytes, _from_bytes),
     (_is_seconds, _from_seconds),
     (pa.types.is_date64, _from_days),
-    (pa.types.is_struct, _from_struct),
-    (pa.types.is_map, _from_map),
-    (is_nested, _from_list),
+)
+# These take all values at once.
+_FROM_NESTED: Final[
+    tuple[tuple[Callable[[pa.DataType], bool], Callable[[list[Any], pa.DataType, bool], Iterable[Any]]], ...]
+] = (
+    (pa.types.is_struct, _from_structs),
+    (pa.types.is_map, _from_maps),
+    (is_nested, _from_lists),
 )

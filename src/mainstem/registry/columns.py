@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.layouts import ARROW_ERRORS, binary_array
+from mainstem.core.limits import UNPACKED_BYTES_MAX
 from mainstem.core.schema import Schema
 from mainstem.registry.takers import FieldsTaker, Misfit, time_bounds
 
@@ -123,14 +124,29 @@ def filled(fields: FieldsTaker, place: int, kind: pa.DataType, count: int) -> pa
     )
 
 
+def _check_unpacked(values: pa.Array, indices: pa.Array, times: Any) -> None:
+    """A few values and how often each occurs can be more than memory holds; that is known before they are unpacked."""
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        sizes = pc.fill_null(pc.binary_length(values).take(indices), 0).to_numpy().astype(np.int64) + 4
+    else:
+        sizes = np.full(len(indices), max(1, values.nbytes // max(1, len(values))))
+    size = int((sizes if times is None else sizes * times).sum())
+    if size > UNPACKED_BYTES_MAX:
+        raise Misfit(f"is {size} bytes without its dictionary or runs, over {UNPACKED_BYTES_MAX}; send smaller tables")
+
+
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     """An array in the type of a field, or Misfit."""
     kind = field.type
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
+        _check_unpacked(array.dictionary, array.indices, None)
         array = array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):
+        values, ends = array.values, array.run_ends.to_numpy()
+        _check_unpacked(values, pa.array(np.arange(len(values))), np.diff(ends, prepend=0))
         array = pc.run_end_decode(array)
     given = array.type
     if given.equals(kind):

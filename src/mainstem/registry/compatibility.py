@@ -22,7 +22,8 @@ from mainstem.core.errors import IncompatibleSchema, InvalidSetting
 from mainstem.core.limits import ERROR_TEXT_CHARS_MAX
 from mainstem.core.plain import one_line
 from mainstem.core.schema import Schema, aliases_of, default_of
-from mainstem.registry.types import type_text
+from mainstem.registry.review import reviewed
+from mainstem.registry.types import is_list, is_nested, type_text
 
 _TRANSITIVE: Final = "_transitive"
 MODES: Final = (
@@ -47,7 +48,9 @@ class Violation(NamedTuple):
 
 
 def check(new: Schema, old: Sequence[Schema], mode: str) -> None:
-    """IncompatibleSchema if `new` may not follow the versions before it, oldest first. The message has every reason."""
+    """IncompatibleSchema if `new` may not follow the versions before it, oldest first; the message has every reason.
+    InvalidSchema if it makes no sense by itself."""
+    reviewed(new)
     if found := violations(new, old, mode):
         raise IncompatibleSchema(_message(found, mode))
 
@@ -205,14 +208,6 @@ class _Reading:
                 yield Violation(path, "alias", text)
 
 
-def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def is_nested(kind: pa.DataType) -> bool:
-    return bool(is_list(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind))
-
-
 def fits_list(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether lists of one type may be lists of another, as far as their lengths go."""
     return bool(pa.types.is_list(new) or (pa.types.is_fixed_size_list(old) and old.list_size == new.list_size))
@@ -233,7 +228,7 @@ def _or_from(new: pa.DataType) -> str:
 
 
 def _alternatives(kinds: list[pa.DataType]) -> str:
-    return f", or one of {', '.join(map(type_text, kinds[:4]))}" if kinds else ""
+    return "".join(f", or {type_text(kind)}" for kind in kinds[:4])
 
 
 def _message(found: list[Violation], mode: str) -> str:

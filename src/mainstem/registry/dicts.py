@@ -13,7 +13,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.registry.compatibility import is_nested
 from mainstem.registry.texts import (
     SECONDS_HIGH,
     SECONDS_LOW,
@@ -25,8 +24,10 @@ from mainstem.registry.texts import (
     time_texts,
     timestamp_texts,
 )
+from mainstem.registry.types import is_nested
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LOCAL_EPOCH: Final = _EPOCH.replace(tzinfo=None)
 
 
 def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -47,13 +48,14 @@ def _timestamp_values(array: pa.Array) -> list[Any]:
     low, high = SECONDS_LOW * UNITS_PER_SECOND[kind.unit], SECONDS_HIGH * UNITS_PER_SECOND[kind.unit]
     extremes = pc.min_max(numbers).as_py()
     is_near = extremes["min"] is None or (low <= extremes["min"] and extremes["max"] < high)
-    whole = pc.multiply(pc.divide(numbers, 1_000), 1_000)
-    if is_near and (kind.unit != "ns" or pc.all(pc.equal(whole, numbers), min_count=0).as_py()):
-        # numpy makes datetimes, and None of what is null.
-        values = array.cast(pa.timestamp("us", kind.tz)).to_numpy(zero_copy_only=False).tolist()
-        return [value and value.replace(tzinfo=UTC) for value in values] if kind.tz else list(values)
+    rounded = pc.multiply(pc.divide(numbers, 1_000), 1_000)
+    if is_near and (kind.unit != "ns" or pc.all(pc.equal(rounded, numbers), min_count=0).as_py()):
+        # To add to a moment is the fastest way to one with a zone. numpy makes None of what is null.
+        whole = array.cast(pa.timestamp("us", kind.tz)).to_numpy(zero_copy_only=False)
+        since, add = whole.view("timedelta64[us]").tolist(), (_EPOCH if kind.tz else _LOCAL_EPOCH).__add__
+        return [None if each is None else add(each) for each in since] if array.null_count else list(map(add, since))
     texts = timestamp_texts(array, False).to_pylist()
-    is_fine = (pc.not_equal(whole, numbers) if kind.unit == "ns" else numbers.is_null()).to_pylist()
+    is_fine = (pc.not_equal(rounded, numbers) if kind.unit == "ns" else numbers.is_null()).to_pylist()
     rows = zip(numbers.to_pylist(), texts, is_fine, strict=True)
     return [_timestamp(number, text, fine, kind) if number is not None else None for number, text, fine in rows]
 
@@ -65,7 +67,7 @@ def _timestamp(number: int, text: str, is_fine: bool, kind: pa.DataType) -> date
     if is_fine:
         return text
     microseconds = rest * 1_000_000 // UNITS_PER_SECOND[kind.unit]
-    return (_EPOCH if kind.tz else _EPOCH.replace(tzinfo=None)) + timedelta(seconds=seconds, microseconds=microseconds)
+    return (_EPOCH if kind.tz else _LOCAL_EPOCH) + timedelta(seconds=seconds, microseconds=microseconds)
 
 
 def _date_values(array: pa.Array) -> list[Any]:

@@ -7,14 +7,15 @@ How a value is written as text is said in `texts`, and what it is in a dict in `
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.errors import RecordTooLarge
 from mainstem.core.limits import FORMATTED_BYTES_MAX, MIB
-from mainstem.registry.compatibility import is_nested
 from mainstem.registry.dicts import python_values
 from mainstem.registry.texts import csv_texts, object_texts, shown_range
+from mainstem.registry.types import is_nested
 
 # About how much text is made at once.
 _PIECE_BYTES: Final = 16 * MIB
@@ -35,7 +36,7 @@ def to_ndjson(batch: pa.RecordBatch | pa.Table) -> bytes:
 def ndjson_pieces(batch: pa.RecordBatch | pa.Table) -> Iterator[bytes]:
     """The same text in pieces of whole lines, some 16 MiB each."""
     for piece in _pieces(batch):
-        yield _lines(object_texts(piece.schema, piece.columns))
+        yield _joined_texts(object_texts(piece.schema, piece.columns, end="}\n"))
 
 
 def to_csv(batch: pa.RecordBatch | pa.Table, header: bool = True) -> bytes:
@@ -49,7 +50,8 @@ def csv_pieces(batch: pa.RecordBatch | pa.Table, header: bool = True) -> Iterato
         quoted = ['"' + name.replace('"', '""') + '"' for name in batch.schema.names]
         yield (",".join(quoted) + "\n").encode()
     for piece in _pieces(batch):
-        yield _lines(pc.binary_join_element_wise(*map(csv_texts, piece.columns), ","))
+        cells = [part for column in piece.columns for part in (csv_texts(column), ",")]
+        yield _joined_texts(pc.binary_join_element_wise(*cells[:-1], "\n", ""))
 
 
 def to_arrow_stream(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
@@ -117,11 +119,11 @@ def _text_bytes(field: pa.Field, array: pa.Array) -> int:
     return own + 32 * len(array) if not pa.types.is_decimal(kind) else own + 84 * len(array)
 
 
-def _lines(texts: pa.Array) -> bytes:
-    if not len(texts):
-        return b""
-    lines = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    return bytes(pc.binary_join(lines, "\n")[0].as_buffer()) + b"\n"
+def _joined_texts(texts: pa.StringArray) -> bytes:
+    """All texts of an array, one behind the other: as they stand in its memory."""
+    _, ends, data = texts.buffers()
+    bounds = np.frombuffer(ends, np.int32)[[texts.offset, texts.offset + len(texts)]]
+    return bytes(data.slice(int(bounds[0]), int(bounds[1] - bounds[0]))) if data is not None else b""
 
 
 def _joined(pieces: Iterator[bytes]) -> bytes:

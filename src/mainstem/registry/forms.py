@@ -28,6 +28,7 @@ from mainstem.core.plain import one_line
 from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
 from mainstem.registry.defaults import default_json
 from mainstem.registry.inference import infer_rows, rows_of_lines
+from mainstem.registry.review import reviewed
 from mainstem.registry.types import OF_PYTHON, parse_type, type_text
 
 _DESCRIPTION: Final = {"type", "nullable", "default", "aliases", "doc"}
@@ -37,9 +38,9 @@ _CONTAINERS: Final = {"list": {"items", "size"}, "map": {"keys", "values"}}
 def as_schema(given: Any) -> Schema:
     """The schema that was meant; InvalidSchema with the path of the field that is not right, and what would be."""
     if isinstance(given, Schema):
-        return _looked_over(given)
+        return reviewed(given)
     if isinstance(given, pa.Schema):
-        return _looked_over(Schema(given))
+        return reviewed(Schema(given))
     if isinstance(given, str | bytes | bytearray):
         given = _from_json(given)
     if isinstance(given, Mapping):
@@ -47,11 +48,11 @@ def as_schema(given: Any) -> Schema:
             from mainstem.registry.avro import from_avro
 
             return from_avro(given)
-        return _looked_over(Schema(pa.schema(_Builder().fields("", given.items(), 1))))
+        return reviewed(Schema(pa.schema(_Builder().fields("", given.items(), 1))))
     if isinstance(given, Sequence):
-        return _looked_over(Schema(pa.schema(_Builder().fields("", _pairs(given), 1))))
+        return reviewed(Schema(pa.schema(_Builder().fields("", _pairs(given), 1))))
     if hasattr(given, "__arrow_c_schema__"):
-        return _looked_over(Schema(pa.schema(given)))
+        return reviewed(Schema(pa.schema(given)))
     raise InvalidSchema(
         "a schema is a pyarrow.Schema, a type map such as {'id': 'int64', 'name': 'string'}, a list of such pairs, "
         f"an Avro record schema, or JSON of one, not {type(given).__name__}"
@@ -186,51 +187,6 @@ def _is_description(spec: Any) -> bool:
         return False
     name = spec["type"]
     return set(spec) <= _DESCRIPTION | (_CONTAINERS.get(name, set()) if isinstance(name, str) else set())
-
-
-# What a schema must be beyond what `core` looks at: it is made sense of here.
-
-
-def _looked_over(schema: Schema) -> Schema:
-    return Schema(pa.schema(_fields("", list(schema.arrow))))
-
-
-def _fields(path: str, fields: list[pa.Field]) -> list[pa.Field]:
-    taken = {field.name: field.name for field in fields}
-    for field in fields:
-        for alias in aliases_of(field):
-            if alias in taken:
-                raise InvalidSchema(
-                    f"column {f'{path}.{field.name}'.lstrip('.')!r} has the alias {alias!r}, which is also "
-                    f"a name of {taken[alias]!r}; a name may mean one field only"
-                )
-            taken[alias] = field.name
-    return [_field(f"{path}.{field.name}" if path else field.name, field) for field in fields]
-
-
-def _field(path: str, field: pa.Field) -> pa.Field:
-    field = field.with_type(_type(path, field.type))
-    has_default, default = default_of(field)
-    if not has_default:
-        return field
-    value = None if default is None else default_json(default, field.type, path)
-    if value is None and not field.nullable:
-        raise InvalidSchema(f"column {path!r} is never null, so null cannot be its default")
-    doc = (field.metadata or {}).get(DOC, b"").decode()
-    # A default of null says what is said without it.
-    return described(field, default=... if value is None else value, aliases=tuple(aliases_of(field)), doc=doc)
-
-
-def _type(path: str, kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct(_fields(path, list(kind)))
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _field(f"{path}.value", kind.item_field))  # nobody checks that keys are sorted
-    if pa.types.is_list(kind):
-        return pa.list_(_field(f"{path}[]", kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_field(f"{path}[]", kind.value_field), kind.list_size)
-    return kind
 
 
 # The way back

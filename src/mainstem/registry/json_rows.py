@@ -5,15 +5,14 @@ part of the next one into itself, because no bracket and no text can be left ope
 `{`, are only possible between two complete rows. So if there are as many rows as lines, each line is one row.
 
 What Arrow reads otherwise than it is meant is read again, exactly: a field that is null although it has a default, a
-field under its alias and its name, numbers that JSON does not have. If a parse fails, the rows before the bad one and
-those behind it are parsed on their own; few rows are read one by one, by Python's own parser, which also tells what is
-wrong. It, and not Arrow, decides what a bad row is.
+field under its alias and its name, numbers that JSON does not have. If a parse fails, smaller parts are parsed on their
+own; few rows are read one by one, by Python's own parser, which also tells what is wrong. It, and not Arrow, decides
+what a bad row is.
 """
 
 import functools
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from mainstem.registry.rows import RowConverter, Values
 
 _FEW: Final = 24
-_ROW_NUMBER: Final = re.compile(r" in row ([0-9]+)$")
+# How many rows are parsed together once a parse of more has failed; those of the last are then read one by one.
+_PARTS: Final = (2_048, 128)
 _decode = msgspec.json.Decoder().decode
 
 
@@ -48,7 +48,7 @@ def convert_one(convert: Callable[[Any], tuple["Values", int]], text: bytes | st
         data = text.encode() if isinstance(text, str) else text
         row = _decode(data)
         if type(row) is dict and b"\\" not in data:
-            texts = sum(type(value) is str for value in row.values())
+            texts = list(map(type, row.values())).count(str)
             if data.count(b'"') == 2 * (len(row) + texts):
                 return convert(row)
     except (msgspec.DecodeError, UnicodeError, RecursionError, Misfit):
@@ -103,10 +103,7 @@ class _Plan(NamedTuple):
 
 
 class _Unclear(Exception):
-    """Not every one of these rows can be read this way. `row`: perhaps the first that cannot."""
-
-    def __init__(self, row: int | None = None) -> None:
-        self.row = row
+    """Not every one of these rows can be read this way."""
 
 
 def read(
@@ -114,34 +111,36 @@ def read(
 ) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
     """The rows as a batch, and why those that are null although a value is there do not fit. With `is_first_enough`
     nothing is read behind the first part that has such a row."""
-    plan = _plan_of(converter.schema)
     pieces: list[pa.RecordBatch] = []
     misfits: dict[int, Misfit] = {}
-    waiting = [(0, len(values))]
-    while waiting and not (is_first_enough and misfits):
-        begin, end = waiting.pop()
-        if begin == end:
-            continue
-        part = values.slice(begin, end - begin)
-        if plan is None or end - begin < _FEW:
-            pieces.append(_read_each(converter, part.to_pylist(), range(begin, end), misfits))
-            continue
-        try:
-            pieces.append(_read_all(converter, plan, part, begin, misfits))
-        except _Unclear as unclear:
-            waiting += reversed(_cuts(begin, end, unclear.row))
+    for piece in _read_parts(converter, _plan_of(converter.schema), values, 0, misfits):
+        pieces.append(piece)
+        if is_first_enough and misfits:
+            break
     if len(pieces) == 1:
         return pieces[0], misfits
     whole = pa.Table.from_batches(pieces, schema=converter.arrow).combine_chunks().to_batches()
     return (whole[0] if whole else converter.build([])), misfits
 
 
-def _cuts(begin: int, end: int, row: int | None) -> list[tuple[int, int]]:
-    """The parts to read next: before the row that is bad, that row, and what follows; or halves."""
-    if row is not None and begin + row < end:
-        return [(begin, begin + row), (begin + row, begin + row + 1), (begin + row + 1, end)]
-    middle = (begin + end) // 2
-    return [(begin, middle), (middle, end)]
+def _read_parts(
+    converter: "RowConverter", plan: _Plan | None, values: pa.BinaryArray, first: int, misfits: dict[int, Misfit]
+) -> Iterator[pa.RecordBatch]:
+    """The rows as one batch; where that cannot be, as batches of smaller and smaller parts."""
+    count = len(values)
+    if plan is not None and count >= _FEW:
+        try:
+            yield _read_all(converter, plan, values, first, misfits)
+        except _Unclear:
+            pass
+        else:
+            return
+    size = next((size for size in _PARTS if size < count), None)
+    if size is None:
+        yield _read_each(converter, values.to_pylist(), range(first, first + count), misfits)
+        return
+    for at in range(0, count, size):
+        yield from _read_parts(converter, plan, values.slice(at, size), first + at, misfits)
 
 
 def _read_each(
@@ -152,7 +151,7 @@ def _read_each(
         taken = converter.nothing
         if value is not None:
             try:
-                taken = converter.take(_parse(value))
+                taken = convert_one(converter.take, value)[0]
             except Misfit as misfit:
                 misfits[place] = misfit
         rows.append(taken)
@@ -196,8 +195,7 @@ def _parse_all(plan: _Plan, values: pa.BinaryArray) -> pa.StructArray:
             ),
         )
     except ARROW_ERRORS as error:
-        number = _ROW_NUMBER.search(str(error))
-        raise _Unclear(int(number[1]) if number else None) from None
+        raise _Unclear from error
     if table.num_rows != len(values) or table.column(0).num_chunks != 1:
         raise _Unclear
     return table.column(0).chunk(0)

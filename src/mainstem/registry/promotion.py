@@ -21,10 +21,10 @@ from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.plain import one_line
 from mainstem.core.schema import METADATA_COLUMNS, Schema
-from mainstem.registry.compatibility import fits_list, is_list, is_nested, matched, widens
+from mainstem.registry.compatibility import fits_list, matched, widens
 from mainstem.registry.defaults import constant_of
 from mainstem.registry.texts import as_list, shown_only
-from mainstem.registry.types import type_text
+from mainstem.registry.types import is_list, is_nested, type_text
 
 # Gives the values of a column, or of a part of one, in another type.
 _Step = Callable[[pa.Array], pa.Array]

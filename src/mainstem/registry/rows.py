@@ -45,7 +45,8 @@ class RowConverter:
         self.fields = FieldsTaker(list(schema.arrow))
         # A row of nulls.
         self.nothing: Values = (None,) * len(self.arrow)
-        self._convert = _make_convert(schema.arrow, self.fields, self._convert_any)
+        # Like `convert`, but what does not fit is a Misfit.
+        self.take = _make_convert(schema.arrow, self.fields, self._convert_any)
 
     # One row.
 
@@ -56,7 +57,7 @@ class RowConverter:
     def convert(self, row: Any) -> tuple[Values, int]:
         """The values of a row in the order of the columns, as `build` takes them, and how many bytes they are."""
         try:
-            return self._convert(row)
+            return self.take(row)
         except Misfit as misfit:
             raise _mismatch(misfit) from None
 
@@ -65,13 +66,9 @@ class RowConverter:
         from mainstem.registry import json_rows
 
         try:
-            return json_rows.convert_one(self._convert, text)
+            return json_rows.convert_one(self.take, text)
         except Misfit as misfit:
             raise _mismatch(misfit) from None
-
-    def take(self, row: Any) -> Values:
-        """The values of a row, or Misfit."""
-        return self._convert(row)[0]
 
     def _convert_any(self, row: Any) -> tuple[Values, int]:
         if not isinstance(row, Mapping):

@@ -371,6 +371,18 @@ def _time_taker(kind: pa.DataType) -> Taker:
             raise _refuse(kind, value, "it is no whole day")
         return number
 
+    return _with_utc(take) if pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit == "us" else take
+
+
+def _with_utc(general: Taker) -> Taker:
+    """The same taker, faster for what most programs have: a datetime in UTC, for a column of microseconds."""
+
+    def take(value: Any) -> Any:
+        if type(value) is datetime and value.tzinfo is UTC:
+            delta = value - _EPOCH
+            return (delta.days * _DAY_SECONDS + delta.seconds) * 1_000_000 + delta.microseconds
+        return general(value)
+
     return take
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.registry.compatibility import is_nested
+from mainstem.registry.types import is_nested
 
 UNITS_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 SECONDS_LOW: Final = -62_135_596_800  # the beginning of the year 1
@@ -193,13 +193,13 @@ def _joined_lists(array: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.binary_join(pa.ListArray.from_arrays(array.offsets, texts), ",")
 
 
-def object_texts(fields: Any, columns: Sequence[pa.Array]) -> pa.Array:
-    """One JSON object for each row of the columns."""
+def object_texts(fields: Any, columns: Sequence[pa.Array], end: str = "}") -> pa.Array:
+    """One JSON object for each row of the columns; `end` is its last sign and what follows it."""
     parts = []
     for index, (field, column) in enumerate(zip(fields, columns, strict=True)):
         name = json.dumps(field.name, ensure_ascii=False)
         parts += [f"{',' if index else '{'}{name}:", json_texts(column)]
-    return pc.binary_join_element_wise(*parts, "}", "")
+    return pc.binary_join_element_wise(*parts, end, "")
 
 
 def _around(before: str, texts: pa.Array, after: str) -> pa.Array:

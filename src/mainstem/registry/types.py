@@ -116,6 +116,14 @@ def type_text(kind: pa.DataType) -> str:
     return str(kind)  # times and durations, which Arrow writes as they are read here
 
 
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    return bool(is_list(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind))
+
+
 def _field_text(field: pa.Field) -> str:
     return type_text(field.type) + ("" if field.nullable else " not null")
 

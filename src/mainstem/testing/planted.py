@@ -331,6 +331,7 @@ def predicates_without_limits() -> Iterator[None]:
     with (
         _patched(grammar, "PREDICATE_BYTES_MAX", 1 << 40),
         _patched(grammar, "PREDICATE_TOKENS_MAX", 1 << 40),
+        _patched(grammar, "PREDICATE_WORDS_MAX", 1 << 40),
     ):
         yield
 

@@ -386,3 +386,32 @@ def test_redrive_needs_a_schema_and_dead_letters(hub, orders):
 def test_the_choice_of_what_happens_to_bad_rows_is_checked(hub):
     with pytest.raises(mainstem.InvalidSetting, match="on_bad is one of 'raise', 'dead_letter'"):
         hub.producer(on_bad="ignore")
+
+
+def test_rows_follow_a_stream_that_gets_more_shards(hub):
+    hub.streams.create("keyed", schema=SCHEMA, key="customer", shards=2)
+    with hub.producer() as producer:
+        for number in range(400):
+            if number == 200:
+                hub.streams.alter("keyed", shards=5)
+            producer.send("keyed", row(number, f"c{number % 10}"))
+        producer.send("keyed", None, key="c3")
+    by_key: dict[bytes, list[Any]] = {}
+    for record in read_all(hub, "keyed"):
+        by_key.setdefault(record.key, []).append(None if record.value is None else record.value["id"])
+    assert by_key[b"c3"] == [*range(3, 400, 10), None]
+    assert all(by_key[b"c%d" % key] == list(range(key, 400, 10)) for key in range(10) if key != 3)
+
+
+def test_rows_without_acknowledgements(hub, orders):
+    with hub.producer(acks="none", on_bad="dead_letter") as producer:
+        for number in range(100):
+            producer.send(orders, row(number))
+        producer.send(orders, {"id": "x"})
+    assert sorted(value["id"] for value in wait_for(hub, orders, 100)) == list(range(100))
+    assert len(wait_for(hub, "orders.dead", 1)) == 1
+
+
+def wait_for(hub: Hub, stream: str, count: int) -> list[Any]:
+    with hub.consumer(stream, start="earliest") as consumer:
+        return [record.value for _, record in zip(range(count), consumer, strict=False)]

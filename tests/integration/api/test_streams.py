@@ -53,7 +53,11 @@ def test_creating_an_existing_stream_is_refused(hub):
 
 def test_exist_ok_takes_the_stream_as_it_is(hub):
     made = hub.streams.create("orders", shards=2, retention="1d")
-    assert hub.streams.create("orders", shards=9, retention="5d", exist_ok=True) == made
+    assert hub.streams.create("orders", exist_ok=True) == made
+    with pytest.raises(
+        mainstem.InvalidSetting, match="with other options: shards is .*, not 9; retention is .*, not 5d"
+    ):
+        hub.streams.create("orders", shards=9, retention="5d", exist_ok=True)
 
 
 def test_of_many_who_create_at_once_one_wins(hub):

@@ -4,20 +4,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import mainstem
-from mainstem.core.errors import FolderUnusable, MainstemError
+from mainstem.core.batch import Batch
+from mainstem.core.errors import FolderUnusable, InvalidPayload, MainstemError
 from mainstem.hub import embedded
 from mainstem.hub.embedded import LogPort, Pump
 from mainstem.log import retention, upkeep
 from mainstem.log.flush import CreateStream, DeleteStream, TrimShard
 from mainstem.log.log import Log
 from mainstem.log.upkeep import Upkeep
-from tests.unit.log.parts import NOW_US, append_values
+from mainstem.transport.port import AppendResult
+from tests.unit.log.parts import NOW_US, append_values, make_batch, make_stream
 
 
 @pytest.fixture
@@ -175,3 +178,25 @@ def test_a_reader_of_a_stream_that_is_deleted_while_it_subscribes_is_told(tmp_pa
         port.subscribe(info, [0], None, 1)
     assert port._subscriptions == {}
     port.close()
+
+
+def test_a_large_batch_of_a_schema_that_nobody_knows_is_refused_by_the_log(tmp_path):
+    """Nothing can be known of it; that is not what its sender is told."""
+    port = LogPort(tmp_path / "data")
+    try:
+        stream = make_stream(port.log)
+        sound = make_batch([b"x"] * 2_000, stream=stream)
+        strange = Batch(msgspec.structs.replace(sound.header, schema_id=9), sound.payload)
+        results: list[AppendResult] = []
+        done = threading.Event()
+
+        def take(found: Sequence[AppendResult]) -> None:
+            results.extend(found)
+            done.set()
+
+        port.append([strange, sound], 10, take)
+        assert port.wait(done, 10)
+        assert isinstance(results[0], InvalidPayload)
+        assert results[1] == 0
+    finally:
+        port.close()

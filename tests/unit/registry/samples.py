@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from mainstem.core.schema import Schema, aliases_of, default_of, described
-from mainstem.registry.compatibility import is_list, widens
+from mainstem.registry.compatibility import widens
 from mainstem.registry.texts import UNITS_PER_SECOND, json_texts
+from mainstem.registry.types import is_list
 
 PLAIN = (
     *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),

@@ -578,3 +578,28 @@ def test_verify_tells_nulls_and_times_out_of_range() -> None:
     times = pa.array([0, 2**62], pa.timestamp("us", "UTC"))
     with pytest.raises(SchemaMismatch, match=r"placed .* out of range"):
         converter.verify(batch.set_column(4, batch.schema.field(4), times))
+
+
+# Little that unpacks to much.
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["x" * 1_000_000])),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1_000_000_000], pa.int32()), pa.array(["text"])),
+    ],
+    ids=["dictionary", "runs"],
+)
+def test_what_unpacks_to_more_than_memory_holds_is_refused_before(array: pa.Array) -> None:
+    before = pa.total_allocated_bytes()
+    with pytest.raises(SchemaMismatch, match="send smaller tables") as caught:
+        one(pa.string()).cast(pa.table({"x": array}))
+    assert caught.value.path == "x"
+    assert pa.total_allocated_bytes() - before < 10_000_000
+
+
+def test_a_dictionary_of_a_million_values_costs_what_its_rows_do() -> None:
+    values = pa.array(range(1_000_000)).cast(pa.string())
+    column = pa.DictionaryArray.from_arrays(pa.array([7, None], pa.int32()), values)
+    assert one(pa.string()).cast(pa.table({"x": column})).to_pylist() == [{"x": "7"}, {"x": None}]

@@ -13,6 +13,7 @@ from mainstem.core.predicate.comparison import converted, is_null
 from mainstem.core.predicate.families import (
     MOMENTS,
     NUMBERS,
+    TEMPORAL,
     Family,
     as_decimal,
     decimal_type,
@@ -50,7 +51,9 @@ def folded(found: Bound, *parts: Bound) -> Bound:
     if not is_constant(*parts) or isinstance(found, Constant):
         return found
     value = found.evaluate(None)[0]
-    return Constant(value.type, found.label if not value.is_valid else repr(value.as_py()), value)
+    # Not every moment that Arrow has is one for Python.
+    is_plain = value.is_valid and family_of(value.type) not in TEMPORAL
+    return Constant(value.type, repr(value.as_py())[:60] if is_plain else found.label, value)
 
 
 def arithmetic(sign: str, left: Bound, right: Bound) -> Bound:

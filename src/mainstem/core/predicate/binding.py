@@ -182,6 +182,8 @@ def _found(name: str, names: Sequence[str], missing: str) -> str:
 
 def _normal(kind: pa.DataType) -> pa.DataType:
     """The type in which a column is looked at, where it is not its own."""
+    if family_of(kind) is Family.DECIMAL and kind.scale < 0:
+        raise InvalidPredicate(f"decimals with a negative scale, as {kind}, cannot be used in a predicate")
     return pa.binary() if pa.types.is_fixed_size_binary(kind) else kind
 
 

@@ -61,11 +61,15 @@ _FAMILIES: Final = (
 )
 
 
+# By the number that Arrow has for a type, as they were asked for.
+_KNOWN: Final[dict[int, Family]] = {}
+
+
 def family_of(kind: pa.DataType) -> Family:
-    for is_kind, family in _FAMILIES:
-        if is_kind(kind):
-            return family
-    return Family.LIST
+    found = _KNOWN.get(kind.id)
+    if found is None:
+        found = _KNOWN[kind.id] = next((family for is_kind, family in _FAMILIES if is_kind(kind)), Family.LIST)
+    return found
 
 
 def unit_ns(kind: pa.DataType) -> int:

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 
 from mainstem.core.errors import InvalidPredicate
 from mainstem.core.predicate import kernels
-from mainstem.core.predicate.application import NULL, applied
+from mainstem.core.predicate.application import NULL, applied, whole
 from mainstem.core.predicate.bound import Applied, Bound, Constant, Prefixed
-from mainstem.core.predicate.comparison import compare, is_null, unified
-from mainstem.core.predicate.families import MOMENTS, NUMBERS, STRINGS, Family, family_of, storage_type
+from mainstem.core.predicate.comparison import as_moment, compare, is_null, unified
+from mainstem.core.predicate.families import MOMENTS, NUMBERS, STRINGS, TEMPORAL, Family, family_of, storage_type
 
 _TEXT: Final = frozenset((Family.TEXT,))
 _WHOLE: Final = frozenset((Family.INTEGER,))
@@ -54,7 +54,8 @@ def coalesce(parts: Sequence[Bound]) -> Bound:
     parts = [part for part in parts if not is_null(part)]
     if not parts:
         return NULL
-    parts = unified(parts)
+    moment = next((part for part in parts if family_of(part.type) in TEMPORAL), parts[0])
+    parts = unified([as_moment(part, moment) for part in parts])
     return parts[0] if len(parts) == 1 else Applied(parts[0].type, "coalesce(...)", pc.coalesce, tuple(parts))
 
 
@@ -131,6 +132,14 @@ def _round(part: Bound, digits: Bound | None = None) -> Bound:
     return _rounded("round", lambda values: pc.round(values, places, round_mode="half_towards_infinity"), part)
 
 
+def _absolute(part: Bound) -> Bound:
+    if family_of(part.type) is Family.INTEGER:
+        if not pa.types.is_signed_integer(part.type):
+            return part
+        part = whole(part)
+    return applied("abs(...)", kernels.absolute, part)
+
+
 def _rounded(name: str, kernel: Callable[[Any], Any], part: Bound) -> Bound:
     if family_of(part.type) is Family.INTEGER:
         return part
@@ -151,7 +160,7 @@ def _field_of_time(name: str, kernel: Callable[[Any], Any]) -> Callable[[Bound],
 
 
 FUNCTIONS: Final[dict[str, Function]] = {
-    "abs": Function((NUMBERS,), lambda part: applied("abs(...)", kernels.absolute, _wide(part))),
+    "abs": Function((NUMBERS,), _absolute),
     "ceil": Function((NUMBERS,), lambda part: _rounded("ceil", pc.ceil, part)),
     "contains": Function((STRINGS, STRINGS), _contains),
     "day": Function((MOMENTS,), _field_of_time("day", pc.day)),
@@ -181,9 +190,3 @@ ALIASES: Final = {
     "substr": "substring",
     "suffix": "ends_with",
 }
-
-
-def _wide(part: Bound) -> Bound:
-    from mainstem.core.predicate.application import whole
-
-    return whole(part) if family_of(part.type) is Family.INTEGER and part.type != pa.uint64() else part

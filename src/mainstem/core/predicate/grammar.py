@@ -22,7 +22,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from sqlglot.tokens import Tokenizer as SqlTokenizer
 
 from mainstem.core.errors import InvalidPredicate
-from mainstem.core.limits import PREDICATE_BYTES_MAX, PREDICATE_DEPTH_MAX, PREDICATE_TOKENS_MAX
+from mainstem.core.limits import PREDICATE_BYTES_MAX, PREDICATE_DEPTH_MAX, PREDICATE_TOKENS_MAX, PREDICATE_WORDS_MAX
 from mainstem.core.predicate.tree import Column, Expression, Literal, Operation
 
 
@@ -67,6 +67,7 @@ _SIGNS: Final = (
 _WORDS: Final = "AND OR NOT IN IS NULL TRUE FALSE BETWEEN LIKE ILIKE ESCAPE CASE WHEN THEN ELSE END ALIAS"
 _VALUES: Final = "NUMBER STRING HEX_STRING IDENTIFIER VAR"
 _KNOWN: Final = frozenset(getattr(TokenType, name) for name in f"{_SIGNS} {_WORDS} {_VALUES}".split())
+_LISTED: Final = (TokenType.NUMBER, TokenType.STRING, TokenType.HEX_STRING, TokenType.COMMA)
 _OPENING: Final = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.CASE)
 _CLOSING: Final = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.END)
 _BRACKETS: Final = (TokenType.L_PAREN, TokenType.L_BRACKET)
@@ -129,8 +130,10 @@ def parse(text: str) -> Expression:
         raise InvalidPredicate("the predicate is empty; leave it out to select every record")
     if len(tokens) > PREDICATE_TOKENS_MAX:
         raise InvalidPredicate(
-            f"a predicate of {len(tokens)} words and signs; at most {PREDICATE_TOKENS_MAX} are possible"
+            f"a predicate of {len(tokens)} words, signs and values; at most {PREDICATE_TOKENS_MAX} are possible"
         )
+    if (words := sum(token.token_type not in _LISTED for token in tokens)) > PREDICATE_WORDS_MAX:
+        raise InvalidPredicate(f"a predicate of {words} words and signs; at most {PREDICATE_WORDS_MAX} are possible")
     _check(tokens)
     return _translate(_parsed(text, _plain(tokens)), 0)
 

@@ -4,13 +4,16 @@ They take Arrow arrays, or scalars for constants, and give arrays. Where Arrow h
 is tried first, as nearly every batch passes; only a batch with such a row is looked at again with numpy.
 """
 
+import re
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mainstem.core.layouts import FEW
 from mainstem.core.predicate.families import Family, family_of, storage_type, unit_ns
 
 _INT64_MIN: Final = -(1 << 63)
@@ -27,6 +30,7 @@ _DATE: Final = (
 )
 _CLOCK: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?"
 _ZONE: Final = r"(?:Z|[+-](?:0[0-9]|1[0-4]):?[0-5][0-9])"
+_MOMENT: Final = f"{_DATE}(?P<clock>[T ]{_CLOCK}(?P<zone>{_ZONE})?)?"
 _NUMBER: Final = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 
 _BOUNDS: Final = {
@@ -237,7 +241,8 @@ def wider(values: Any) -> Any:
 
 def to_double(values: Any) -> Any:
     if family_of(values.type) is Family.TEXT:
-        return _matching(pc.utf8_trim(values, " "), _NUMBER).cast(pa.float64())
+        numbers = _matching(pc.utf8_trim(values, " "), _NUMBER).cast(pa.float64())
+        return null_where(pc.is_inf(numbers), numbers)
     if family_of(values.type) is Family.BOOLEAN:
         return values.cast(pa.int64()).cast(pa.float64())
     return convert(values, pa.float64())
@@ -289,16 +294,33 @@ def to_timestamp(values: Any) -> Any:
     """Moments; text without a zone is UTC."""
     if family_of(values.type) is not Family.TEXT:
         return convert(values, pa.timestamp("us", "UTC")) if family_of(values.type) is Family.DATE else values
-    values = _matching(pc.utf8_trim(values, " "), f"{_DATE}(?:[T ]{_CLOCK}{_ZONE}?)?")
-    plain = pc.invert(pc.match_substring_regex(values, f"{_ZONE}\\z"))
-    # A day alone ends in what looks like a zone without its colon.
-    plain = pc.or_(plain, pc.less_equal(pc.utf8_length(values), 10))
-    dated = pc.less_equal(pc.utf8_length(values), 10)
-    values = pc.binary_join_element_wise(values, pc.if_else(dated, " 00:00", ""), "")
-    values = pc.binary_join_element_wise(values, pc.if_else(plain, "Z", ""), "")
-    return values.cast(pa.timestamp("us", "UTC"))
+    if len(values) <= FEW:
+        texts = [None if text is None else _complete(text) for text in values.to_pylist()]
+        return pa.array(texts, pa.string()).cast(pa.timestamp("us", "UTC"))
+    values = _matching(pc.utf8_trim(values, " "), _MOMENT)
+    is_day = pc.equal(pc.binary_length(values), len("2026-01-31"))
+    behind = pc.utf8_slice_codeunits(values, len("2026-01-31"), None)
+    has_zone = reduce(pc.or_, (pc.match_substring(behind, sign) for sign in ("Z", "+", "-")))
+    missing = pc.if_else(is_day, " 00:00Z", pc.if_else(has_zone, "", "Z"))
+    return pc.binary_join_element_wise(values, missing, "").cast(pa.timestamp("us", "UTC"))
+
+
+def _complete(text: str) -> str | None:
+    """The same for one text: for few of them Arrow would take longer to prepare its work than to do it."""
+    found = re.fullmatch(_MOMENT, text := text.strip(" "))
+    if found is None or found["zone"]:
+        return None if found is None else text
+    return f"{text}Z" if found["clock"] else f"{text} 00:00Z"
 
 
 def _matching(values: Any, pattern: str) -> Any:
     """Text as a whole of this form, NULL where it is not."""
-    return null_where(pc.invert(pc.match_substring_regex(values, rf"\A(?:{pattern})\z")), values)
+    return null_where(pc.invert(_match(values, pattern)), values)
+
+
+def _match(values: Any, pattern: str) -> Any:
+    if len(values) > FEW:
+        return pc.match_substring_regex(values, rf"\A(?:{pattern})\z")
+    # See `_complete`.
+    matches = re.compile(pattern).fullmatch
+    return pa.array([None if text is None else matches(text) is not None for text in values.to_pylist()], pa.bool_())

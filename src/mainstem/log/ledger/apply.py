@@ -469,7 +469,14 @@ class _Step:
         names = ("retention_us", "retention_bytes", "cleanup", "tombstone_us", "compatibility")
         given = {name: value for name in names if (value := getattr(command, name)) is not None}
         changed = row._replace(**given)
-        if command.shards is not None and command.shards != row.shards:
+        is_other = command.shards is not None and command.shards != row.shards
+        if changed.compacts and (is_other or row.generation):
+            # A tombstone in a new shard would go, and leave an older record of its key in another one.
+            raise InvalidRequest(
+                f"stream {row.name!r}: a compacted stream keeps the number of shards that it began with, because every "
+                "shard is compacted by itself; write to a new stream"
+            )
+        if command.shards is not None and is_other:
             changed = self._reshard(changed, command.shards)
         self._changes.streams[row.id] = changed
         return Done(row.id)

@@ -79,7 +79,7 @@ def selected(answers: list[list[bool | None]]) -> list[list[int]]:
     return [[row for row, answer in enumerate(each) if answer] for each in answers]
 
 
-# S7: what SQLite says about the same rows. It has no booleans, decimals and NaN, compares without types and divides
+# What SQLite says about the same rows. It has no booleans, decimals and NaN, compares without types and divides
 # whole numbers to whole ones: expressions keep to what both mean alike.
 
 
@@ -119,8 +119,8 @@ class PlainTexts:
         )
 
 
-@pytest.mark.mechanism("S7")
-def test_s7_answers(monkeypatch):
+@pytest.mark.mechanism("S93")
+def test_s93_sqlite(monkeypatch):
     """100,000 pairs of a row and one of 30 expressions: the rows that SQLite selects. If what is
     unknown were false they would be others, under NOT."""
     chance = random.Random(7)

@@ -3,6 +3,7 @@
 import datetime as dt
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from math import inf, nan
@@ -18,6 +19,7 @@ from mainstem.core.limits import (
     PREDICATE_JOINS_MAX,
     PREDICATE_PATTERN_CHARS_MAX,
     PREDICATE_TOKENS_MAX,
+    PREDICATE_WORDS_MAX,
 )
 from mainstem.core.predicate import Predicate
 from mainstem.testing.clock import SimulatedClock
@@ -50,6 +52,7 @@ ROWS = pa.RecordBatch.from_pydict(
         "list": pa.array([[1], [], None, [2]]),
         "Mixed Case": pa.array([1, 2, 3, 4]),
         "digits": pa.array(["12", " -7 ", "9223372036854775808", "1.5"]),
+        "large": pa.array(["1e308", "-1e309", "1_0", ".5e1"]),
         "moments": pa.array(["2024-02-29", "2023-02-29", "2024-01-01T10:00:00+02:00", "2024-01-01 10:00"]),
     }
 )
@@ -190,6 +193,9 @@ nullif(tiny, 1) IS NULL                        TFFT
 CASE WHEN n > 0 THEN 'x' WHEN n < 0 THEN 'y' END = 'y'   FTF.
 CASE tiny WHEN 1 THEN 10 WHEN 127 THEN 2.5 END > 5       T.F.
 CASE WHEN yes THEN at ELSE '2024-01-01' END = at         TFT.
+abs(u) > 1                                     FFT.
+coalesce(at, '2000-01-01') < '2010-01-01'      FTFT
+at < TIMESTAMP '9999-12-31' + INTERVAL 9999 DAY TTT.
 at > '2024-01-01'                              FFT.
 at = TIMESTAMP '2024-01-01 01:00:00+01:00'     TFF.
 at >= '2024-01-01T00:00:00Z'                   TFT.
@@ -225,6 +231,7 @@ CAST(s AS BINARY) = x'c384c3b6'                FFT.
 CAST(n AS TEXT) = '1'                          TFF.
 CAST(digits AS BIGINT) > 0                     TF..
 digits::double > 0                             TFTT
+large::double > 1                              T..T
 TRY_CAST(digits AS TINYINT) = -7               FT..
 CAST(moments AS DATE) = DATE '2024-02-29'      T...
 CAST(moments AS TIMESTAMP) = '2024-01-01 08:00' F.TF
@@ -348,6 +355,36 @@ def test_what_is_refused(text, message):
     assert message in str(refused.value)
 
 
+def test_decimals_that_arrow_cannot_compute_with_are_refused():
+    with pytest.raises(InvalidPredicate, match="negative scale"):
+        Predicate.parse("x = 100").bind(pa.schema([("x", pa.decimal128(5, -2))]))
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_texts_are_read_alike_however_many_there_are(count):
+    """Few are matched one by one, many at once."""
+    texts = [
+        "2024-02-29",
+        "2023-02-29",
+        " 2024-02-29 10:00Z",
+        "2024-02-29T12:00+02:00",
+        "x",
+        "2024-02-29 10:00:00.5",
+        None,
+    ]
+    said = ["2024-02-29", None, "2024-02-29 10:00", "2024-02-29 10:00", None, "2024-02-29 10:00:00.5", None]
+    for text, expected in zip(texts, said, strict=True):
+        rows = pa.RecordBatch.from_pydict({"text": pa.array([text] * count, pa.string())})
+        right = f"TIMESTAMP '{expected}'" if expected else "NULL"
+        bound = Predicate.parse(f"CAST(text AS TIMESTAMP) IS NOT DISTINCT FROM {right}").bind(rows.schema)
+        assert bound.mask(rows).to_pylist() == [True] * count
+    for text, number in (("12", 12), ("+7", 7), ("1.5", None), ("", None), ("9" * 19, None), (None, None)):
+        rows = pa.RecordBatch.from_pydict({"text": pa.array([text] * count, pa.string())})
+        right = "NULL" if number is None else number
+        bound = Predicate.parse(f"CAST(text AS BIGINT) IS NOT DISTINCT FROM {right}").bind(rows.schema)
+        assert bound.mask(rows).to_pylist() == [True] * count
+
+
 def test_names_that_differ_in_capitals_only_must_be_exact():
     schema = pa.schema([("a", pa.int64()), ("A", pa.int64()), ("order", pa.int64()), ("timestamp", pa.int64())])
     assert Predicate.parse("A = 1").bind(schema).columns == ("A",)
@@ -364,6 +401,7 @@ def test_names_that_differ_in_capitals_only_must_be_exact():
     [
         ("n = 1 " + " " * PREDICATE_BYTES_MAX, PREDICATE_BYTES_MAX),
         ("n IN (" + "1," * PREDICATE_TOKENS_MAX + "1)", PREDICATE_TOKENS_MAX),
+        (" OR ".join(["yes"] * PREDICATE_WORDS_MAX), PREDICATE_WORDS_MAX),
         ("(" * (PREDICATE_DEPTH_MAX + 1) + "yes" + ")" * (PREDICATE_DEPTH_MAX + 1), PREDICATE_DEPTH_MAX),
         ("NOT " * (PREDICATE_DEPTH_MAX + 1) + "yes", PREDICATE_DEPTH_MAX),
         ("CASE WHEN " * (PREDICATE_DEPTH_MAX + 1) + "yes", PREDICATE_DEPTH_MAX),
@@ -371,15 +409,28 @@ def test_names_that_differ_in_capitals_only_must_be_exact():
         (f"s LIKE '{'%_' * PREDICATE_PATTERN_CHARS_MAX}'", PREDICATE_PATTERN_CHARS_MAX),
         ("||".join("s" * (PREDICATE_JOINS_MAX + 2)) + " = 'x'", PREDICATE_JOINS_MAX),
     ],
-    ids=["bytes", "tokens", "brackets", "signs", "case", "sum", "pattern", "joins"],
+    ids=["bytes", "tokens", "words", "brackets", "signs", "case", "sum", "pattern", "joins"],
 )
 def test_limits(text, limit):
     with pytest.raises(InvalidPredicate, match=str(limit)):
         Predicate.parse(text).bind(ROWS.schema)
 
 
+@pytest.mark.parametrize(
+    "opening", ["date(", "timestamp(", "int[", "null[", "f(n limit ", "map(int, ", "n::int[", "array<"]
+)
+def test_no_text_takes_exponential_time(opening):
+    """What a parser of all of SQL would read twice, as a type and as a call, at each of thirty levels."""
+    began = time.thread_time()
+    with pytest.raises(InvalidPredicate):
+        Predicate.parse(opening * 30 + "n").bind(ROWS.schema)
+    with pytest.raises(InvalidPredicate):
+        Predicate.parse(opening * 30 + "n" + (")" if "(" in opening else "]") * 30).bind(ROWS.schema)
+    assert time.thread_time() - began < 0.25
+
+
 def test_as_much_as_the_limits_allow():
-    many = " OR ".join(["tiny = 1"] * (PREDICATE_TOKENS_MAX // 4))
+    many = " OR ".join(["tiny = 1"] * (PREDICATE_WORDS_MAX // 3))
     assert Predicate.parse(many).bind(ROWS.schema).mask(ROWS).to_pylist() == [True, False, False, None]
     deep = "(" * (PREDICATE_DEPTH_MAX - 1) + "yes" + ")" * (PREDICATE_DEPTH_MAX - 1)
     assert Predicate.parse(deep).bind(ROWS.schema).mask(ROWS).to_pylist() == [True, False, True, None]
