@@ -164,10 +164,9 @@ def alter(
     With more shards most keys belong to another one from then on; consumers get what was written before the change
     first, so the records of a key stay in their order. There is no way back to fewer.
     """
-    if retention is retention_bytes is cleanup is tombstones is shards is None:
-        raise UsageProblem(
-            "nothing to change: give --retention, --retention-bytes, --cleanup, --tombstones or --shards"
-        )
+    if shards is None and retention is retention_bytes is cleanup is tombstones is None:
+        what = "--retention, --retention-bytes, --cleanup, --tombstones or --shards"
+        raise UsageProblem(f"nothing to change: give {what}")
     with existing(name), hubs.writing(loaded, data) as hub:
         hub.streams.alter(
             name,
@@ -345,10 +344,9 @@ def _schema_line(info: "StreamInfo") -> str:
     from mainstem.core.schema import Schema
 
     names = Schema.parse(info.schema).names
-    shown = ", ".join(names[:_COLUMNS_SHOWN]) + (
-        f" and {len(names) - _COLUMNS_SHOWN} more" * (len(names) > _COLUMNS_SHOWN)
-    )
-    parts = [f"rows of {shown} (version {info.schema_version}, {info.compatibility})"]
+    shown = ", ".join(names[:_COLUMNS_SHOWN])
+    more = f" and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
+    parts = [f"rows of {shown}{more} (version {info.schema_version}, {info.compatibility})"]
     parts += [f"key {', '.join(info.key)}"] if info.key else []
     parts += [f"index {', '.join(info.index)}"] if info.index else []
     return "; ".join(parts)

@@ -23,7 +23,9 @@ def counts(keeping: Keeping, stream: int) -> tuple[int, ...]:
     detailed = administration.handle(GetStreamCall(name, details=True)).streams[0]
     listed = next(info for info in administration.handle(ListStreamsCall()).streams if info.name == name)
     folder = SqliteLedgerReader(keeping.path / "ledger.db")
-    beside = Lookup(folder, keeping.log.reader, keeping.log.schemas).handle(GetStreamCall(name, details=True)).streams[0]
+    beside = (
+        Lookup(folder, keeping.log.reader, keeping.log.schemas).handle(GetStreamCall(name, details=True)).streams[0]
+    )
     folder.close()
     assert detailed.shard_records == listed.shard_records == beside.shard_records
     assert detailed.records == sum(detailed.shard_records)
