@@ -201,8 +201,8 @@ def test_a_record_sent_while_another_thread_sends_a_table_is_its_own(tmp_path):
         begun, sent = threading.Event(), threading.Event()
         begin = producer._begin_chunk
 
-        def begin_slowly(info):
-            chunk = begin(info)
+        def begin_slowly(info, rows):
+            chunk = begin(info, rows)
             begun.set()
             sent.wait(0.3)
             return chunk
