@@ -196,6 +196,7 @@ def test_s7_predicates(tmp_path):
 
 
 @pytest.mark.mechanism("S7")
+@pytest.mark.slow("a hundred thousand rows over the wire, twice")
 def test_s7_bytes(tmp_path):
     """Of a predicate that keeps one row in fifty at most a tenth of the bytes comes over the wire; without it, all."""
 
