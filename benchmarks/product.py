@@ -30,11 +30,15 @@ def command() -> list[str]:
 
 
 class Server(Process):
-    """``mainstem serve`` on a folder, on a free port. Use it in a ``with`` block."""
+    """``mainstem serve`` on a folder, on a free port. Use it in a ``with`` block.
 
-    def __init__(self, folder: Path) -> None:
+    `change` is Python code that the process runs first, to leave out what is to be measured.
+    """
+
+    def __init__(self, folder: Path, change: str = "") -> None:
         options = ["--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--http", "off", "--kafka", "off"]
-        super().__init__([*command(), "serve", *options])
+        changed = [sys.executable, "-c", f"{change}\nfrom mainstem.cli import main\nmain()"]
+        super().__init__([*(changed if change else command()), "serve", *options])
         word, _, rest = self.line(READY_TIMEOUT_S).partition(" ")
         self.ready_s = time.perf_counter() - self.started_at
         if word != "ready":

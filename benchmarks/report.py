@@ -118,6 +118,7 @@ def _remarks(scenario: Scenario, case: str, found: dict[str, Summary], runs: lis
 
 LABELS = {
     "msg_per_s": "messages/s",
+    "rows_per_s": "rows/s",
     "msg_per_cpu_s": "messages per CPU-second",
     "mb_per_s": "MB/s",
     "delivered_mb_per_s": "delivered MB/s",

@@ -14,6 +14,7 @@ from benchmarks.scenarios import (
     rows,
     send_batch,
     upkeep,
+    written_rows,
 )
 from benchmarks.scenarios import open as opening
 from benchmarks.scenarios.base import Case, Scenario, Settings
@@ -31,6 +32,7 @@ _MODULES = (
     memory,
     opening,
     rows,
+    written_rows,
     upkeep,
     merger,
     delete,

@@ -249,7 +249,7 @@ class Texts:
                 ("day", ["DATE '1970-01-01'", "DATE '2024-02-29'"]),
             ]
         )
-        chosen = [self._chance.choice(items) for _ in range(self._chance.randint(1, 7))]
+        chosen = [self._chance.choice(items) for _ in range(self._chance.choice((1, 2, 7, 20)))]
         return f"{name} {self._one('', 'NOT ')}IN ({', '.join(chosen)})"
 
     def _between(self, depth: int) -> str:

@@ -65,7 +65,9 @@ def messages() -> list[bytes]:
         (Kind.APPEND, wire.Append([header] * 40, True, 1_000), [b"p" * 24] * 40),
         (Kind.APPENDED, wire.Appended([1, -1], {1: wire.WireError(301, "busy")}), []),
         (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20), []),
+        (Kind.SUBSCRIBE, wire.Subscribe(1, [0], None, 1 << 20, "_offset > 3 AND key = 'k'", ["key", "_shard"], 0), []),
         (Kind.BATCHES, wire.Batches([(7, header)]), [b"p" * 24]),
+        (Kind.BATCHES, wire.Batches([(7, header)], 1, 2, 3), [b"p" * 24]),
         (Kind.CREDIT, wire.Credit(1 << 16), []),
         (Kind.UNSUBSCRIBE, None, []),
         (Kind.END, None, []),
@@ -127,7 +129,9 @@ class Mutator:
             case 10:
                 return self._too_much(at, number)
             case 0:
-                made = (Kind.SUBSCRIBE, wire.Subscribe(few, [large] * few, None, number), [])
+                where = text if at % 3 else "(" * (number % 20_000)
+                asked = (where, [text] * few, few) if at % 2 else ()
+                made = (Kind.SUBSCRIBE, wire.Subscribe(few, [large] * few, None, number, *asked), [])
             case 1:
                 made = (Kind.SUBSCRIBE, wire.Subscribe(few, [0] * few, [large] * (at % 5), number), [])
             case 2:

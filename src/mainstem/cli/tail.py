@@ -23,7 +23,7 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.cli.times import parse_time
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, MainstemError
+from mainstem.core.errors import DataLoss, MainstemError, UndecodedRecords
 from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
@@ -173,7 +173,7 @@ def _pour_columns(
     return ExitCode.FAILURE if losses else ExitCode.OK
 
 
-def _report(loss: DataLoss) -> None:
+def _report(loss: DataLoss | UndecodedRecords) -> None:
     print(f"mainstem: {str(loss).partition('; ')[0]}; going on after them", file=sys.stderr, flush=True)
 
 

@@ -322,6 +322,10 @@ class Consumer:
             _resolve_cursor(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info)
         self._drop_subscription()
         self._adopt(info)
+        # A schema that was set after the backup is not known any more.
+        self._view = self._look_through(info)
+        if self._where:
+            _check_predicate(self._where, self._view)
 
     def _adopt(self, info: StreamInfo) -> None:
         """Positions are of this epoch now."""

@@ -147,6 +147,8 @@ class Feed:
 
     def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
         """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
+        if self._select is not None and not self._is_plain:
+            return []
         while self._ready:
             shard = self._ready[0]
             offset = self._offsets[shard]
@@ -168,9 +170,7 @@ class Feed:
         return []
 
     def _needs_work(self, batch: FetchedBatch) -> bool:
-        """Whether a batch may have to be looked into, which takes too long for whoever has no thread to spare."""
-        if not self._is_plain:
-            return True
+        """Whether a batch may have to be made rows of, which takes too long for whoever has no thread to spare."""
         return not batch.header.schema_id and (self._selection is None or self._selection.needs(batch.header))
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:

@@ -156,7 +156,7 @@ def collect(
     """
     ranges = [] if times is None else [_pack_range(_TIMESTAMP_PLACE, 0, _WHOLE, *times)]
     if batch is not None:
-        ranges += [_range_of(batch, name) for name in _ranged(batch.schema, (*columns, *index))]
+        ranges += [_range_of(batch, name) for name in _ranged(batch.schema, columns, index)]
     wanted: list[tuple[_Places, bloom.U64]] = []
     if key is not None and key.null_count < len(key):
         places = [(_KEY_PLACE, _BYTES)]
@@ -200,12 +200,18 @@ def _padded(length: int) -> int:
     return (length + 7) & ~7
 
 
-def _ranged(schema: pa.Schema, first: Sequence[str]) -> list[str]:
-    """The columns that get ranges: those the key and the index are made of, then times, then others in their order."""
+def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list[str]:
+    """The columns that get ranges: those that the key and the index are made of, then times, then others in their order.
+
+    Of text and bytes only what is indexed: finding the bounds of a text takes ten times as long as those of a number,
+    and texts that follow time are rare.
+    """
     fitting = [field for field in schema if not field.name.startswith("_") or field.name not in _COMPANIONS]
-    named = {field.name: field.type for field in fitting if can_be_indexed(field.type)}
+    kinds = {field.name: field.type for field in fitting if can_be_indexed(field.type)}
+    named = {name: kind for name, kind in kinds.items() if name in index or _form_of(kind) != _BYTES}
     times = [name for name, kind in named.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)]
-    return list(dict.fromkeys((*(name for name in first if name in named), *times, *named)))[:STATISTICS_RANGES_MAX]
+    first = [name for name in (*key, *index) if name in named]
+    return list(dict.fromkeys((*first, *times, *named)))[:STATISTICS_RANGES_MAX]
 
 
 # Columns of a batch of rows that are not of its schema.

@@ -28,6 +28,8 @@ from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
 from mainstem.log.recent_reads import RecentReads
 
+# What comes last in a shard is looked into without asking the ledger if it is not more than this.
+_TAIL_BYTES_MAX: Final = 32 * 1_024
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
 _GAP_BYTES_MAX: Final = 16 * 1_024
 
@@ -78,9 +80,10 @@ class LogReader:
                 raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
             if offset >= row.stable:
                 return []
-            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either.
-            hot = self._find_hot(stream.id, shard, offset, bytes_max) if can_skip is None else []
-            if hot:
+            hot = self._find_hot(stream.id, shard, offset, bytes_max if can_skip is None else _TAIL_BYTES_MAX)
+            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either. But
+            # for the little that came last: a follower finds it here.
+            if hot and (can_skip is None or _is_little(hot, row.stable)):
                 return hot
             entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
             if not entries or entries[0].base > offset:
@@ -297,6 +300,11 @@ def _without_records(entry: Entry) -> FetchedBatch:
     """What stands for offsets whose records were all compacted away or erased."""
     header = BatchHeader(entry.stream, entry.shard, *(0,) * 13, span=entry.span)
     return FetchedBatch(entry.base, header, b"")
+
+
+def _is_little(hot: Sequence[FetchedBatch], end: int) -> bool:
+    """Whether these batches are the last of their shard, and so small that they have no statistics."""
+    return hot[-1].end >= end and sum(batch.header.stored_len for batch in hot) <= _TAIL_BYTES_MAX
 
 
 def _runs(

@@ -96,7 +96,7 @@ _MAGIC: Final = FRAME_MAGIC.to_bytes(4, "little")
 
 
 class SalvagedBatch(NamedTuple):
-    """Records of one batch with all columns, and the offset of its first record if that is known; for rows the schema."""
+    """Records of one batch with all columns, the offset of the first if that is known, and the schema of rows."""
 
     header: FrameHeader
     base: int | None

@@ -95,7 +95,7 @@ def exercise(hub, reader_hub):
     assert {shard for shard, _ in sent} == set(range(8))
     assert len(cursor.offsets) == 8
     # Whoever comes later gets them in the same order per key.
-    counts = {}
+    counts: dict[bytes | None, int] = {}
     with reader_hub.consumer("orders", start="earliest", follow=False) as consumer:
         for record in consumer:
             assert int(record.value) == counts.get(record.key, 0)
@@ -185,3 +185,25 @@ def test_shards_only_become_more(tmp_path):
         assert hub.streams.alter("orders", shards=3).generation == 0
         changed = hub.streams.alter("orders", shards=4, retention="1h")
         assert (changed.shards, changed.generation, changed.generations) == (4, 1, ((4, (0, 0, 0)),))
+
+
+@pytest.mark.slow("starts a server process")
+def test_rows_go_over_too_and_are_found_among_more_shards(tmp_path):
+    """Their keys are columns, they come as dicts, JSON and tombstones, and a predicate chooses among them."""
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("orders", shards=1, schema={"id": "int64", "turn": "int64"}, key="id")
+        with hub.producer() as producer, hub.consumer("orders", start="earliest", where="turn >= 1") as consumer:
+            for turn, shards in enumerate((2, 5, 5)):
+                for number in range(30):
+                    producer.send("orders", {"id": number, "turn": turn})
+                    producer.send("orders", b'{"id": %d, "turn": %d}' % (number, turn + 10))
+                producer.send("orders", None, key=b"7")
+                hub.streams.alter("orders", shards=shards)
+            producer.flush()
+            found: dict[int, list[int]] = {}
+            for _ in range(30 * 2 * 3 - 30):
+                record = consumer.poll(10)
+                assert record is not None
+                found.setdefault(record.value["id"], []).append(record.value["turn"])
+        assert set(map(tuple, found.values())) == {(10, 1, 11, 2, 12)}
+        assert hub.streams.get("orders").records == 183

@@ -55,7 +55,7 @@ def test_exist_ok_takes_the_stream_as_it_is(hub):
     made = hub.streams.create("orders", shards=2, retention="1d")
     assert hub.streams.create("orders", exist_ok=True) == made
     with pytest.raises(
-        mainstem.InvalidSetting, match="with other options: shards is .*, not 9; retention is .*, not 5d"
+        mainstem.InvalidSetting, match=r"with other options: shards is .*, not 9; retention is .*, not 5d"
     ):
         hub.streams.create("orders", shards=9, retention="5d", exist_ok=True)
 
@@ -108,14 +108,14 @@ def test_a_retention_that_makes_no_sense_is_refused(hub, retention):
     assert hub.streams.get("orders").retention_us == DAY_US
 
 
-@pytest.mark.parametrize("shards", [0, -1, 4_097, 2**70, 1.5, "4", None, True, [1]])
+@pytest.mark.parametrize("shards", [0, -1, 4_097, 2**70, 1.5, "4", True, [1]])
 def test_a_number_of_shards_that_makes_no_sense_is_refused(hub, shards):
     with pytest.raises(mainstem.InvalidRequest):
         hub.streams.create("orders", shards=shards)
     assert hub.streams.list() == []
 
 
-@pytest.mark.parametrize("hash_", ["md5", "", None, 7, ["crc32"]])
+@pytest.mark.parametrize("hash_", ["md5", "", 7, ["crc32"]])
 def test_an_unknown_hash_is_refused(hub, hash_):
     with pytest.raises(mainstem.InvalidRequest):
         hub.streams.create("orders", hash=hash_)

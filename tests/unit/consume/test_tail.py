@@ -9,7 +9,7 @@ from mainstem.consume.cursor_file import CursorFile
 from mainstem.consume.outlet import Outlet
 from mainstem.consume.rendering import renderer
 from mainstem.consume.tail import Tail
-from mainstem.core.errors import DataLoss, InvalidCursor
+from mainstem.core.errors import DataLoss, InvalidCursor, UndecodedRecords
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def hub(tmp_path):
         yield hub
 
 
-def poured(hub, path, *, start="earliest", limit=None, on_loss=lambda loss: None):
+def poured(hub, path, *, start="earliest", limit=None, on_loss=lambda loss: None, **options):
     """The lines one call writes to a file, and its tail."""
-    with path.open("wb") as file, hub.consumer("s", start=start, follow=False) as consumer:
+    with path.open("wb") as file, hub.consumer("s", start=start, follow=False, **options) as consumer:
         tail = Tail(
             consumer,
             Outlet(file.fileno()),
@@ -50,8 +50,22 @@ def test_pieces_of_any_length_add_up_to_the_whole(hub, tmp_path):
     assert len(found) == 300
 
 
+def test_pieces_of_what_matches_add_up_to_the_whole(hub, tmp_path):
+    """Between two matches there are offsets of others: the cursor stands before the next one, at the end behind all."""
+    found: list[bytes] = []
+    cursor: object = "earliest"
+    for limit in (1, 3, 20, 100):
+        lines, tail = poured(hub, tmp_path / "out", start=cursor, limit=limit, where="key = '3' OR value LIKE '%7'")
+        found += lines
+        cursor = tail.cursor
+    assert sorted(map(int, found)) == [n for n in range(300) if n % 10 in (3, 7)]
+    assert tail.cursor.offsets == hub.streams.get("s").ends
+    _, tail = poured(hub, tmp_path / "out", where="value = 'nothing'")
+    assert tail.cursor.offsets == hub.streams.get("s").ends
+
+
 def test_a_loss_is_reported_and_passed(hub, tmp_path, monkeypatch):
-    losses: list[DataLoss] = []
+    losses: list[DataLoss | UndecodedRecords] = []
     _, tail = poured(hub, tmp_path / "out", limit=0)
     assert tail.losses == 0
     with hub.consumer("s", start="earliest", follow=False) as consumer, open(os.devnull, "wb") as null:

@@ -11,7 +11,7 @@ from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidRequest
 from mainstem.core.schema import Schema
 from mainstem.log.doctor import examine
-from mainstem.log.flush import AlterStream, Appended, CreateStream, DescribeSchema, SetSchema
+from mainstem.log.flush import AlterStream, Appended, CreateStream, DescribeSchema, Rejected, SetSchema
 from mainstem.log.ledger.inspector import LedgerInspector
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.rebuild import rebuild
@@ -50,8 +50,10 @@ def rows(log: Log, stream: int, schema: Schema, ids: list[int], *, shard: int = 
 def filled(path, options=None) -> Log:
     """Records without a schema, rows of the first version and of the second."""
     log = Log(path, options)
-    given = {"schema": FIRST.serialized, "fingerprint": FIRST.fingerprint}
-    stream = log.execute(CreateStream("0" * 32, "orders", 2, "crc32", 10**15, NOW_US, **given)).stream
+    command = CreateStream(
+        "0" * 32, "orders", 2, "crc32", 10**15, NOW_US, schema=FIRST.serialized, fingerprint=FIRST.fingerprint
+    )
+    stream = log.execute(command).stream
     assert append(log, make_batch([b"{}", b"[]"], stream=stream)) == [Appended(0)]
     assert append(log, rows(log, stream, FIRST, [1, 2, 3])) == [Appended(2)]
     log.execute(SetSchema(stream, SECOND.serialized, SECOND.fingerprint, 2, NOW_US))
@@ -95,6 +97,7 @@ def test_a_batch_of_a_schema_that_nobody_has_is_refused_and_described_by_nobody(
     batch = rows(log, 1, FIRST, [1])
     header = msgspec.structs.replace(batch.header, schema_id=99)
     (outcome,) = append(log, Batch(header, batch.payload))
+    assert isinstance(outcome, Rejected)
     assert "never had schema 99" in str(outcome.error)
     log.close()
     assert described(tmp_path) == {1: [1, 2]}

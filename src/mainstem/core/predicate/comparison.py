@@ -40,8 +40,9 @@ from mainstem.core.predicate.families import (
     unit_ns,
 )
 
-# From so many constants on a hash table is faster than comparing with each.
-_FEW: Final = 4
+# From so many constants on a hash table is faster than comparing with each: of text, and of everything else.
+_FEW_TEXTS: Final = 4
+_FEW: Final = 16
 # Digits enough for every decimal that Arrow has.
 _EXACT: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _UNKNOWN: Final = Constant(pa.bool_(), "NULL", pa.scalar(None, pa.bool_()))
@@ -81,7 +82,7 @@ def one_of(part: Bound, items: Sequence[Bound]) -> Bound:
     """IN: an equality with each, of which those with constants are looked up together."""
     found = [compare("=", part, item) for item in items]
     together = [each for each in found if isinstance(each, Compared) and each.part is part]
-    if len(together) >= _FEW:
+    if len(together) >= (_FEW_TEXTS if family_of(part.type) in STRINGS else _FEW):
         found = [each for each in found if not (isinstance(each, Compared) and each.part is part)]
         constants = tuple(each.constant for each in together)
         found.append(OneOf(part, _value_set([each.scalar for each in together]), constants))

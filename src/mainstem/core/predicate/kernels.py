@@ -249,9 +249,10 @@ def to_double(values: Any) -> Any:
 
 
 def to_text(values: Any) -> Any:
-    if family_of(values.type) is Family.BINARY:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:  # some bytes are not UTF-8
         return null_where(pc.invert(pc.match_substring_regex(values, _UTF8)), values).cast(pa.string())
-    return values.cast(pa.string())
 
 
 def to_boolean(values: Any) -> Any:
