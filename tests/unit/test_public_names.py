@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 import mainstem
@@ -126,7 +127,9 @@ def test_the_objects(tmp_path):
             assert batch is not None
             record = next(batch.records())
             objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
-            objects.append(hub.streams.erase("s", b"k"))
+            found_records = hub.find("s", "_offset = 0")
+            schema = mainstem.Schema(pa.schema([("id", pa.int64())]))
+            objects += [hub.streams.erase("s", b"k"), found_records, schema]
             found = {type(thing): public(dir(thing)) for thing in objects}
     found[ProducerOptions] = public(dir(ProducerOptions()))
     expected = {kind: set(names.split()) for kind, names in NAMES.items()}
