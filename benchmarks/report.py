@@ -151,7 +151,7 @@ LABELS = {
 
 def amount(metric: str, value: float) -> str:
     """A value with its unit, short enough for a table."""
-    if metric.startswith("msg_per"):
+    if metric.startswith(("msg_per", "rows_per")):
         return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
     if metric.endswith("_ms"):
         return f"{value:.2f} ms"

@@ -1,8 +1,8 @@
 """The layouts: which columns a batch of records has, and how columns become such a batch.
 
 A record without a schema is a row of `key: binary, value: binary, headers: map<string, binary>, timestamp:
-timestamp[us, UTC]`. Most batches use only some of these, so there are *layouts*, each a fixed Arrow schema that is never
-written down:
+timestamp[us, UTC]`. Most batches use only some of these, so there are *layouts*, each a fixed Arrow schema that is
+never written down:
 
     layout   bit 1: has a key column, bit 2: has headers, bit 4: has timestamps; value is always there; order as above
 

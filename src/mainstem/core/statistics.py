@@ -201,7 +201,7 @@ def _padded(length: int) -> int:
 
 
 def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list[str]:
-    """The columns that get ranges: those that the key and the index are made of, then times, then others in their order.
+    """The columns that get ranges: those of the key and the index, then times, then others in their order.
 
     Of text and bytes only what is indexed: finding the bounds of a text takes ten times as long as those of a number,
     and texts that follow time are rare.
