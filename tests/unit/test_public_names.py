@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 import mainstem
@@ -35,7 +36,7 @@ CLASSES = {
 
 NAMES = {
     Hub: "close consumer find overview producer redrive statistics streams",
-    Streams: "alter create delete erase get list trim",
+    Streams: "alter create delete erase get list schemas set_schema trim",
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
     BatchAck: "chunks dead done exception result",
@@ -49,8 +50,9 @@ NAMES = {
     mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
-        "bytes cleanup created_us ends epoch generation gone_by_us hash id missing name oldest_us records restored "
-        "retention_bytes retention_us shard_records shards starts tombstone_us uuid waiting_bytes"
+        "bytes cleanup compatibility created_us ends epoch generation generations gone_by_us hash id index key missing "
+        "name oldest_us records restored retention_bytes retention_us schema schema_id schema_version shard_records "
+        "shards starts statistics_bytes tombstone_us uuid waiting_bytes"
     ),
     Erasure: "gone_by_us records",
     ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_bad on_full",
@@ -68,10 +70,12 @@ CALLS = {
         "compression='lz4', on_full='block', on_bad='raise')"
     ),
     "Streams.create": (
-        "(name, *, shards=1, retention=None, retention_bytes=0, cleanup='delete', tombstones=None, hash='crc32', "
-        "exist_ok=False)"
+        "(name, *, shards=None, schema=None, key=None, index=None, compatibility=None, retention=None, "
+        "retention_bytes=None, cleanup=None, tombstones=None, hash=None, exist_ok=False)"
     ),
-    "Streams.alter": "(name, *, retention=None, retention_bytes=None, cleanup=None, tombstones=None)",
+    "Streams.alter": "(name, *, retention=None, retention_bytes=None, cleanup=None, tombstones=None, shards=None)",
+    "Streams.set_schema": "(name, schema, *, compatibility=None, dry_run=False)",
+    "Streams.schemas": "(name)",
     "Streams.trim": "(name, *, before=None, offset=None, shard=None)",
     "Streams.erase": "(name, key)",
     "Producer.send_many": "(stream, values, keys=None)",
@@ -123,7 +127,9 @@ def test_the_objects(tmp_path):
             assert batch is not None
             record = next(batch.records())
             objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
-            objects.append(hub.streams.erase("s", b"k"))
+            found_records = hub.find("s", "_offset = 0")
+            schema = mainstem.Schema(pa.schema([("id", pa.int64())]))
+            objects += [hub.streams.erase("s", b"k"), found_records, schema]
             found = {type(thing): public(dir(thing)) for thing in objects}
     found[ProducerOptions] = public(dir(ProducerOptions()))
     expected = {kind: set(names.split()) for kind, names in NAMES.items()}

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from mainstem.hub.hub import Hub
 
 
+_LOOK_SECONDS = 0.2
+
+
 @with_settings("tail")
 def tail(
     loaded: Loaded,
@@ -142,7 +145,11 @@ def _pour_columns(
     limit: int | None,
 ) -> int:
     """Whole batches, of the columns that the stream has now."""
+    from mainstem.consume.outlet import Outlet
+
     losses = 0
+    # Who reads our output may go away while we wait for more.
+    outlet = Outlet(sys.stdout.fileno())
     with hub.consumer(
         name, start=start, follow=follow, where=where, columns=columns or row_columns(hub, name), on_bad="skip"
     ) as consumer:
@@ -150,12 +157,14 @@ def _pour_columns(
             left = limit
             while left != 0:
                 try:
-                    batch = consumer.poll_batch(timeout=None)
+                    batch = consumer.poll_batch(timeout=_LOOK_SECONDS if follow else None)
                 except DataLoss as loss:
                     losses += 1
                     _report(loss)
                     continue
                 if batch is None:
+                    if follow and outlet.look():
+                        continue
                     break
                 taken = batch if left is None else batch.first(left)
                 writer.write(taken.to_arrow())

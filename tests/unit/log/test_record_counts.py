@@ -5,6 +5,7 @@ import pytest
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.flush import TrimShard
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
+from mainstem.registry import compatibility
 from mainstem.transport.port import GetStreamCall, ListStreamsCall
 from tests.unit.log.keeping import DAY, Keeping
 
@@ -18,7 +19,7 @@ def keeping(tmp_path):
 
 def counts(keeping: Keeping, stream: int) -> tuple[int, ...]:
     """The records of each shard, by every way to ask, which must agree with what can be read."""
-    administration = Administration(keeping.log)
+    administration = Administration(keeping.log, check_schema=compatibility.check)
     name = keeping.row(stream).name
     detailed = administration.handle(GetStreamCall(name, details=True)).streams[0]
     listed = next(info for info in administration.handle(ListStreamsCall()).streams if info.name == name)
