@@ -240,7 +240,7 @@ def test_k14_restart(tmp_path, monkeypatch):
     monkeypatch.setattr(RemoteSubscription, "subscribe_message", without_a_place)
     # The consumer would pass over what it has had already, which is its place again.
     monkeypatch.setattr(
-        consumer_module, "RecordBatch", lambda name, batch, _, end: RecordBatch(name, batch, batch.base, end)
+        consumer_module, "RecordBatch", lambda name, batch, _, *rest: RecordBatch(name, batch, batch.base, *rest)
     )
     for found in read_over_a_restart(tmp_path / "control")[1:]:
         assert found != numbers(0, len(found))
