@@ -24,6 +24,7 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
+from mainstem.core.payload import Encoded
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
 from mainstem.registry.promotion import Promotion, promotion
@@ -184,6 +185,8 @@ class Selection:
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
         header = fetched.header
+        if self._predicate is None and (taken := self._take(fetched)) is not None:
+            return Selected((taken,))
         decoded = self.view.decode(fetched, self._tested)
         if self._predicate is None:
             if decoded.bad:
@@ -199,6 +202,17 @@ class Selection:
             some = mask if count < len(mask) else None
             left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
         return Selected(left, len(decoded.bad))
+
+    def _take(self, fetched: FetchedBatch) -> FetchedBatch | None:
+        """All records of a batch with the wanted columns as they are stored; None if they have to be looked into."""
+        header, view = fetched.header, self.view
+        if view.schema is None or view.columns is None or header.schema_id != view.schema_id or "_key" in view.columns:
+            return None
+        assert view.kept is not None
+        dropped = layouts.HAS_KEY | (0 if "_headers" in view.columns else layouts.HAS_HEADERS)
+        sizes = (header.encoding, header.layout, header.count, header.raw_len)
+        encoded = payload.take_columns(*sizes, fetched.payload, view.schema, view.kept, header.layout & ~dropped)
+        return None if encoded is None else FetchedBatch(fetched.base, _with(header, encoded), encoded.payload)
 
     def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
         """All columns that are given, of a batch of which those that the predicate needs were decoded."""
@@ -308,16 +322,7 @@ class Selection:
         batch = pa.RecordBatch.from_arrays([kept[name] for name in fields.names], schema=fields)
         encoded = payload.encode(batch, self._compression, view.kept)
         left = msgspec.structs.replace(
-            header,
-            count=count,
-            encoding=encoded.encoding,
-            layout=encoded.layout,
-            schema_id=view.schema_id,
-            raw_len=encoded.raw_len,
-            stored_len=len(encoded.payload),
-            payload_crc=crc32c(encoded.payload),
-            statistics=b"",
-            span=end - base if count != end - base else 0,
+            _with(header, encoded), schema_id=view.schema_id, span=end - base if count != end - base else 0
         )
         return [FetchedBatch(base, left, encoded.payload)]
 
@@ -405,3 +410,17 @@ def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 _AS_BYTES: Final = Selection(View(None))
+
+
+def _with(header: BatchHeader, encoded: Encoded) -> BatchHeader:
+    """The header of a batch that another is made of."""
+    return msgspec.structs.replace(
+        header,
+        count=encoded.count,
+        encoding=encoded.encoding,
+        layout=encoded.layout,
+        raw_len=encoded.raw_len,
+        stored_len=len(encoded.payload),
+        payload_crc=crc32c(encoded.payload),
+        statistics=b"",
+    )

@@ -243,7 +243,7 @@ def plain_message(layout: int, columns: Sequence[Sequence[bytes]]) -> bytes:
     Byte for byte what pyarrow would make. TypeError if a value is None.
     """
     count = len(columns[0])
-    template = _template(layout)
+    template = _plain_template(layout)
     body: list[bytes] = []
     spans: list[int] = []
     at = 0
@@ -254,36 +254,68 @@ def plain_message(layout: int, columns: Sequence[Sequence[bytes]]) -> bytes:
         spans += (at, 0, at, len(offsets), data_at, len(data))
         body += (offsets, _ZEROS[-len(offsets) & 7], data, _ZEROS[-len(data) & 7])
         at = data_at + len(data) + (-len(data) & 7)
-    head = bytearray(template.head)
-    _I64.pack_into(head, template.body_len_at, at)
-    _I64.pack_into(head, template.count_at, count)
-    SHAPES[layout].nodes.pack_into(head, template.nodes_at, *((count, 0) * len(columns)))
-    SHAPES[layout].buffers.pack_into(head, template.buffers_at, *spans)
-    return b"".join((head, *body))
+    return b"".join((template.filled(count, (count, 0) * len(columns), spans, at), *body))
 
 
-class _Template(NamedTuple):
-    """Prefix and metadata of a plain message, and where the numbers are that differ from message to message."""
+class Template(NamedTuple):
+    """Prefix and metadata of a message, and where the numbers are that differ from message to message."""
 
+    shape: Shape
     head: bytes
     body_len_at: int
     count_at: int
     nodes_at: int
     buffers_at: int
 
+    def filled(self, count: int, nodes: Sequence[int], spans: Sequence[int], body_len: int) -> bytearray:
+        """The same for a message with these numbers."""
+        head = bytearray(self.head)
+        _I64.pack_into(head, self.body_len_at, body_len)
+        _I64.pack_into(head, self.count_at, count)
+        self.shape.nodes.pack_into(head, self.nodes_at, *nodes)
+        self.shape.buffers.pack_into(head, self.buffers_at, *spans)
+        return head
 
-@functools.cache
-def _template(layout: int) -> _Template:
-    shape = SHAPES[layout]
-    message = build([b"x"], [b"x"] if layout == HAS_KEY else None).serialize().to_pybytes()
+
+def template_of(message: bytes, shape: Shape) -> Template:
+    """What all messages of this shape have in common, from one that has records and a body."""
     head = message[: 8 + _PREFIX.unpack_from(message)[1]]
     metadata = head[8:]
     _, _, header, body_len, _ = _fields(metadata, _U32.unpack_from(metadata)[0])
     count, nodes, buffers, *_ = _fields(metadata, header + _U32.unpack_from(metadata, header)[0])
-    return _Template(
+    return Template(
+        shape,
         head,
         8 + body_len,
         8 + count,
         8 + _vector(metadata, nodes, shape.node_count),
         8 + _vector(metadata, buffers, shape.buffer_count),
     )
+
+
+@functools.cache
+def _plain_template(layout: int) -> Template:
+    message = build([b"x"], [b"x"] if layout == HAS_KEY else None).serialize().to_pybytes()
+    return template_of(message, SHAPES[layout])
+
+
+def narrowed(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int, template: Template) -> bytes:
+    """The message with only the columns that `template` has, of those that `shape` has: the bytes of each as they are.
+    The message was checked when it was stored."""
+    found = locate(message, shape, codec_id, count)
+    columns = [index for index, node in enumerate(shape.columns) if node.parent < 0]
+    bounds = [*((index, shape.columns[index].buffer) for index in columns), (shape.node_count, shape.buffer_count)]
+    nodes: list[int] = []
+    spans: list[int] = []
+    body: list[pa.Buffer | bytes] = []
+    at = 0
+    for name in template.shape.schema.names:
+        place = shape.schema.names.index(name)
+        (node, buffer), (node_end, buffer_end) = bounds[place], bounds[place + 1]
+        nodes += found.nodes[2 * node : 2 * node_end]
+        for number in range(buffer, buffer_end):
+            offset, length = found.buffers[2 * number : 2 * number + 2]
+            spans += (at, length)
+            body += (message.slice(found.body_at + offset, length), _ZEROS[-length & 7])
+            at += length + (-length & 7)
+    return b"".join((template.filled(count, nodes, spans, at), *body))

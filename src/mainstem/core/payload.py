@@ -51,7 +51,16 @@ from mainstem.core.limits import (
     PAYLOAD_WHOLE_ZSTD_MAX,
     RECORD_BYTES_MAX,
 )
-from mainstem.core.message import Located, inspect, is_plain, locate, plain_message
+from mainstem.core.message import (
+    Located,
+    Template,
+    inspect,
+    is_plain,
+    locate,
+    narrowed,
+    plain_message,
+    template_of,
+)
 from mainstem.core.schema import Schema
 
 RAW: Final = 1
@@ -263,6 +272,37 @@ def decode_columns(
         else:
             parts.leave(field.type)
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def take_columns(
+    encoding: int,
+    layout: int,
+    count: int,
+    raw_len: int,
+    payload: Buffer | pa.Buffer,
+    schema: Schema,
+    kept: Schema,
+    kept_layout: int,
+) -> Encoded | None:
+    """The payload of a batch of rows with only the columns of `kept` and of `kept_layout`, their bytes as they are:
+    nothing is decompressed. None where that cannot be, because all of it was compressed together."""
+    codec = _codec_of(encoding)
+    if codec is not None and encoding not in _BY_BUFFER:
+        return None
+    _check_raw_len(raw_len)
+    template = _row_template(encoding, kept_layout, kept)
+    codec_id = None if codec is None else codec.flatbuffer_id
+    message = _message(encoding, raw_len, payload)
+    made = narrowed(message, shape_of(layout, schema), codec_id, count, template)
+    return Encoded(encoding, kept_layout, count, inspect(pa.py_buffer(made), template.shape, codec_id, count), made)
+
+
+@functools.lru_cache(maxsize=1024)
+def _row_template(encoding: int, layout: int, schema: Schema) -> Template:
+    shape, codec = shape_of(layout, schema), _CODEC_OF[encoding]
+    nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in shape.schema], schema=shape.schema)
+    message = nothing.serialize() if codec is None else _compress_buffers(nothing, codec, shape)
+    return template_of(message.to_pybytes(), shape)
 
 
 class _Parts:

@@ -70,11 +70,16 @@ class Contents(NamedTuple):
             header.encoding, header.layout, header.count, header.raw_len, data, None, ("key",)
         )
 
-    def with_statistics(self, header: BatchHeader, batch: pa.RecordBatch | None) -> BatchHeader:
-        """The header with the statistics of its batch, which is only needed if it has rows or keys."""
+    def with_statistics(
+        self, header: BatchHeader, batch: pa.RecordBatch | None, keys: pa.BinaryArray | None = None
+    ) -> BatchHeader:
+        """The header with the statistics of its batch, which is only needed if it has rows or keys. `keys` are those of
+        its records, if somebody has made them already."""
+        if keys is None and batch is not None:
+            keys = self.keys(header.schema_id, batch)
         known = statistics.collect(
             batch if header.schema_id else None,
-            key=None if batch is None else self.keys(header.schema_id, batch),
+            key=keys,
             index=self.indexed,
             columns=self.key,
             times=(header.time_low, header.time_high),

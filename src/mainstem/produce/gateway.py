@@ -8,7 +8,7 @@ is found out here too, while it is open.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +44,13 @@ def _no_versions(stream: int) -> Sequence[VersionRow]:
     return ()
 
 
+class _Opened(NamedTuple):
+    """A batch that is safe to use, and the keys of its records if they had to be made."""
+
+    batch: pa.RecordBatch
+    keys: pa.BinaryArray | None = None
+
+
 class Gateway:
     """Says no to batches that must not be stored. One thread. `stream_of` looks a stream up by id, `schema_of` a
     schema, `versions_of` the versions of a stream's schema."""
@@ -69,12 +76,13 @@ class Gateway:
             row = self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
-            batch = self._check_payload(row, header, data)
+            opened = self._check_payload(row, header, data)
         except MainstemError as error:
             self.refused += 1
             return error
         if is_worth_statistics(header):
-            header = Contents.of(row, self._schema_of).with_statistics(header, batch)
+            batch, keys = (None, None) if opened is None else opened
+            header = Contents.of(row, self._schema_of).with_statistics(header, batch, keys)
         return Batch(header, data)
 
     def _check_place(self, header: BatchHeader) -> StreamRow:
@@ -104,23 +112,23 @@ class Gateway:
         self._known.add((row.id, schema))
         return True
 
-    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch | None:
+    def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> _Opened | None:
         """The batch, safe to use; None of a small one that did not have to be opened."""
         if crc32c(data) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
         # In a payload that is not longer than the longest key no key is too long.
         has_long_key = header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX
+        opened: _Opened | None = None
         if header.schema_id:
-            batch = self._check_rows(row, header, data)
-            times = payload.row_time_range(batch)
+            opened = self._check_rows(row, header, data)
+            times = payload.row_time_range(opened.batch)
         elif header.layout & HAS_HEADERS or has_long_key or row.compacts or row.schema_id:
-            batch = self._check_records(row, header, data)
-            times = payload.time_range(batch)
+            opened = _Opened(self._check_records(row, header, data))
+            times = payload.time_range(opened.batch)
         elif is_worth_statistics(header):
-            batch = self._opened(header, data)
-            times = payload.time_range(batch)
+            opened = _Opened(self._opened(header, data))
+            times = payload.time_range(opened.batch)
         else:
-            batch = None
             times = payload.verify(
                 header.encoding, header.layout, header.count, header.raw_len, data, self._record_bytes_max
             )
@@ -134,7 +142,7 @@ class Gateway:
             raise InvalidPayload(
                 f"times are {times[0]} to {times[1]}, the header says {header.time_low} to {header.time_high}"
             )
-        return batch
+        return opened
 
     def _check_records(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch:
         """Check keys and headers too, by whole columns."""
@@ -149,7 +157,7 @@ class Gateway:
         sizes = (header.encoding, header.layout, header.count, header.raw_len)
         return payload.check(*sizes, data, self._record_bytes_max, schema=schema)
 
-    def _check_rows(self, row: StreamRow, header: BatchHeader, data: bytes) -> pa.RecordBatch:
+    def _check_rows(self, row: StreamRow, header: BatchHeader, data: bytes) -> _Opened:
         """A batch of rows: what its schema promises, its keys and headers."""
         schema = self._schema_of(header.schema_id)
         batch = self._opened(header, data, schema)
@@ -162,7 +170,7 @@ class Gateway:
         keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
         check_row_batch(row.name, batch, keys)
         check_keyed(row.name, row.cleanup, keys is not None and not keys.null_count)
-        return batch
+        return _Opened(batch, keys)
 
     def _check_json(self, row: StreamRow, header: BatchHeader, batch: pa.RecordBatch) -> None:
         """Records without a schema in a stream that has one: JSON that fits its newest, or tombstones with a key."""
