@@ -61,6 +61,7 @@ from mainstem.produce.admission import (
     check_envelope,
     check_keyed,
     check_row_batch,
+    check_shard,
     check_value,
     columns,
     has_keys,
@@ -148,6 +149,8 @@ class Producer:
         self._id = new_producer_id()
         self._epoch = 0
         self._sequences: dict[tuple[int, int], int] = {}
+        # Stream: the generation for which its records were shipped last.
+        self._generations: dict[int, int] = {}
         self._streams: dict[str, StreamInfo] = {}
         self._looked_up: dict[str, float] = {}
         # Guards the buffer: the filling parcel, the queue of rolled ones and the byte counts.
@@ -201,16 +204,24 @@ class Producer:
             key: Key = None,
             headers: Headers = None,
             timestamp: datetime | int | None = None,
+            shard: int | None = None,
         ) -> Ack:
             """Add a record; returns at once with its Ack, unless the buffer is full.
 
             `value`: bytes, or in a stream with a schema a row: a dict, or JSON as bytes or text; SchemaMismatch says
             which field does not fit. None is a tombstone. `key`: bytes or text, chooses the shard; not for streams
             whose key is made of columns, but for tombstones. `headers`: text to bytes. `timestamp`: a datetime or
-            microseconds since 1970; without one, the time of sending, to a few milliseconds.
+            microseconds since 1970; without one, the time of sending, to a few milliseconds. `shard`: where it goes,
+            whatever its key, which is stored all the same; not for compacted streams.
             """
             nonlocal filled
-            if type(value) is bytes and headers is None and timestamp is None and len(value) < short:
+            if (
+                type(value) is bytes
+                and headers is None
+                and timestamp is None
+                and shard is None
+                and (size := len(value)) < short
+            ):
                 try:
                     chunk = chunks.get(stream)
                 except TypeError:  # not hashable, so not a name; the general way says so
@@ -221,7 +232,7 @@ class Producer:
                         if keys is None:
                             index = len(values)
                             values.append(value)
-                            filled += len(value) + _RECORD_OVERHEAD
+                            filled += size + _RECORD_OVERHEAD
                             if chunk.is_sealed:
                                 return self._after_seal(chunk, index, stream, value, key)
                             return Ack(chunk, index)
@@ -229,11 +240,11 @@ class Producer:
                         index = len(values)
                         values.append(value)
                         keys.append(key)
-                        filled += len(value) + len(key) + _RECORD_OVERHEAD
+                        filled += size + len(key) + _RECORD_OVERHEAD
                         if chunk.is_sealed:
                             return self._after_seal(chunk, index, stream, value, key)
                         return Ack(chunk, index)
-            elif type(value) is dict and key is None and headers is None and timestamp is None:
+            elif type(value) is dict and key is None and headers is None and timestamp is None and shard is None:
                 chunk = chunks.get(stream) if type(stream) is str else None
                 if chunk is not None and chunk.convert is not None and chunk.owner == get_ident():
                     try:
@@ -249,7 +260,7 @@ class Producer:
                         if chunk.is_sealed:
                             return self._after_seal(chunk, index, stream, value, key)
                         return Ack(chunk, index)
-            return general(stream, value, key, headers, timestamp)
+            return general(stream, value, key, headers, timestamp, shard)
 
         def add_filled(size: int) -> int:
             nonlocal filled
@@ -273,13 +284,15 @@ class Producer:
                 return Ack(chunk, index)
         return self._send_general(stream, value, key, None, None)
 
-    def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
+    def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any, shard: Any = None) -> Ack:
         info = self._stream(stream)
         if isinstance(value, Mapping) and not info.schema:
             # It may have one by now.
             info = self._look_up(stream)
+        if shard is not None:
+            info, shard = self._with_shard(info, shard)
         if info.schema and value is not None:
-            return self._send_row(info, value, key, headers, timestamp)
+            return self._send_row(info, value, key, headers, timestamp, shard)
         if info.key and key is not None:
             key = _key_of_columns(info, key)
         value = check_value(stream, value)
@@ -287,9 +300,20 @@ class Producer:
         if info.schema and key is None:
             raise InvalidRecord(f"stream {stream!r}: a tombstone says which row is gone: give its key")
         check_keyed(stream, info.cleanup, key is not None)
-        return self._put(info, None, value, key, headers, time_us, len(value or b""))
+        return self._put(info, None, value, key, headers, time_us, len(value or b""), shard)
 
-    def _send_row(self, info: StreamInfo, value: Any, key: Any, headers: Any, timestamp: Any) -> Ack:
+    def _with_shard(self, info: StreamInfo, shard: Any) -> tuple[StreamInfo, int]:
+        """The stream and the shard of it that was asked for."""
+        try:
+            return info, check_shard(info, shard)
+        except InvalidSetting:
+            raise
+        except InvalidRequest:
+            # It may have more shards by now, or another cleanup.
+            info = self._look_up(info.name)
+            return info, check_shard(info, shard)
+
+    def _send_row(self, info: StreamInfo, value: Any, key: Any, headers: Any, timestamp: Any, shard: int | None) -> Ack:
         """A record of a stream with a schema."""
         if info.key and key is not None:
             raise InvalidRecord(
@@ -307,7 +331,7 @@ class Producer:
             own = key_of(dict(zip(rows.arrow.names, taken, strict=True)), info.key)
             check_envelope(info.name, own, None, None)
         check_keyed(info.name, info.cleanup, own is not None)
-        return self._put(info, rows, taken, key, headers, time_us, size)
+        return self._put(info, rows, taken, key, headers, time_us, size, shard)
 
     def _on_mismatch(self, info: StreamInfo, value: Any, envelope: Envelope, error: SchemaMismatch) -> Ack:
         """Say that a row does not fit its stream, or keep it as a dead letter."""
@@ -344,6 +368,7 @@ class Producer:
         headers: Any,
         time_us: int | None,
         size: int,
+        shard: int | None = None,
     ) -> Ack:
         """Add a record that was checked, once there is room. `size` is that of its value."""
         size += len(key or b"") + headers_size(headers)
@@ -357,9 +382,9 @@ class Producer:
                 self._claim()
                 filled = self._add_filled(0)
                 if not filled or filled + size <= self._options.batch_bytes:
-                    chunk = self._chunk_for(info, rows)
+                    chunk = self._chunk_for(info, rows, shard)
                     self._add_filled(size)
-                    return Ack(chunk, chunk.add(value, key, headers, time_us))
+                    return Ack(chunk, chunk.add(value, key, headers, time_us, shard))
                 self._roll()
             self._ship()
             self._await_room(size)
@@ -372,18 +397,21 @@ class Producer:
             self._roll()
             self._owner = _NOBODY
 
-    def _chunk_for(self, info: StreamInfo, rows: RowConverter | None) -> Chunk:
+    def _chunk_for(self, info: StreamInfo, rows: RowConverter | None, shard: int | None) -> Chunk:
         """The chunk to which a record is added. Rows of two schemas, and tombstones, have chunks of their own, which
-        are shipped in this order."""
+        are shipped in this order; so has a record for a shard that was not there when the chunk was begun."""
         chunk = self._chunks.get(info.name)
-        if chunk is None or chunk.rows is not rows:
+        if chunk is None or chunk.rows is not rows or (shard is not None and shard >= chunk.stream.shards):
             if chunk is not None:
                 chunk.seal()
             chunk = self._begin_chunk(info, rows)
         return chunk
 
-    def send_many(self, stream: str, values: Iterable[Value], keys: Iterable[Key] | None = None) -> BatchAck:
-        """Send many records at once, each with its key if `keys` is given; faster than a loop of `send`.
+    def send_many(
+        self, stream: str, values: Iterable[Value], keys: Iterable[Key] | None = None, shard: int | None = None
+    ) -> BatchAck:
+        """Send many records at once, each with its key if `keys` is given; faster than a loop of `send`. All of them go
+        to `shard`, if one is given.
 
         If a row does not fit the schema of its stream, none is sent; with on_bad="dead_letter" all others are.
         """
@@ -398,11 +426,15 @@ class Producer:
         info = self._stream(stream)
         if not info.schema and any(isinstance(value, Mapping) for value in values):
             info = self._look_up(stream)
+        if shard is not None:
+            info, shard = self._with_shard(info, shard)
         if info.schema:
-            return self._send_many_rows(info, values, keys)
-        return self._send_batches(info, columns(values, keys), None, atomic=False)
+            return self._send_many_rows(info, values, keys, shard)
+        return self._send_batches(info, columns(values, keys), None, shard, atomic=False)
 
-    def _send_many_rows(self, info: StreamInfo, values: list[Any], keys: list[Any] | None) -> BatchAck:
+    def _send_many_rows(
+        self, info: StreamInfo, values: list[Any], keys: list[Any] | None, shard: int | None
+    ) -> BatchAck:
         if info.key and keys is not None:
             if any(value is not None and key is not None for value, key in zip(values, keys, strict=True)):
                 made_of = ", ".join(info.key)
@@ -418,19 +450,22 @@ class Producer:
         ack = BatchAck([])
         for run in runs:
             batches = tables.as_pieces(run.table) if run.is_rows else tables.as_batches(run.table)
-            ack.chunks += self._send_batches(info, batches, rows if run.is_rows else None, atomic=False).chunks
+            ack.chunks += self._send_batches(info, batches, rows if run.is_rows else None, shard, atomic=False).chunks
         for one in bad:
             key, _, _ = check_envelope(info.name, None if keys is None else keys[one.index], None, None)
             error = SchemaMismatch(str(one), path=one.path)
             ack.dead.append(self._on_mismatch(info, values[one.index], (key, None, None), error))
         return ack
 
-    def send_batch(self, stream: str, data: Any, *, atomic: bool = False, infer: bool = False) -> BatchAck:
+    def send_batch(
+        self, stream: str, data: Any, *, shard: int | None = None, atomic: bool = False, infer: bool = False
+    ) -> BatchAck:
         """Send a table (Arrow, pandas, polars).
 
         A stream with a schema takes its columns by their names, and if wanted `_key`, `_headers` and `_timestamp`;
         SchemaMismatch says which column does not fit, and nothing is sent. `infer=True` gives a stream that has no
         schema that of the table. A stream without one takes the columns value and, if wanted, key, headers, timestamp.
+        All of it goes to `shard`, if one is given.
 
         `atomic=True`: its records become visible together and stand next to each other; refused if they do not fit
         one batch or belong to several shards.
@@ -438,14 +473,16 @@ class Producer:
         info = self._stream(stream)
         if infer and not info.schema:
             info = self._infer(stream, data)
+        if shard is not None:
+            info, shard = self._with_shard(info, shard)
         if not info.schema:
-            return self._send_batches(info, tables.as_batches(data), None, atomic=atomic)
+            return self._send_batches(info, tables.as_batches(data), None, shard, atomic=atomic)
         rows = converter_of(Schema.parse(info.schema))
         try:
             batches = as_row_batches(info, rows, data)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {stream!r}: {error}", path=error.path) from None
-        return self._send_batches(info, batches, rows, atomic=atomic)
+        return self._send_batches(info, batches, rows, shard, atomic=atomic)
 
     def _infer(self, stream: str, data: Any) -> StreamInfo:
         info = self._look_up(stream)
@@ -457,7 +494,7 @@ class Producer:
         return info
 
     def _send_batches(
-        self, info: StreamInfo, batches: Sequence[Any], rows: RowConverter | None, *, atomic: bool
+        self, info: StreamInfo, batches: Sequence[Any], rows: RowConverter | None, shard: int | None, *, atomic: bool
     ) -> BatchAck:
         stream = info.name
         if rows is None:
@@ -468,8 +505,9 @@ class Producer:
                 keys = keys_of(info, batch, is_rows=True)
                 check_row_batch(stream, batch, keys)
                 check_keyed(stream, info.cleanup, keys is not None and not keys.null_count)
-        pinned = check_atomic(info, batches, is_rows=rows is not None) if atomic else None
-        atomic_in = info.generation if atomic else None
+        pinned = check_atomic(info, batches, shard, is_rows=rows is not None) if atomic else None
+        # More shards change nothing for a table whose shard was asked for.
+        atomic_in = info.generation if atomic and shard is None else None
         batches = [batch for batch in batches if batch.num_rows]
         # A caller that is refused may send the same table again: all of it or nothing.
         is_refused_whole = self._options.on_full == "raise"
@@ -482,12 +520,18 @@ class Producer:
                 self._roll()
             if not is_refused_whole:
                 self._await_room(batch.nbytes)
-            chunks.append(self._add_batch(info, rows, batch, pinned, atomic_in))
+            chunks.append(self._add_batch(info, rows, batch, shard, pinned, atomic_in))
             self._ship()
         return BatchAck(chunks)
 
     def _add_batch(
-        self, info: StreamInfo, rows: RowConverter | None, batch: Any, pinned: int | None, atomic_in: int | None
+        self,
+        info: StreamInfo,
+        rows: RowConverter | None,
+        batch: Any,
+        shard: int | None,
+        pinned: int | None,
+        atomic_in: int | None,
     ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
         with DeferredInterrupt(), self._lock:
@@ -497,6 +541,7 @@ class Producer:
             self._roll()
             chunk = self._begin_chunk(info, rows)
             chunk.batch = batch
+            chunk.chosen = shard
             chunk.pinned = pinned
             chunk.atomic_in = atomic_in
             self._add_filled(batch.nbytes)
@@ -617,6 +662,8 @@ class Producer:
         if self._options.acks == "none" and not self._port.can_take():
             self._schedule_ship(_RETRY_SECONDS)
             return None
+        if self._in_flight and self._is_ahead(self._rolled[0]):
+            return None
         if self._reset_wanted:
             if self._in_flight:
                 return None
@@ -629,11 +676,17 @@ class Producer:
             # Decided here, where nothing is in flight that is known to come back: a batch for a new shard is taken
             # whatever became of those before it, so it must not go out while they are made for the old ones.
             chunk.stream = self._present(chunk.stream)
+            self._generations[chunk.stream.id] = chunk.stream.generation
         self._in_flight += 1
         self._shipped += 1
         parcel.number = parcel.number or self._shipped
         self._waiting.append(parcel)
         return parcel
+
+    def _is_ahead(self, parcel: Parcel) -> bool:
+        """Whether it is for more shards than what is in flight, which may come back and then goes before it."""
+        streams = [self._present(chunk.stream) for chunk in parcel.chunks]
+        return any(self._generations.get(stream.id, stream.generation) < stream.generation for stream in streams)
 
     def _ship_parcel(self, parcel: Parcel) -> None:
         if self._options.acks == "none":
