@@ -51,9 +51,9 @@ class Chunk:
         "is_told",
         "keys",
         "owner",
+        "owner_of_bytes",
         "parcel",
         "pinned",
-        "plain",
         "rank",
         "rows",
         "shard_of",
@@ -78,8 +78,9 @@ class Chunk:
         self.convert = None if rows is None or "compact" in stream.cleanup else rows.convert
         self.created_us = created_us
         self.parcel = parcel
-        # The thread that may add without the producer's lock.
+        # The thread that may add without the producer's lock, and the one that may add bytes like that; 0 if none may.
         self.owner = owner
+        self.owner_of_bytes = 0 if stream.schema else owner
         self.is_sealed = False
         # How many records there are, once sealed.
         self.count = 0
@@ -89,8 +90,6 @@ class Chunk:
         self.headers: list[Any] | None = None
         self.times: list[int] | None = None
         self.batch: pa.RecordBatch | None = None
-        # Whether the fast way of `send` may add bytes to it.
-        self.plain = not stream.schema
         # The shards that were asked for: one for all records, or one for each, None where the key decides.
         self.chosen: list[int | None] | int | None = None
         # The shard of records without a key, where the chunk must not be spread.
@@ -110,8 +109,9 @@ class Chunk:
         """The general way to add a record; the index of it. Columns begin with the first record that needs them."""
         index = len(self.values)
         # A chunk with headers, times or chosen shards has columns that the fast way of `send` does not fill.
-        self.plain = self.plain and headers is None and time_us is None and shard is None
-        if key is not None or headers is not None or time_us is not None or shard is not None:
+        if headers is not None or time_us is not None or shard is not None:
+            self.owner_of_bytes, self.convert = 0, None
+        if key is not None:
             self.convert = None
         self.values.append(value)
         if key is not None and self.keys is None:

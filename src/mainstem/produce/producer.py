@@ -226,7 +226,7 @@ class Producer:
                     chunk = chunks.get(stream)
                 except TypeError:  # not hashable, so not a name; the general way says so
                     chunk = None
-                if chunk is not None and chunk.owner == get_ident() and chunk.plain and filled < batch_bytes:
+                if chunk is not None and chunk.owner_of_bytes == get_ident() and filled < batch_bytes:
                     values, keys = chunk.values, chunk.keys
                     if key is None:
                         if keys is None:
