@@ -14,7 +14,8 @@ from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.errors import BY_CODE
 from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
-from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.produce.options import ProducerOptions
+from mainstem.produce.producer import Producer
 from mainstem.transport.port import Erasure, StreamInfo
 
 # Beside these, the package shows its errors.
