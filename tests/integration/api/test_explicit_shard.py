@@ -277,9 +277,10 @@ def test_what_comes_back_stays_in_its_shard(hub, before):
     assert all(first < second for first, second in pairwise(place for place in places if place[0] == shard))
 
 
-def test_a_record_for_a_new_shard_waits_for_those_that_come_back(tmp_path):
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_a_record_for_a_new_shard_waits_for_those_that_come_back(tmp_path, is_chosen):
     """The first record is on its way to the only shard there was; when that is refused, its key puts it into shard 3.
-    The second was sent after it, to shard 3."""
+    The second was sent after it, to shard 3: by its number, or by the same key of a stream that was looked up again."""
     key = next(key for key in (b"%d" % number for number in range(100)) if hashed(key) == 3)
     with mainstem.open(tmp_path) as hub, hub.producer() as producer:
         hub.streams.create("s")
@@ -290,7 +291,11 @@ def test_a_record_for_a_new_shard_waits_for_those_that_come_back(tmp_path):
         with pytest.raises(mainstem.DeadlineExceeded):
             producer.flush(0)
         hub.streams.alter("s", shards=SHARDS)
-        producer.send("s", b"second", shard=3)
+        if is_chosen:
+            producer.send("s", b"second", shard=3)
+        else:
+            producer.prepare("s")
+            producer.send("s", b"second", key)
         with pytest.raises(mainstem.DeadlineExceeded):
             producer.flush(0)
         producer._port.append = append  # type: ignore[method-assign]
