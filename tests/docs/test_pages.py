@@ -19,7 +19,7 @@ from mainstem.log.flush import Command
 from mainstem.log.folder import FORMAT
 from mainstem.log.frame import BlockHeader, FlushWriter, FrameKind, Place
 from mainstem.log.ledger.sqlite import SqliteLedger
-from mainstem.produce.producer import ProducerOptions
+from mainstem.produce.options import ProducerOptions
 from mainstem.server.main import EXIT_IO_ERROR
 from mainstem.transport import wire
 from mainstem.transport.port import Call, GetStreamCall, StreamInfo

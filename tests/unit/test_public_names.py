@@ -14,7 +14,8 @@ from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.errors import BY_CODE
 from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
-from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.produce.options import ProducerOptions
+from mainstem.produce.producer import Producer
 from mainstem.transport.port import Erasure, StreamInfo
 
 # Beside these, the package shows its errors.
@@ -78,8 +79,8 @@ CALLS = {
     "Streams.schemas": "(name)",
     "Streams.trim": "(name, *, before=None, offset=None, shard=None)",
     "Streams.erase": "(name, key)",
-    "Producer.send_many": "(stream, values, keys=None)",
-    "Producer.send_batch": "(stream, data, *, atomic=False, infer=False)",
+    "Producer.send_many": "(stream, values, keys=None, shard=None)",
+    "Producer.send_batch": "(stream, data, *, shard=None, atomic=False, infer=False)",
     "Producer.flush": "(timeout=None)",
     "Consumer.poll": "(timeout=0.0)",
     "Consumer.poll_batch": "(timeout=0.0)",
@@ -151,4 +152,5 @@ def test_the_calls(name):
 
 def test_send_keeps_its_shape(tmp_path):
     with mainstem.open(tmp_path) as hub, hub.producer() as producer:
-        assert list(inspect.signature(producer.send).parameters) == ["stream", "value", "key", "headers", "timestamp"]
+        names = list(inspect.signature(producer.send).parameters)
+        assert names == ["stream", "value", "key", "headers", "timestamp", "shard"]

@@ -50,6 +50,9 @@ def write(
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help=r"Lines are KEY TEXT VALUE; \t is a tab.")
     ] = None,
+    shard: Annotated[
+        int | None, typer.Option(metavar="N", help="Write all records to this shard, whatever their keys.")
+    ] = None,
     on_bad: Annotated[
         str,
         typer.Option(
@@ -87,7 +90,7 @@ def write(
             rows = _rows(input_, form, key, key_separator, stop, blocks)
         with hub.producer(on_bad="raise" if on_bad == "raise" else "dead_letter") as producer:
             unit = "frame" if form == "frames" else "line"
-            intake = Intake(producer, name, unit if file is None else f"{file}: {unit}")
+            intake = Intake(producer, name, unit if file is None else f"{file}: {unit}", shard)
             try:
                 with closing(_with_progress(rows if file is None else _named(rows, file), intake)) as watched:
                     intake.take(watched)

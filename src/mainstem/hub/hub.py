@@ -17,7 +17,8 @@ from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
-from mainstem.produce.producer import Producer, ProducerOptions
+from mainstem.produce.options import ProducerOptions
+from mainstem.produce.producer import Producer
 from mainstem.registry.forms import as_schema
 from mainstem.transport.port import (
     AlterStreamCall,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import index as whole_number
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 
 from mainstem.core import payload, placement, tables
 from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN
-from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
+from mainstem.core.errors import InvalidRecord, InvalidRequest, InvalidSetting, RecordTooLarge
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     HEADER_BYTES_MAX,
@@ -44,6 +45,25 @@ def check_envelope(stream: str, key: Any, headers: Any, timestamp: Any) -> Envel
     return _key_of(stream, key), _headers_of(stream, headers), _time_of(stream, timestamp)
 
 
+def check_shard(stream: StreamInfo, shard: Any) -> int:
+    """The shard that was asked for, or what is wrong with it."""
+    try:
+        if isinstance(shard, bool):
+            raise TypeError
+        found = whole_number(shard)
+    except TypeError:
+        raise InvalidSetting(f"stream {stream.name!r}: shard is a whole number, not {shard!r:.40}") from None
+    if not 0 <= found < stream.shards:
+        has = "1 shard, number 0" if stream.shards == 1 else f"{stream.shards} shards, 0 to {stream.shards - 1}"
+        raise InvalidRequest(f"stream {stream.name!r} has {has}; there is no shard {found}")
+    if "compact" in stream.cleanup:
+        raise InvalidRequest(
+            f"stream {stream.name!r} is compacted by key, each shard for itself: in another shard than that of its key "
+            "an older record would stay beside a newer one; leave the shard out"
+        )
+    return found
+
+
 def headers_size(headers: list[tuple[str, bytes]] | None) -> int:
     return sum(len(name.encode()) + len(value) for name, value in headers) if headers else 0
 
@@ -61,14 +81,17 @@ def key_array(keys: list[Any]) -> pa.Array:
     return _column("key", keys)
 
 
-def check_atomic(stream: StreamInfo, batches: Sequence[pa.RecordBatch], *, is_rows: bool = False) -> int | None:
-    """An atomic table is one batch of one shard; the shard, if its keys choose one. Rows without a key follow them."""
+def check_atomic(
+    stream: StreamInfo, batches: Sequence[pa.RecordBatch], shard: int | None = None, *, is_rows: bool = False
+) -> int | None:
+    """An atomic table is one batch of one shard; the shard, if its keys choose one. Rows without a key follow them.
+    If a shard was asked for, its keys do not matter."""
     if len(batches) > 1:
         raise RecordTooLarge(
             f"an atomic batch holds at most {BATCH_RECORDS_MAX} records and {PAYLOAD_RAW_BYTES_MAX // 2} bytes; "
             "split the table"
         )
-    if not batches or stream.shards == 1:
+    if not batches or stream.shards == 1 or shard is not None:
         return None
     column = keys_of(stream, batches[0], is_rows=is_rows)
     if column is None:

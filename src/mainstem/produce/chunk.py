@@ -41,6 +41,7 @@ class Chunk:
         "atomic_in",
         "bases",
         "batch",
+        "chosen",
         "convert",
         "count",
         "created_us",
@@ -50,9 +51,9 @@ class Chunk:
         "is_told",
         "keys",
         "owner",
+        "owner_of_bytes",
         "parcel",
         "pinned",
-        "plain",
         "rank",
         "rows",
         "shard_of",
@@ -77,8 +78,9 @@ class Chunk:
         self.convert = None if rows is None or "compact" in stream.cleanup else rows.convert
         self.created_us = created_us
         self.parcel = parcel
-        # The thread that may add without the producer's lock.
+        # The thread that may add without the producer's lock, and the one that may add bytes like that; 0 if none may.
         self.owner = owner
+        self.owner_of_bytes = 0 if stream.schema else owner
         self.is_sealed = False
         # How many records there are, once sealed.
         self.count = 0
@@ -88,8 +90,8 @@ class Chunk:
         self.headers: list[Any] | None = None
         self.times: list[int] | None = None
         self.batch: pa.RecordBatch | None = None
-        # Whether the fast way of `send` may add bytes to it.
-        self.plain = not stream.schema
+        # The shards that were asked for: one for all records, or one for each, None where the key decides.
+        self.chosen: list[int | None] | int | None = None
         # The shard of records without a key, where the chunk must not be spread.
         self.pinned: int | None = None
         # The generation of the stream in which it is known to belong to one shard, if it must.
@@ -103,12 +105,13 @@ class Chunk:
         # Whether somebody got the error from an ack.
         self.is_told = False
 
-    def add(self, value: Any, key: bytes | None, headers: Any, time_us: int | None) -> int:
+    def add(self, value: Any, key: bytes | None, headers: Any, time_us: int | None, shard: int | None = None) -> int:
         """The general way to add a record; the index of it. Columns begin with the first record that needs them."""
         index = len(self.values)
-        # A chunk with headers or times has columns that the fast way of `send` does not fill.
-        self.plain = self.plain and headers is None and time_us is None
-        if key is not None or headers is not None or time_us is not None:
+        # A chunk with headers, times or chosen shards has columns that the fast way of `send` does not fill.
+        if headers is not None or time_us is not None or shard is not None:
+            self.owner_of_bytes, self.convert = 0, None
+        if key is not None:
             self.convert = None
         self.values.append(value)
         if key is not None and self.keys is None:
@@ -123,6 +126,10 @@ class Chunk:
             self.times = [self.created_us] * index
         if self.times is not None:
             self.times.append(self.created_us if time_us is None else time_us)
+        if shard is not None and self.chosen is None:
+            self.chosen = [None] * index
+        if isinstance(self.chosen, list):
+            self.chosen.append(shard)
         return index
 
     def seal(self) -> None:
@@ -144,10 +151,12 @@ class Chunk:
             self._check_atomic()
         if self.source is not None:
             return self._encode_again(sticky, compression)
+        if isinstance(self.chosen, list) and len(set(self.chosen)) == 1:
+            self.chosen = self.chosen[0]
         few = self._encode_few(compression)
         if few is not None:
             self.source = few
-            self.shard_of = shard = sticky % self.stream.shards
+            self.shard_of = shard = self.chosen if isinstance(self.chosen, int) else sticky % self.stream.shards
             return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
         self.source = batch
@@ -173,26 +182,37 @@ class Chunk:
     def _split(
         self, batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, sticky: int, compression: str | None
     ) -> list[Batch]:
-        sticky = sticky if self.pinned is None else self.pinned
-        self.rank = None
         shards = self.stream.shards
+        sticky = (sticky if self.pinned is None else self.pinned) % shards
+        self.rank = None
         pieces: list[tuple[int, pa.RecordBatch]]
-        if keys is None or shards == 1:
-            self.shard_of = shard = sticky % shards
-            pieces = [(shard, batch)]
+        if isinstance(self.chosen, int):
+            self.shard_of = self.chosen
+            pieces = [(self.chosen, batch)]
+        elif shards == 1 or (keys is None and self.chosen is None):
+            self.shard_of = sticky
+            pieces = [(sticky, batch)]
         else:
-            self.shard_of = placement.shards_for(keys, shards, self.stream.hash, sticky % shards)
+            self.shard_of = self._placed(keys or [None] * batch.num_rows, sticky)
             found = placement.split(batch, self.shard_of, shards)
             self.rank, pieces = found.rank, found.pieces
         return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
+
+    def _placed(self, keys: Sequence[bytes | None], sticky: int) -> npt.NDArray[np.uint32]:
+        """The shard of each record: the one that was asked for, else that of its key."""
+        placed = placement.shards_for(keys, self.stream.shards, self.stream.hash, sticky)
+        if isinstance(self.chosen, list):
+            asked = {index: shard for index, shard in enumerate(self.chosen) if shard is not None}
+            placed[list(asked)] = list(asked.values())
+        return placed
 
     def _encode_few(self, compression: str | None) -> Encoded | None:
         """A few plain records of one shard, which take the short way; None for all others."""
         if self.rows is not None or self.batch is not None or self.pinned is not None:
             return None
-        if self.headers is not None or self.times is not None:
+        if self.headers is not None or self.times is not None or isinstance(self.chosen, list):
             return None
-        if self.count >= FEW or (self.keys is not None and self.stream.shards > 1):
+        if self.count >= FEW or (self.keys is not None and self._is_spread()):
             return None
         values, keys = self.values[: self.count], None if self.keys is None else self.keys[: self.count]
         few = payload.encode_few(values, keys, compression)
@@ -206,7 +226,7 @@ class Chunk:
             is_rows = self.rows is not None
             name = "_timestamp" if is_rows else "timestamp"
             batch, self.batch = _with_times(self.batch, name, self.created_us), None
-            found = keys_of(self.stream, batch, is_rows=is_rows) if self.stream.shards > 1 else None
+            found = keys_of(self.stream, batch, is_rows=is_rows) if self._is_spread() else None
             return batch, None if found is None else found.to_pylist()
         columns = (self.values, self.keys, self.headers, self.times)
         self.values, self.keys, self.headers, self.times = _Gone(), None, None, None
@@ -214,9 +234,13 @@ class Chunk:
         if self.rows is None:
             return layouts.build(values or [], keys, headers, times), keys
         batch = with_envelope(self.rows.build(values or []), keys, headers, times)
-        if self.stream.key and self.stream.shards > 1:
+        if self.stream.key and self._is_spread():
             keys = key_column(batch, self.stream.key).to_pylist()
         return batch, keys
+
+    def _is_spread(self) -> bool:
+        """Whether the keys may decide the shards of its records."""
+        return self.stream.shards > 1 and not isinstance(self.chosen, int)
 
     def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
         schema = None if self.rows is None else self.rows.schema

@@ -18,11 +18,12 @@ class Intake:
     nothing. The first chunk that fails ends the intake: what came after it would leave a hole.
     """
 
-    def __init__(self, producer: Producer, stream: str, unit: str = "line") -> None:
-        """`unit` is what rows are counted in where one does not fit."""
+    def __init__(self, producer: Producer, stream: str, unit: str = "line", shard: int | None = None) -> None:
+        """`unit` is what rows are counted in where one does not fit. All go to `shard`, if one is given."""
         self._producer = producer
         self._stream = stream
         self._unit = unit
+        self._shard = shard
         # Sent, fate not looked at yet, the oldest first; bounded by the producer's buffer.
         self._open: dict[Chunk, None] = {}
         self._last: Chunk | None = None
@@ -37,10 +38,10 @@ class Intake:
 
     def take(self, rows: Iterable[Row | Any]) -> None:
         """Send all of them; tables go as a whole."""
-        send, stream = self._producer.send, self._stream
+        send, stream, shard = self._producer.send, self._stream, self._shard
         for row in rows:
             if isinstance(row, Row):
-                self._note(send(stream, *row).chunk, 1)
+                self._note(send(stream, *row, shard).chunk, 1)
             elif isinstance(row, TypedRow):
                 self._take_typed(row)
             else:
@@ -48,14 +49,14 @@ class Intake:
 
     def _take_typed(self, row: TypedRow) -> None:
         try:
-            ack = self._producer.send(self._stream, row.value, row.key)
+            ack = self._producer.send(self._stream, row.value, row.key, shard=self._shard)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"{self._unit} {row.number}: {error}", path=error.path) from None
         self._note(ack.chunk, 1)
 
     def _take_table(self, table: Any) -> None:
         try:
-            chunks = self._producer.send_batch(self._stream, table).chunks
+            chunks = self._producer.send_batch(self._stream, table, shard=self._shard).chunks
         except Unavailable:
             # A part of it may be on its way.
             self.is_exact = False

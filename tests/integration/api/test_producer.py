@@ -721,7 +721,7 @@ def reopen(hub: Hub) -> Hub:
 
 
 def test_acks_none_finds_a_stream_that_was_made_anew(hub, orders, monkeypatch):
-    monkeypatch.setattr("mainstem.produce.producer._LOOKUP_SECONDS", 0.05)
+    monkeypatch.setattr("mainstem.produce.known_streams._LOOKUP_SECONDS", 0.05)
     with hub.producer(acks="none") as producer:
         producer.send("orders", b"old")
         producer.flush()

@@ -134,3 +134,13 @@ def test_a_file_that_is_not_there(cli, name):
 def test_a_stream_that_is_not_there(cli):
     assert "there is no stream 'nothing'" in cli.error("write", "nothing", code=3)
     assert "stream name '../x'" in cli.error("write", "../x", code=2)
+
+
+def test_all_records_to_one_shard(local, name):
+    local.run("stream", "create", name, "--shards", "3")
+    local.run("write", name, "--shard", "2", "--key-separator", ":", stdin=b"a:1\nb:2\nc:3\n")
+    pq.write_table(pa.table({"key": [b"d", b"e"], "value": [b"4", b"5"]}), local.folder / "rows.parquet")
+    assert b"newest offsets 2:4" in local.run("write", name, "rows.parquet", "--shard", "2").stderr
+    assert written(local, name) == [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")]
+    refused = local.error("write", name, "--shard", "3", stdin=b"x\n", code=2)
+    assert "has 3 shards, 0 to 2; there is no shard 3" in refused

@@ -267,7 +267,7 @@ def requests_for(server: ServerProcess, producers: int) -> tuple[int, int]:
         names = [f"s{number}" for number in range(500)]
         for producer in made:
             for name in names[:: max(1, producers)]:
-                producer._stream(name)  # looked up before the clock starts
+                producer.prepare(name)  # looked up before the clock starts
         value = b"v" * 200
         for number in range(20_000):
             made[number % producers].send(names[number % 500], value)

@@ -4,9 +4,10 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core import tables
-from mainstem.core.errors import InvalidRecord, RecordTooLarge
+from mainstem.core.errors import InvalidRecord, InvalidRequest, InvalidSetting, RecordTooLarge
 from mainstem.core.limits import RECORD_BYTES_MAX
-from mainstem.produce.admission import check_batches, columns
+from mainstem.produce.admission import check_atomic, check_batches, check_shard, columns
+from mainstem.transport.port import StreamInfo
 
 LARGE = b"y" * (RECORD_BYTES_MAX + 1)
 
@@ -58,3 +59,32 @@ def test_which_of_many_is_wrong(case):
 def test_which_of_many_is_too_large():
     with pytest.raises(RecordTooLarge, match=r"value 1 is \d+ bytes; record_bytes_max is"):
         columns([None, LARGE], None)
+
+
+def stream(shards: int, cleanup: str = "delete") -> StreamInfo:
+    places = (0,) * shards
+    return StreamInfo(1, f"{1:032x}", "s", shards, "crc32", 0, 1, 1, places, places, 0, 1, cleanup=cleanup)
+
+
+def test_a_shard_that_is_asked_for_is_one_of_the_stream():
+    assert [check_shard(stream(3), shard) for shard in (0, 2)] == [0, 2]
+    for shard in (-1, 3):
+        with pytest.raises(InvalidRequest, match=f"'s' has 3 shards, 0 to 2; there is no shard {shard}"):
+            check_shard(stream(3), shard)
+    with pytest.raises(InvalidRequest, match="'s' has 1 shard, number 0; there is no shard 1"):
+        check_shard(stream(1), 1)
+    for strange in ("0", 0.0, False, None):
+        with pytest.raises(InvalidSetting, match="shard is a whole number, not"):
+            check_shard(stream(3), strange)
+    for cleanup in ("compact", "compact,delete"):
+        with pytest.raises(InvalidRequest, match="compacted by key"):
+            check_shard(stream(3, cleanup), 0)
+
+
+def test_the_keys_of_an_atomic_table_do_not_matter_where_its_shard_is_asked_for():
+    batches = columns([b"v"] * 9, [b"%d" % number for number in range(9)])
+    assert check_atomic(stream(3), batches, 2) is None
+    with pytest.raises(InvalidRequest, match="must belong to one shard"):
+        check_atomic(stream(3), batches)
+    with pytest.raises(RecordTooLarge, match="split the table"):
+        check_atomic(stream(3), batches * 2, 2)

@@ -2,8 +2,8 @@
 
 from mainstem.core.errors import InvalidPayload, MainstemError, OutOfSequence, StaleGeneration, UnknownProducer
 from mainstem.produce.chunk import Chunk, Parcel
-from mainstem.produce.producer import _requests
 from mainstem.produce.returns import Returns, changed
+from mainstem.produce.shipping import _requests
 from mainstem.transport.port import StreamInfo
 
 CHANGED = StaleGeneration("changed", generation=1, shards=4)
@@ -79,7 +79,7 @@ def test_only_a_later_generation_changes_what_is_known():
 
 def test_a_chunk_travels_in_one_request(monkeypatch):
     """So that it is written or refused as a whole."""
-    monkeypatch.setattr("mainstem.produce.producer.APPEND_BATCHES_MAX", 4)
+    monkeypatch.setattr("mainstem.produce.shipping.APPEND_BATCHES_MAX", 4)
     first, second, third = (parcel(0, None).chunks[0] for _ in range(3))
     assert list(_requests([])) == []
     assert list(_requests([first] * 4)) == [(0, 4)]
