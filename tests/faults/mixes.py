@@ -2,8 +2,8 @@
 
 One trial is one folder and some dozens of steps in random order: streams come and go, records are written (some twice,
 as a producer does that heard no answer), trimmed, erased and compacted, streams get schemas and more shards, time
-passes, upkeep does a few of its steps, the process is killed at some operation of its disk, also in the middle of a step
-of upkeep, and starts again. After every kill and at the end everything is read and compared; at the end also
+passes, upkeep does a few of its steps, the process is killed at some operation of its disk, also in the middle of a
+step of upkeep, and starts again. After every kill and at the end everything is read and compared; at the end also
 
 - the ledger's books: every row of a block and of a shard says what its entries add up to, entries are dense;
 - that a ledger which is rebuilt from its snapshots and blocks is the same, row by row;
