@@ -53,6 +53,7 @@ class Chunk:
         "owner",
         "owner_of_bytes",
         "parcel",
+        "parts",
         "pinned",
         "rank",
         "rows",
@@ -98,6 +99,8 @@ class Chunk:
         self.atomic_in: int | None = None
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
+        # How many batches it was sent as, one for each shard, and where those that were taken begin.
+        self.parts = 0
         self.bases: dict[int, int] = {}
         # The records once encoded, until their fate is known: they may have to be split over other shards.
         self.source: pa.RecordBatch | Encoded | None = None

@@ -4,11 +4,14 @@ The log refuses batches of an older generation, and with them whatever the produ
 refused chunk is in the log: a chunk travels in one request, which is committed as a whole. So when everything in flight
 has come to its end, what came back is split anew, over the shards of now, and sent under the next epoch, in the order
 in which it was sent first.
+
+A chunk of which a part was written all the same is never sent again: that part would be there twice, or the other would
+be missing behind an acknowledgement. It has failed, and says so.
 """
 
 import msgspec
 
-from mainstem.core.errors import MainstemError, OutOfSequence, StaleGeneration, UnknownProducer
+from mainstem.core.errors import MainstemError, OutOfSequence, Refused, StaleGeneration, UnknownProducer
 from mainstem.produce.chunk import Chunk, Parcel
 from mainstem.transport.port import StreamInfo
 
@@ -41,6 +44,9 @@ class Returns:
         again: list[Parcel] = []
         final: list[Parcel] = []
         for parcel in parcels:
+            for chunk in parcel.chunks:
+                if chunk.bases and isinstance(chunk.error, _RETURNED):
+                    chunk.error = _torn(chunk, chunk.error)
             returned = [chunk for chunk in parcel.chunks if self._is_returned(chunk)]
             for chunk in returned:
                 chunk.error = None
@@ -54,6 +60,13 @@ class Returns:
 
     def _changed_stream(self, stream: StreamInfo) -> StreamInfo:
         return changed(stream, self._changed[stream.id])
+
+
+def _torn(chunk: Chunk, error: MainstemError) -> Refused:
+    shards = ", ".join(map(str, sorted(chunk.bases)))
+    return Refused(
+        f"stream {chunk.stream.name!r}: of these records only those for shards {shards} were written: {error}"
+    )
 
 
 def changed(stream: StreamInfo, error: MainstemError | None) -> StreamInfo:

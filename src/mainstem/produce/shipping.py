@@ -20,6 +20,7 @@ from mainstem.core.errors import (
     BufferFull,
     Closed,
     DeadlineExceeded,
+    InternalError,
     MainstemError,
     OutOfSequence,
     UnknownProducer,
@@ -244,6 +245,7 @@ class Shipping:
             except MainstemError as error:
                 chunk.error = error
                 continue
+            chunk.parts = len(encoded)
             batches += encoded
             owners += [chunk] * len(encoded)
         return batches, owners
@@ -351,4 +353,9 @@ class _Answers:
             self._left -= len(results)
             if self._left:
                 return
+        for chunk in self._parcel.chunks:
+            if chunk.error is None and len(chunk.bases) != chunk.parts:
+                chunk.error = InternalError(
+                    f"stream {chunk.stream.name!r}: {len(chunk.bases)} of {chunk.parts} batches have a place"
+                )
         self._shipping._on_answered(self._parcel)

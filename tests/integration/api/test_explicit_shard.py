@@ -1,5 +1,6 @@
 """Records whose shard the caller chooses, over both hubs: it wins over the key, and keeps its place in the order."""
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import mainstem
 from mainstem.core.errors import InvalidRecord, InvalidRequest, InvalidSetting
 from mainstem.core.placement import shards_for
 from mainstem.hub.hub import Hub
+from mainstem.produce.shipping import Shipping
 from tests.integration.api.conftest import read_all
 
 SHARDS = 4
@@ -303,3 +305,44 @@ def test_a_record_for_a_new_shard_waits_for_those_that_come_back(tmp_path, is_ch
             append(*call)
         producer.flush(10)
         assert by_shard(hub, "s") == {3: [b"first", b"second"]}
+
+
+@pytest.mark.parametrize("are_held_back", [True, False])
+def test_a_chunk_is_acknowledged_whole_or_not_at_all(tmp_path, monkeypatch, are_held_back):
+    """The stream is looked up again while a record for its only shard is refused. The two records after it are for that
+    shard and for a new one: if they went out at once, the new shard would take its record, and the old refuse the
+    other."""
+    stays, moves = (next(key for key in map(b"%d".__mod__, range(100)) if hashed(key) == shard) for shard in (0, 3))
+    if not are_held_back:
+        monkeypatch.setattr(Shipping, "_are_ahead", lambda self, streams: False)
+    with mainstem.open(tmp_path) as hub, hub.producer() as producer:
+        hub.streams.create("s")
+        producer.send("s", b"before", stays).result(10)
+        append, held = producer._port.append, []
+
+        def answer_later(batches, timeout, done):
+            append(batches, timeout, lambda results: held.append((done, results)))
+
+        hub.streams.alter("s", shards=SHARDS)
+        producer._port.append = answer_later  # type: ignore[method-assign]
+        first = producer.send("s", b"first", stays)
+        with pytest.raises(mainstem.DeadlineExceeded):
+            producer.flush(0)
+        producer._port.append = append  # type: ignore[method-assign]
+        producer.prepare("s")
+        both = producer.send_many("s", [b"stays", b"moves"], [stays, moves])
+        deadline = time.monotonic() + 10
+        while not held or len(read_all(hub, "s")) < (1 if are_held_back else 2):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for done, results in held:
+            done(results)
+        assert first.result(10) == (0, 1)
+        if are_held_back:
+            assert both.result(10) == [(0, 2, 1), (3, 0, 1)]
+            assert by_shard(hub, "s") == {0: [b"before", b"first", b"stays"], 3: [b"moves"]}
+        else:
+            with pytest.raises(mainstem.Refused, match="only those for shards 3 were written"):
+                both.result(10)
+            assert by_shard(hub, "s") == {0: [b"before", b"first"], 3: [b"moves"]}
+        assert producer.send("s", b"after", stays).result(10) == (0, 3 if are_held_back else 2)

@@ -1,9 +1,19 @@
 """What comes back because the shards of a stream have changed: sent again in its order, or told if that was not why."""
 
-from mainstem.core.errors import InvalidPayload, MainstemError, OutOfSequence, StaleGeneration, UnknownProducer
+from types import SimpleNamespace
+
+from mainstem.core.errors import (
+    InternalError,
+    InvalidPayload,
+    MainstemError,
+    OutOfSequence,
+    Refused,
+    StaleGeneration,
+    UnknownProducer,
+)
 from mainstem.produce.chunk import Chunk, Parcel
 from mainstem.produce.returns import Returns, changed
-from mainstem.produce.shipping import _requests
+from mainstem.produce.shipping import _Answers, _requests
 from mainstem.transport.port import StreamInfo
 
 CHANGED = StaleGeneration("changed", generation=1, shards=4)
@@ -85,3 +95,27 @@ def test_a_chunk_travels_in_one_request(monkeypatch):
     assert list(_requests([first] * 4)) == [(0, 4)]
     assert list(_requests([first] * 3 + [second] * 3 + [third])) == [(0, 3), (3, 7)]
     assert list(_requests([first] + [second] * 4 + [third] * 4)) == [(0, 1), (1, 5), (5, 9)]
+
+
+def test_a_chunk_of_which_a_part_was_written_is_not_sent_again():
+    """Nor is it acknowledged; what else is in its parcel goes again."""
+    returns = Returns()
+    torn, mixed = parcel(1, CHANGED), parcel(2, OutOfSequence("gap"), CHANGED)
+    for returned in (torn, mixed):
+        returned.chunks[0].bases[1] = 7
+        assert returns.take(returned)
+    assert returns.sort_out() == ([mixed], [torn])
+    assert [type(chunk.error) for chunk in (*torn.chunks, *mixed.chunks)] == [Refused, Refused, type(None)]
+    assert not returns.take(torn)
+
+
+def test_an_answer_that_leaves_a_batch_without_a_place_is_no_success():
+    made = parcel(1, None)
+    (chunk,) = made.chunks
+    chunk.parts = 2
+    ended: list[Parcel] = []
+    shipping = SimpleNamespace(_on_answered=ended.append)
+    batches = [SimpleNamespace(header=SimpleNamespace(shard=1))] * 2
+    _Answers(shipping, made, [chunk] * 2, batches).part(0)([7, 7])  # type: ignore[arg-type]
+    assert isinstance(chunk.error, InternalError)
+    assert ended == [made]
