@@ -298,12 +298,12 @@ class Hub:
     def redrive(
         self, stream: str, *, dry_run: bool = True, corrections: Mapping[int, Mapping[str, Any]] | None = None
     ) -> Redriven:
-        """Put dead letters of a stream back that fit its schema by now; by default only say how many would.
+        """Put dead letters of a stream back that fit it by now; by default only say how many would.
 
         `corrections` are rows that take the place of letters, by the letter's offset in `<stream>.dead`. A letter is
         put back once, also if a run is cut short and done again; do not run two at the same time.
         """
-        return Redrive(self, stream, corrections or {}).run(dry_run=dry_run)
+        return Redrive(self, stream, corrections or {}, self._port.record_bytes_max).run(dry_run=dry_run)
 
     def statistics(self) -> dict[str, int]:
         """Counters of the log, or of the server behind this hub."""

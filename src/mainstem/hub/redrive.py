@@ -1,7 +1,7 @@
 """Redriving: dead letters that fit by now, or were corrected, are put back into their stream.
 
 What was done is written down where the letters are, so that it outlives everybody who does it: records of the dead
-stream with the header `dead.kind`,
+stream with the header `dead.kind` and no `dead.error`,
 
     redriving   a run begins a page of letters; where the target's shards end now
     redriven    the page is done; the offsets of its letters
@@ -9,21 +9,25 @@ stream with the header `dead.kind`,
 and every row that is put back has the header `redriven_from`: the dead stream's UUID and the letter's offset. If a page
 was begun and never done, the target is searched for such rows from where it ended then, and their letters count as
 done. So a letter is put back once, however often runs are cut short; twice only if retention has taken the row before
-anybody looked, or if two runs work at the same time.
+anybody looked, or if two runs work at the same time. Anybody may write to both streams: what looks like a note or an
+origin and cannot be read as one is passed over.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from mainstem.consume.record import Record
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidRequest, SchemaMismatch, UnknownStream
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidRequest, UnknownStream
 from mainstem.core.schema import Schema
+from mainstem.produce.admission import check_envelope, check_row, check_size
 from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, dead_stream_of
 from mainstem.registry.rows import RowConverter, converter_of
 
@@ -49,9 +53,12 @@ class _Redriven(msgspec.Struct, frozen=True):
     offsets: list[int]
 
 
+_NOTES: Final[dict[str, type[_Redriving | _Redriven]]] = {"redriving": _Redriving, "redriven": _Redriven}
+
+
 @dataclass(slots=True)
 class Redriven:
-    """What a redrive did, or would do. Reasons are those of today's schema, each with its number of letters."""
+    """What a redrive did, or would do. Reasons are those of the stream today, each with its number of letters."""
 
     # Letters that were put back earlier.
     earlier: int = 0
@@ -67,15 +74,15 @@ class Redriven:
 class Redrive:
     """One run over the dead letters of a stream. `corrections` has rows that take the place of letters, by offset."""
 
-    def __init__(self, hub: "Hub", stream: str, corrections: Mapping[int, Mapping[str, Any]]) -> None:
+    def __init__(self, hub: "Hub", stream: str, corrections: Mapping[int, Mapping[str, Any]], bytes_max: int) -> None:
         self._hub = hub
         self._stream = stream
         self._corrections = dict(corrections)
-        info = hub.streams.get(stream)
+        self._bytes_max = bytes_max
+        self._info = info = hub.streams.get(stream)
         if not info.schema:
             raise InvalidRequest(f"stream {stream!r} has no schema, so nothing was ever refused for it")
         self._rows: RowConverter = converter_of(Schema.parse(info.schema))
-        self._has_key_columns = bool(info.key)
         try:
             self._dead = hub.streams.get(dead_stream_of(stream))
         except UnknownStream:
@@ -96,7 +103,7 @@ class Redrive:
             if letter.offset in done:
                 continue
             row = self._corrections.pop(letter.offset, letter.value)
-            reason = self._reason(row)
+            reason = self._reason(letter, row)
             if reason is not None:
                 report.failing[reason] += 1
                 continue
@@ -110,16 +117,22 @@ class Redrive:
         report.unused = sorted(self._corrections)
         return report
 
-    def _reason(self, row: Any) -> str | None:
-        """Why a row still does not fit; None if it does."""
+    def _reason(self, letter: Record, row: Any) -> str | None:
+        """Why a row still does not fit its stream; None if it does."""
         try:
-            if isinstance(row, bytes):
-                self._rows.convert_json(row)
-            else:
-                self._rows.convert(row)
-        except SchemaMismatch as error:
+            taken, size = self._rows.convert_json(row) if isinstance(row, bytes) else self._rows.convert(row)
+            key, headers, _ = check_envelope(self._stream, *self._envelope(letter))
+            check_row(self._info, self._rows, taken, size, key)
+            check_size(self._stream, size, key, headers, self._bytes_max)
+        except InvalidRequest as error:
             return str(error)
         return None
+
+    def _envelope(self, letter: Record) -> tuple[bytes | None, dict[str, bytes], datetime]:
+        """Key, headers and time of what is put back for a letter."""
+        headers = {name: value for name, value in (letter.headers or {}).items() if name not in OWN_HEADERS}
+        headers[REDRIVEN_FROM] = f"{self._dead.uuid}:{letter.offset}".encode()
+        return None if self._info.key else letter.key, headers, letter.timestamp
 
     # What was done before.
 
@@ -128,14 +141,12 @@ class Redrive:
         done: set[int] = set()
         begun: dict[str, _Redriving] = {}
         for record in self._records(self._dead.name, "earliest"):
-            kind = _header(record, KIND)
-            if kind == "redriving":
-                note = msgspec.json.decode(record.value, type=_Redriving)
+            note = _note_in(record)
+            if isinstance(note, _Redriving):
                 begun[note.page] = note
-            elif kind == "redriven":
-                finished = msgspec.json.decode(record.value, type=_Redriven)
-                begun.pop(finished.page, None)
-                done.update(finished.offsets)
+            elif note is not None:
+                begun.pop(note.page, None)
+                done.update(note.offsets)
         return done, list(begun.values())
 
     def _finish(self, pages: Iterable[_Redriving]) -> set[int]:
@@ -149,9 +160,16 @@ class Redrive:
 
     def _found_since(self, page: _Redriving) -> set[int]:
         """The letters whose rows are in the target, from where it ended when the page began."""
-        prefix = f"{self._dead.uuid}:"
-        origins = (_header(record, REDRIVEN_FROM) for record in self._records(self._stream, Cursor.parse(page.ends)))
-        return {int(origin.removeprefix(prefix)) for origin in origins if origin.startswith(prefix)}
+        try:
+            return self._found_from(Cursor.parse(page.ends))
+        except InvalidCursor:
+            # Nobody knows where it ended, or it is another stream by now.
+            return self._found_from("earliest")
+
+    def _found_from(self, start: Any) -> set[int]:
+        origin = re.compile(f"{re.escape(self._dead.uuid)}:([0-9]{{1,19}})")
+        found = (origin.fullmatch(_header(record, REDRIVEN_FROM)) for record in self._records(self._stream, start))
+        return {int(match[1]) for match in found if match is not None}
 
     # Putting back.
 
@@ -161,10 +179,7 @@ class Redrive:
         self._note("redriving", _Redriving(name, str(Cursor(info.uuid, info.epoch, info.ends))))
         with self._hub.producer() as producer:
             for letter, row in page:
-                headers = {name: text for name, text in (letter.headers or {}).items() if name not in OWN_HEADERS}
-                headers[REDRIVEN_FROM] = f"{self._dead.uuid}:{letter.offset}".encode()
-                key = None if self._has_key_columns else letter.key
-                producer.send(self._stream, row, key, headers, letter.timestamp)
+                producer.send(self._stream, row, *self._envelope(letter))
             producer.flush()
         self._note("redriven", _Redriven(name, [letter.offset for letter, _ in page]))
         return len(page)
@@ -175,8 +190,7 @@ class Redrive:
 
     def _letters(self) -> Iterator[Record]:
         for record in self._records(self._dead.name, "earliest"):
-            headers = record.headers or {}
-            if ERROR in headers and KIND not in headers:
+            if _is_letter(record):
                 yield record
 
     def _records(self, stream: str, start: Any) -> Iterator[Record]:
@@ -186,6 +200,21 @@ class Redrive:
                 with suppress(DataLoss):
                     yield from consumer
                     return
+
+
+def _is_letter(record: Record) -> bool:
+    return ERROR in (record.headers or {})
+
+
+def _note_in(record: Record) -> _Redriving | _Redriven | None:
+    """What a record of the dead stream says of letters, if it does."""
+    kind = None if _is_letter(record) else _NOTES.get(_header(record, KIND))
+    if kind is None or not isinstance(record.value, bytes):
+        return None
+    try:
+        return msgspec.json.decode(record.value, type=kind)
+    except msgspec.DecodeError:
+        return None
 
 
 def _header(record: Record, name: str) -> str:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from mainstem.core import payload, placement, tables
 from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN
 from mainstem.core.errors import InvalidRecord, InvalidRequest, InvalidSetting, RecordTooLarge
+from mainstem.core.keys import key_of
 from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     HEADER_BYTES_MAX,
@@ -22,6 +23,7 @@ from mainstem.core.limits import (
 )
 from mainstem.core.times import to_us
 from mainstem.produce.row_batches import keys_of, longest
+from mainstem.registry.rows import RowConverter
 from mainstem.transport.port import StreamInfo
 
 _VALUE_HINT = "encode it first, for example with json.dumps(row).encode()"
@@ -110,6 +112,24 @@ def check_keyed(stream: str, cleanup: str, has_keys: bool) -> None:
     """Of a compacted stream the newest record of every key stays: every record must have one."""
     if not has_keys and "compact" in cleanup:
         raise InvalidRecord(f"stream {stream!r} is compacted by key: every record needs a key")
+
+
+def check_row(stream: StreamInfo, rows: RowConverter, row: Sequence[Any], size: int, key: bytes | None) -> None:
+    """What its stream asks of a row that fits the schema: a key if it is compacted, and none that is too long."""
+    own = key
+    if stream.key and (size > KEY_BYTES_MAX // 2 or "compact" in stream.cleanup):
+        own = _key_of(stream.name, key_of(dict(zip(rows.arrow.names, row, strict=True)), stream.key))
+    check_keyed(stream.name, stream.cleanup, own is not None)
+
+
+def check_size(
+    stream: str, size: int, key: bytes | None, headers: list[tuple[str, bytes]] | None, bytes_max: int
+) -> int:
+    """The bytes of a record whose value has `size` of them, or RecordTooLarge."""
+    size += len(key or b"") + headers_size(headers)
+    if size > bytes_max:
+        raise RecordTooLarge(f"stream {stream!r}: a record of {size} bytes; record_bytes_max is {bytes_max}")
+    return size
 
 
 def has_keys(batch: pa.RecordBatch) -> bool:

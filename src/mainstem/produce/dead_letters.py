@@ -9,10 +9,12 @@ headers say what was wrong:
     dead.stream     the stream it was sent to
     dead.schema     the version of the schema that it does not fit
     dead.time       when it was kept, ISO 8601
+
+Headers of the record that have these names, or `dead.kind`, are left out.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -37,8 +39,10 @@ def dead_stream_of(stream: str) -> str:
     return stream + SUFFIX
 
 
-def letter_headers(stream: StreamInfo, error: SchemaMismatch, now_us: int) -> list[tuple[str, bytes]]:
-    """What the headers of a letter say beside those of its record."""
+def letter_headers(
+    headers: Iterable[tuple[str, bytes]], stream: StreamInfo, error: SchemaMismatch, now_us: int
+) -> list[tuple[str, bytes]]:
+    """The headers of a letter: those of its record but for the names above, and what was wrong."""
     said = {
         ERROR: str(error)[:ERROR_TEXT_CHARS_MAX],
         PATH: error.path,
@@ -46,7 +50,8 @@ def letter_headers(stream: StreamInfo, error: SchemaMismatch, now_us: int) -> li
         SCHEMA: str(stream.schema_version),
         TIME: datetime.fromtimestamp(now_us / 1e6, UTC).isoformat(),
     }
-    return [(name, text.encode(errors="replace")) for name, text in said.items()]
+    kept = [(name, value) for name, value in headers if name not in OWN_HEADERS]
+    return kept + [(name, text.encode(errors="replace")) for name, text in said.items()]
 
 
 def letter_value(row: Any) -> bytes:

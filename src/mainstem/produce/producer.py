@@ -30,7 +30,6 @@ from mainstem.core.keys import key_of
 from mainstem.core.limits import (
     HEADER_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
-    KEY_BYTES_MAX,
     KIB,
 )
 from mainstem.core.schema import Schema
@@ -41,8 +40,10 @@ from mainstem.produce.admission import (
     check_batches,
     check_envelope,
     check_keyed,
+    check_row,
     check_row_batch,
     check_shard,
+    check_size,
     check_value,
     columns,
     has_keys,
@@ -243,11 +244,7 @@ class Producer:
             taken, size = rows.convert_json(value) if is_json else rows.convert(value)
         except SchemaMismatch as error:
             return self._on_mismatch(info, value, (key, headers, time_us), error)
-        own = key
-        if info.key and (size > KEY_BYTES_MAX // 2 or "compact" in info.cleanup):
-            own = key_of(dict(zip(rows.arrow.names, taken, strict=True)), info.key)
-            check_envelope(info.name, own, None, None)
-        check_keyed(info.name, info.cleanup, own is not None)
+        check_row(info, rows, taken, size, key)
         return self._put(info, rows, taken, key, headers, time_us, size, shard)
 
     def _on_mismatch(self, info: StreamInfo, value: Any, envelope: Envelope, error: SchemaMismatch) -> Ack:
@@ -257,7 +254,7 @@ class Producer:
             raise told from None
         key, headers, time_us = envelope
         letter = dead_letters.letter_value(value)
-        said = [*(headers or []), *dead_letters.letter_headers(info, error, self._clock.now_us())]
+        said = dead_letters.letter_headers(headers or [], info, error, self._clock.now_us())
         try:
             if len(said) > HEADERS_PER_RECORD_MAX or headers_size(said) > HEADER_BYTES_MAX:
                 raise RecordTooLarge("its headers are too large")
@@ -277,11 +274,7 @@ class Producer:
         shard: int | None = None,
     ) -> Ack:
         """Add a record that was checked, once there is room. `size` is that of its value."""
-        size += len(key or b"") + headers_size(headers)
-        bytes_max = self._port.record_bytes_max
-        if size > bytes_max:
-            raise RecordTooLarge(f"stream {info.name!r}: a record of {size} bytes; record_bytes_max is {bytes_max}")
-        size += _RECORD_OVERHEAD
+        size = check_size(info.name, size, key, headers, self._port.record_bytes_max) + _RECORD_OVERHEAD
         while True:
             with DeferredInterrupt(), self._shipping.lock:
                 self._shipping.check_open()

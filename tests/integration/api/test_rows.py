@@ -375,6 +375,65 @@ def test_a_redrive_that_was_cut_short_repeats_nothing(hub, orders, cut, monkeypa
     assert [value["id"] for value in rows(hub, orders)] == [1, 2]
 
 
+@pytest.mark.parametrize("said", ["redriving", "redriven"])
+def test_headers_with_the_names_of_ours_stay_out_of_a_letter(hub, orders, said):
+    with hub.producer(on_bad="dead_letter") as producer:
+        producer.send(orders, {"id": "x"}, headers={"h": "1", "dead.kind": said, "dead.error": "mine"})
+    (letter,) = read_all(hub, "orders.dead")
+    assert "dead.kind" not in (letter.headers or {})
+    assert (letter.headers or {})["dead.error"] == b"id must be int64, not text 'x'"
+    assert hub.redrive(orders, dry_run=False, corrections={0: {"id": 1}}).redriven == 1
+    assert rows(hub, orders) == [row(1)]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [None, b"", b"{", b"[]", b'{"page": 1}', b'{"page": "0", "ends": "nowhere"}', b'{"page": "0", "offsets": ["x"]}'],
+)
+@pytest.mark.parametrize("said", ["redriving", "redriven", "\N{BLACK HEART SUIT}"])
+def test_redrive_passes_over_notes_that_are_none(hub, orders, said, note):
+    """Anybody may write to the dead stream; letters of older producers may have such a header, too."""
+    kill_letters(hub, orders, {"id": "x"})
+    with hub.producer() as producer:
+        producer.send("orders.dead", note, headers={"dead.kind": said})
+        producer.send("orders.dead", b'{"id": 2}', headers={"dead.kind": said, "dead.error": "it did not fit"})
+    assert dict(hub.redrive(orders).fitting) == {"it did not fit": 1}
+    assert hub.redrive(orders, dry_run=False, corrections={0: {"id": 1}}).redriven == 2
+    assert hub.redrive(orders, dry_run=False).redriven == 0
+    assert rows(hub, orders) == [row(1), row(2)]
+    assert not any("dead.kind" in (record.headers or {}) for record in read_all(hub, orders))
+
+
+@pytest.mark.parametrize("ends", ["nowhere", str(mainstem.Cursor("0" * 32, 1, (0,)))])
+def test_redrive_passes_over_origins_that_are_none(hub, orders, ends):
+    """While it looks for what a run that was cut short has put back: everywhere, if nobody knows from where on."""
+    kill_letters(hub, orders, {"id": "x"}, {"id": "y"})
+    corrections: dict[int, Any] = {0: {"id": 1}, 1: {"id": 2}}
+    uuid = hub.streams.get("orders.dead").uuid
+    with hub.producer() as producer:
+        producer.send(
+            "orders.dead", json.dumps({"page": "0", "ends": ends}).encode(), headers={"dead.kind": "redriving"}
+        )
+        for number, text in enumerate(("x", "", "-1", "0x0", "1_0", "9" * 5000, "\N{ARABIC-INDIC DIGIT ONE}", "0")):
+            producer.send(orders, row(number), headers={"redriven_from": f"{uuid}:{text}"})
+    report = hub.redrive(orders, dry_run=False, corrections=corrections)
+    assert (report.earlier, report.redriven, report.unused) == (1, 1, [0])
+
+
+def test_a_letter_that_fits_the_schema_but_not_the_stream_stays_dead(hub):
+    hub.streams.create("kept", schema=SCHEMA, key="customer", cleanup="compact")
+    kill_letters(hub, "kept", {"id": "a"}, {"id": "b"}, {"id": "c"})
+    corrections: dict[int, Any] = {0: row(1, "x" * 70_000), 1: row(2), 2: row(3, "c")}
+    for dry_run in (True, False):
+        report = hub.redrive("kept", dry_run=dry_run, corrections=corrections)
+        assert sorted(report.failing.items()) == [
+            ("stream 'kept' is compacted by key: every record needs a key", 1),
+            ("stream 'kept': a key of 70000 bytes; at most 65536 are allowed", 1),
+        ]
+        assert (sum(report.fitting.values()), report.redriven) == (1, 0 if dry_run else 1)
+    assert rows(hub, "kept") == [row(3, "c")]
+
+
 def test_redrive_needs_a_schema_and_dead_letters(hub, orders):
     hub.streams.create("plain")
     with pytest.raises(InvalidRequest, match="has no schema"):
