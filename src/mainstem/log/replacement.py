@@ -4,10 +4,11 @@ Offsets never change. Where records are left out, a batch covers more offsets th
 column says which are left; where none is left, an entry without bytes says so.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -124,23 +125,36 @@ def _replacement(
 # Taking apart.
 
 
-def grouped(batches: Sequence[FetchedBatch]) -> list[Sequence[FetchedBatch]]:
+def grouped(batches: Sequence[FetchedBatch], barriers: Collection[int]) -> list[Sequence[FetchedBatch]]:
     """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. A group has one
-    schema, and one generation: what stands behind a barrier must not get into a batch that begins before it."""
+    schema, and stands on one side of every barrier, its offsets without records too: readers wait with a batch that
+    reaches over a barrier, and so with what it has from before it."""
+    cut = [piece for batch in batches for piece in _cut(batch, barriers)]
     groups: list[Sequence[FetchedBatch]] = []
     begin = size = 0
-    kind: tuple[int, int] | None = None
-    for index, batch in enumerate(batches):
+    schema_id: int | None = None
+    for index, batch in enumerate(cut):
         header = batch.header
-        # What only stands for offsets without a record goes with any.
-        is_other = header.count and kind is not None and (header.schema_id, header.generation) != kind
-        if index > begin and (is_other or size + header.raw_len > _GROUP_RAW_BYTES):
-            groups.append(batches[begin:index])
-            begin, size, kind = index, 0, None
+        # What only stands for offsets without a record goes with any schema.
+        is_other = header.count and schema_id is not None and header.schema_id != schema_id
+        if index > begin and (is_other or batch.base in barriers or size + header.raw_len > _GROUP_RAW_BYTES):
+            groups.append(cut[begin:index])
+            begin, size, schema_id = index, 0, None
         size += header.raw_len
-        kind = (header.schema_id, header.generation) if header.count else kind
-    groups.append(batches[begin:])
+        schema_id = header.schema_id if header.count else schema_id
+    groups.append(cut[begin:])
     return groups
+
+
+def _cut(batch: FetchedBatch, barriers: Collection[int]) -> list[FetchedBatch]:
+    """The batch; one without records in pieces, none of which reaches over a barrier."""
+    inside = sorted({barrier for barrier in barriers if batch.base < barrier < batch.end})
+    if batch.header.count or not inside:
+        return [batch]
+    return [
+        FetchedBatch(base, msgspec.structs.replace(batch.header, span=end - base), batch.payload)
+        for base, end in pairwise((batch.base, *inside, batch.end))
+    ]
 
 
 _COMPANIONS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core import layouts
-from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
-from mainstem.log.replacement import Upshot, moved, records_of, remade
+from mainstem.log.replacement import Upshot, grouped, moved, records_of, remade
 from tests.unit.log.parts import NOW_US, KeyedRecord, make_keyed_batch
 
 UPSHOT = Upshot(NOW_US, 5, 7, True)
@@ -144,6 +144,21 @@ def test_an_entry_without_records_among_others():
     (made,) = remake(found)
     assert (made.base, made.end, made.header.count) == (0, 51, 2)
     assert [record.offset for record in read([made])] == [0, 50]
+
+
+@pytest.mark.parametrize("span", [1, 5, 9])
+def test_offsets_without_records_stay_on_their_side_of_a_barrier(span):
+    """Whether they begin behind it, or before it and reach over one or two."""
+    first = stored([make_keyed_batch([one(b"1")] * (10 - span))])
+    gap = FetchedBatch(10 - span, BatchHeader(1, 0, *(0,) * 13, span=10), b"")
+    last = stored([make_keyed_batch([one(b"2")])], gap.end)
+    barriers = {4, 9, gap.end}
+    groups = grouped([*first, gap, *last], barriers)
+    made = remade(rows([*first, gap, *last]), map(records_of, groups), UPSHOT)
+    assert not any(batch.base < barrier < batch.end for batch in made.batches[1:] for barrier in barriers)
+    assert made.batches[0].end == next(end for end in (4, 9, 10) if end >= 10 - span)
+    assert sum(covered for covered, _ in made.command.entries) == gap.end + 1
+    assert read(made.batches) == read([*first, *last])
 
 
 def test_offsets_that_follow_each_other_again_need_no_column():
