@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
+from mainstem.core.errors import InvalidPayload
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -23,8 +24,8 @@ from mainstem.log.ledger.base import Entry
 
 # What a batch that is made anew grows to: large enough to be read fast, small enough to be read for one record.
 _BATCH_BYTES: Final = 1 * MIB
-# What a record takes beside its own bytes, about.
-_RECORD_BYTES: Final = 16
+# What a record takes beside its columns: its time, and its distance from the first offset.
+_RECORD_BYTES: Final = 12
 # Records that are taken apart at a time, uncompressed; at least one batch.
 _GROUP_RAW_BYTES: Final = 16 * MIB
 # Distances between offsets of one batch are stored in 32 bits.
@@ -98,8 +99,8 @@ def remade(old: Sequence[Entry], pieces: Iterable[Records], upshot: Upshot) -> R
             entries.append((records.stop - records.first, 0))
             continue
         made = list(_batches(old[0].stream, old[0].shard, records))
-        entries += [(batch.end - batch.base, 1) for batch in made]
-        batches += made
+        entries += [(batch.end - batch.base, int(batch.header.count > 0)) for batch in made]
+        batches += [batch for batch in made if batch.header.count]
     return _replacement(old, entries, batches, upshot)
 
 
@@ -257,7 +258,7 @@ def _times(header: BatchHeader, batch: pa.RecordBatch) -> np.ndarray:
 
 
 def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch]:
-    """Batches of about the same size that together stand for all the offsets."""
+    """Batches of about the same size that together stand for all the offsets; perhaps some without records."""
     count = len(records.offsets)
     cuts = _cuts(records)
     # A batch stands for its own offsets and for those without a record up to the next batch, the first also for those
@@ -266,12 +267,44 @@ def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch
         first = records.first if begin == 0 else int(records.offsets[begin])
         stop = records.stop if end == count else int(records.offsets[end])
         assert stop - first <= _SPAN_MAX, "what is stored anew at a time covers fewer offsets"
-        yield _batch(stream, shard, records, begin, end, first, stop)
+        yield from _fitting(stream, shard, records, begin, end, first, stop)
+
+
+def _fitting(
+    stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int
+) -> Iterator[FetchedBatch]:
+    """One batch of these records, or several where one would be over the limit. A record that fitted only without a
+    column of offsets gets none, and what is without records around it stands alone."""
+    try:
+        made = _batch(stream, shard, records, begin, end, first, stop)
+    except InvalidPayload:
+        offset = int(records.offsets[begin])
+        if end - begin > 1:
+            middle = (begin + end) // 2
+            cut = int(records.offsets[middle])
+            yield from _fitting(stream, shard, records, begin, middle, first, cut)
+            yield from _fitting(stream, shard, records, middle, end, cut, stop)
+            return
+        if stop - first == 1:
+            raise
+        if first < offset:
+            yield _gap(stream, shard, first, offset)
+        yield _batch(stream, shard, records, begin, end, offset, offset + 1)
+        if offset + 1 < stop:
+            yield _gap(stream, shard, offset + 1, stop)
+        return
+    yield made
+
+
+def _gap(stream: int, shard: int, first: int, stop: int) -> FetchedBatch:
+    return FetchedBatch(first, BatchHeader(stream, shard, *(0,) * 13, span=stop - first), b"")
 
 
 def _cuts(records: Records) -> list[int]:
     """Where batches begin and end: a batch is full when the next record would make it too large."""
-    ends = np.cumsum(payload.record_sizes(records.batch) + _RECORD_BYTES)
+    # And a bit for every column, which says whether there is a value.
+    others = _RECORD_BYTES + (len(records.columns) + 7) // 8
+    ends = np.cumsum(payload.record_sizes(records.batch, payload.OFFSET_BYTES) + others)
     cuts = [0]
     while cuts[-1] < len(ends):
         begin = cuts[-1]
