@@ -85,7 +85,7 @@ class Ledgers:
 
     def frame(self, count: int = 1, *, stream: int = 1, shard: int = 0, span: int = 0, **other: int) -> WrittenBatch:
         """A batch, as it lies in the block after the one before."""
-        values: dict[str, int] = {"producer": 0, "sequence": 0} | other
+        values: dict[str, int] = {"producer": 0, "sequence": 0, "generation": 0} | other
         header = BatchHeader(
             stream,
             shard,
@@ -99,7 +99,7 @@ class Ledgers:
             values["producer"],
             0,
             values["sequence"],
-            0,
+            values["generation"],
             NOW_US + len(self._flushes),
             NOW_US + len(self._flushes),
             span=span,
@@ -426,3 +426,18 @@ def test_an_epoch_remembers_where_the_one_before_ended(ledgers):
     ledgers.do(DropEntries(1, 0, 9, LATER))
     ledgers.do(DropEntries(1, 1, 9, LATER))
     ledgers.do(ForgetStream(1))
+
+
+def test_a_new_batch_must_not_reach_over_a_barrier(ledgers):
+    """Readers would wait with what it has from before the barrier."""
+    ledgers.write(3)
+    ledgers.do(AlterStream(1, shards=3))
+    ledgers.flush(ledgers.frame(2, generation=1))
+    old = ledgers.entries()
+    for new in [((5, 5),), ((4, 2), (1, 1)), ((2, 2), (3, 2))]:
+        error = ledgers.refused(ledgers.replacing(old, *new))
+        assert isinstance(error, Refused)
+        assert "over a barrier" in str(error)
+    # What has no records may.
+    ledgers.do(ledgers.replacing(old, (2, 1), (2, 0), (1, 1)))
+    assert [(entry.base, entry.span, entry.count) for entry in ledgers.entries()] == [(0, 2, 1), (2, 2, 0), (4, 1, 1)]

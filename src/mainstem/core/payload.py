@@ -68,6 +68,8 @@ ZSTD: Final = 2
 ZSTD_BUFFERS: Final = 3
 LZ4: Final = 4
 LZ4_BUFFERS: Final = 5
+# What Arrow needs to say where a value of variable length ends.
+OFFSET_BYTES: Final = 4
 # Up to this size a message of a few records is looked through in Python.
 _SMALL_BYTES: Final = 64 << 10
 
@@ -432,34 +434,37 @@ def check_record_bytes(batch: pa.RecordBatch, bytes_max: int = RECORD_BYTES_MAX)
         raise RecordTooLarge(f"record {int(sizes.argmax())} is {largest} bytes; record_bytes_max is {bytes_max}")
 
 
-def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """The bytes of every record: key, value and headers of one without a schema, the columns of a row."""
+def record_sizes(batch: pa.RecordBatch, offset_bytes: int = 0) -> np.ndarray:
+    """The bytes of every record: key, value and headers of one without a schema, the columns of a row. With
+    `offset_bytes` for every value of variable length, by which Arrow tells those apart: OFFSET_BYTES, or nothing."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         # A record has these whoever made it; the limit is for what its sender chose.
         if name not in ("timestamp", "offset", "_timestamp", "_offset"):
-            sizes += _sizes(column)
+            sizes += _sizes(column, offset_bytes)
     return sizes
 
 
-def _sizes(array: pa.Array) -> np.ndarray:
-    """The bytes of every value of an array, without what Arrow needs to tell them apart."""
+def _sizes(array: pa.Array, apart: int) -> np.ndarray:
+    """The bytes of every value of an array, and `apart` for every one of variable length in it."""
     kind, count = array.type, len(array)
     if not count:
         return np.zeros(0, np.int64)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return np.diff(_offsets(array))
+        return np.diff(_offsets(array)) + apart
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         # Parts that a slice cut off are still there: offsets count from the first of all.
-        parts = _sizes(array.keys) + _sizes(array.items) if pa.types.is_map(kind) else _sizes(array.values)
-        sizes: np.ndarray = np.diff(np.concatenate(([0], np.cumsum(parts)))[_offsets(array)])
+        is_map = pa.types.is_map(kind)
+        parts = _sizes(array.keys, apart) + _sizes(array.items, apart) if is_map else _sizes(array.values, apart)
+        sizes: np.ndarray = np.diff(np.concatenate(([0], np.cumsum(parts)))[_offsets(array)]) + apart
         return sizes
     if pa.types.is_fixed_size_list(kind):
         values = array.values.slice(array.offset * kind.list_size, count * kind.list_size)
-        folded: np.ndarray = _sizes(values).reshape(count, kind.list_size).sum(axis=1)
+        folded: np.ndarray = _sizes(values, apart).reshape(count, kind.list_size).sum(axis=1)
         return folded
     if pa.types.is_struct(kind):
-        total: np.ndarray = sum((_sizes(array.field(index)) for index in range(kind.num_fields)), np.zeros(count, int))
+        fields = (_sizes(array.field(index), apart) for index in range(kind.num_fields))
+        total: np.ndarray = sum(fields, np.zeros(count, int))
         return total
     return np.full(count, (kind.bit_width + 7) // 8, np.int64)
 

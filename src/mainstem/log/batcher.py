@@ -18,7 +18,7 @@ A flush that is durable already and finds no room in the ledger is applied again
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -57,10 +57,11 @@ class Submission:
     """Items that are committed together, and what to do when they are. Made by one thread, completed by another.
 
     `patience`: until when, by the monotonic clock, batches that found no room on the disk may wait for some; then, or
-    without any at once, they get DiskFull.
+    without any at once, they get DiskFull. `schemas`: what saying each schema of the batches takes in a block, once it
+    is submitted.
     """
 
-    __slots__ = ("done", "is_append", "items", "patience", "size")
+    __slots__ = ("done", "is_append", "items", "patience", "schemas", "size")
 
     def __init__(
         self, items: Sequence[Item], done: Callable[[Outcomes | MainstemError], None], patience: float = 0.0
@@ -70,6 +71,7 @@ class Submission:
         self.patience = patience
         self.size = sum(map(_stored_bytes, items))
         self.is_append = any(isinstance(item, Batch) for item in items)
+        self.schemas: dict[int, int] = {}
 
 
 class FlushNotice(NamedTuple):
@@ -145,6 +147,7 @@ class Batcher:
 
         With `wake=False` no thread that runs is told; call `wake` after the last of several.
         """
+        submission.schemas = self._file.description_bytes(submission.items)
         with self._arrived:
             if self._failure is not None:
                 raise self._failure
@@ -270,7 +273,7 @@ class Batcher:
                     return None
                 begun = self._clock.monotonic()
                 items = _in_order(submissions)
-                flush = self._write(items)
+                flush = self._write(items, _schemas(submissions))
             except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may be acknowledged after it
                 return self._hold(submissions) if is_out_of_space(error) else self._fail(error, submissions)
             self._apply_lock.acquire()
@@ -285,9 +288,11 @@ class Batcher:
             self._apply_lock.release()
 
     def _take(self) -> list[Submission]:
-        """What goes into the next flush: everything, up to the limits of one flush."""
+        """What goes into the next flush: everything, up to the limits of one flush. Its schemas count as if the block
+        said none of them yet: it may be a new one."""
         taken: list[Submission] = []
-        size = count = 0
+        schemas: set[int] = set()
+        size = described = count = 0
         with self._pending_lock:
             if self._failure is not None:
                 return taken
@@ -298,18 +303,22 @@ class Batcher:
                     self._held.append(self._pending.popleft())
                     self._count_waiting()
                     continue
-                if taken and (size + first.size > FLUSH_BYTES_MAX or count + len(first.items) > FLUSH_BATCHES_MAX):
+                more = sum(length for schema, length in first.schemas.items() if schema not in schemas)
+                is_over = size + first.size + described + more > FLUSH_BYTES_MAX
+                if taken and (is_over or count + len(first.items) > FLUSH_BATCHES_MAX):
                     break
                 taken.append(self._pending.popleft())
                 size += first.size
+                described += more
+                schemas.update(first.schemas)
                 count += len(first.items)
             self._pending_bytes -= size
         return taken
 
-    def _write(self, items: list[Item]) -> Flush:
+    def _write(self, items: list[Item], schemas: Mapping[int, int]) -> Flush:
         number = self._written + 1
         size = sum(map(_stored_bytes, items))
-        is_full, announces = self._file.is_full(size), self._maintenance.wants_checkpoint
+        is_full, announces = self._file.is_full(size, schemas), self._maintenance.wants_checkpoint
         if self._roll_wanted:
             is_full, self._roll_wanted = True, False
         if is_full or announces:
@@ -476,6 +485,10 @@ class Batcher:
                 logger.error(Event("last block got no footer; nothing is lost by it", reason=error))
                 self._fail(error, [])
             self._file.close()
+
+
+def _schemas(submissions: Sequence[Submission]) -> dict[int, int]:
+    return {schema: length for submission in submissions for schema, length in submission.schemas.items()}
 
 
 def _stored_bytes(item: Item) -> int:

@@ -4,15 +4,17 @@ Offsets never change. Where records are left out, a batch covers more offsets th
 column says which are left; where none is left, an entry without bytes says so.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
+from mainstem.core.errors import InvalidPayload
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -22,8 +24,8 @@ from mainstem.log.ledger.base import Entry
 
 # What a batch that is made anew grows to: large enough to be read fast, small enough to be read for one record.
 _BATCH_BYTES: Final = 1 * MIB
-# What a record takes beside its own bytes, about.
-_RECORD_BYTES: Final = 16
+# What a record takes beside its columns: its time, and its distance from the first offset.
+_RECORD_BYTES: Final = 12
 # Records that are taken apart at a time, uncompressed; at least one batch.
 _GROUP_RAW_BYTES: Final = 16 * MIB
 # Distances between offsets of one batch are stored in 32 bits.
@@ -97,8 +99,8 @@ def remade(old: Sequence[Entry], pieces: Iterable[Records], upshot: Upshot) -> R
             entries.append((records.stop - records.first, 0))
             continue
         made = list(_batches(old[0].stream, old[0].shard, records))
-        entries += [(batch.end - batch.base, 1) for batch in made]
-        batches += made
+        entries += [(batch.end - batch.base, int(batch.header.count > 0)) for batch in made]
+        batches += [batch for batch in made if batch.header.count]
     return _replacement(old, entries, batches, upshot)
 
 
@@ -124,23 +126,36 @@ def _replacement(
 # Taking apart.
 
 
-def grouped(batches: Sequence[FetchedBatch]) -> list[Sequence[FetchedBatch]]:
+def grouped(batches: Sequence[FetchedBatch], barriers: Collection[int]) -> list[Sequence[FetchedBatch]]:
     """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. A group has one
-    schema, and one generation: what stands behind a barrier must not get into a batch that begins before it."""
+    schema, and stands on one side of every barrier, its offsets without records too: readers wait with a batch that
+    reaches over a barrier, and so with what it has from before it."""
+    cut = [piece for batch in batches for piece in _cut(batch, barriers)]
     groups: list[Sequence[FetchedBatch]] = []
     begin = size = 0
-    kind: tuple[int, int] | None = None
-    for index, batch in enumerate(batches):
+    schema_id: int | None = None
+    for index, batch in enumerate(cut):
         header = batch.header
-        # What only stands for offsets without a record goes with any.
-        is_other = header.count and kind is not None and (header.schema_id, header.generation) != kind
-        if index > begin and (is_other or size + header.raw_len > _GROUP_RAW_BYTES):
-            groups.append(batches[begin:index])
-            begin, size, kind = index, 0, None
+        # What only stands for offsets without a record goes with any schema.
+        is_other = header.count and schema_id is not None and header.schema_id != schema_id
+        if index > begin and (is_other or batch.base in barriers or size + header.raw_len > _GROUP_RAW_BYTES):
+            groups.append(cut[begin:index])
+            begin, size, schema_id = index, 0, None
         size += header.raw_len
-        kind = (header.schema_id, header.generation) if header.count else kind
-    groups.append(batches[begin:])
+        schema_id = header.schema_id if header.count else schema_id
+    groups.append(cut[begin:])
     return groups
+
+
+def _cut(batch: FetchedBatch, barriers: Collection[int]) -> list[FetchedBatch]:
+    """The batch; one without records in pieces, none of which reaches over a barrier."""
+    inside = sorted({barrier for barrier in barriers if batch.base < barrier < batch.end})
+    if batch.header.count or not inside:
+        return [batch]
+    return [
+        FetchedBatch(base, msgspec.structs.replace(batch.header, span=end - base), batch.payload)
+        for base, end in pairwise((batch.base, *inside, batch.end))
+    ]
 
 
 _COMPANIONS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS)
@@ -243,7 +258,7 @@ def _times(header: BatchHeader, batch: pa.RecordBatch) -> np.ndarray:
 
 
 def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch]:
-    """Batches of about the same size that together stand for all the offsets."""
+    """Batches of about the same size that together stand for all the offsets; perhaps some without records."""
     count = len(records.offsets)
     cuts = _cuts(records)
     # A batch stands for its own offsets and for those without a record up to the next batch, the first also for those
@@ -252,12 +267,44 @@ def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch
         first = records.first if begin == 0 else int(records.offsets[begin])
         stop = records.stop if end == count else int(records.offsets[end])
         assert stop - first <= _SPAN_MAX, "what is stored anew at a time covers fewer offsets"
-        yield _batch(stream, shard, records, begin, end, first, stop)
+        yield from _fitting(stream, shard, records, begin, end, first, stop)
+
+
+def _fitting(
+    stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int
+) -> Iterator[FetchedBatch]:
+    """One batch of these records, or several where one would be over the limit. A record that fitted only without a
+    column of offsets gets none, and what is without records around it stands alone."""
+    try:
+        made = _batch(stream, shard, records, begin, end, first, stop)
+    except InvalidPayload:
+        offset = int(records.offsets[begin])
+        if end - begin > 1:
+            middle = (begin + end) // 2
+            cut = int(records.offsets[middle])
+            yield from _fitting(stream, shard, records, begin, middle, first, cut)
+            yield from _fitting(stream, shard, records, middle, end, cut, stop)
+            return
+        if stop - first == 1:
+            raise
+        if first < offset:
+            yield _gap(stream, shard, first, offset)
+        yield _batch(stream, shard, records, begin, end, offset, offset + 1)
+        if offset + 1 < stop:
+            yield _gap(stream, shard, offset + 1, stop)
+        return
+    yield made
+
+
+def _gap(stream: int, shard: int, first: int, stop: int) -> FetchedBatch:
+    return FetchedBatch(first, BatchHeader(stream, shard, *(0,) * 13, span=stop - first), b"")
 
 
 def _cuts(records: Records) -> list[int]:
     """Where batches begin and end: a batch is full when the next record would make it too large."""
-    ends = np.cumsum(payload.record_sizes(records.batch) + _RECORD_BYTES)
+    # And a bit for every column, which says whether there is a value.
+    others = _RECORD_BYTES + (len(records.columns) + 7) // 8
+    ends = np.cumsum(payload.record_sizes(records.batch, payload.OFFSET_BYTES) + others)
     cuts = [0]
     while cuts[-1] < len(ends):
         begin = cuts[-1]

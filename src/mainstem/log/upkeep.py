@@ -52,7 +52,7 @@ from mainstem.log.flush import (
     NoteUpkeep,
     Replacement,
 )
-from mainstem.log.ledger.base import BlockRow, Entry, ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.base import BlockRow, Entry, ShardKey, ShardRow, StreamRow, barriers_of
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.merger import RUN_ENTRIES, plan_merge
 from mainstem.log.reader import LogReader
@@ -389,7 +389,7 @@ class Upkeep:
 
     def _merge_run(self, stream: StreamRow, entries: Sequence[Entry], settled: int) -> None:
         try:
-            groups = grouped(list(self._gently(self._reader.load(stream, entries))))
+            groups = self._groups(stream, entries)
         except DataLoss as loss:
             logger.warning(Event("entries that cannot be read are not merged", error=loss))
             self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
@@ -398,6 +398,12 @@ class Upkeep:
         pieces = (records_of(group, contents) for group in groups)
         self._execute(remade(entries, pieces, self._upshot(merged=settled)))
         self._counts["entries_merged"] += len(entries)
+
+    def _groups(self, stream: StreamRow, entries: Sequence[Entry]) -> list[Sequence[FetchedBatch]]:
+        """The batches of these entries, in groups that are stored anew each by itself."""
+        batches = list(self._gently(self._reader.load(stream, entries)))
+        # Looked up after the entries: a barrier that is set later stands behind them.
+        return grouped(batches, barriers_of(self._ledger.load_generations(stream.id), entries[0].shard))
 
     def _upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
         now_us = self._clock.now_us()
@@ -471,7 +477,7 @@ class Upkeep:
             if not entries:
                 return
             try:
-                yield entries, grouped(list(self._gently(self._reader.load(stream, entries))))
+                yield entries, self._groups(stream, entries)
             except DataLoss as loss:
                 if list(self._ledger.entries_from(stream.id, shard, offset, len(entries))) != list(entries):
                     continue  # they were moved meanwhile

@@ -5,7 +5,7 @@ so that its batches and their offsets can be recovered without the ledger.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstem.core.batch import Batch
@@ -104,13 +104,19 @@ class FlushFile:
         """A block of an earlier life that will not grow: said in the next flush."""
         self._to_seal.append(SealBlock(block, size))
 
-    def is_full(self, size: int) -> bool:
-        """Whether a flush of `size` payload bytes calls for a new block."""
+    def description_bytes(self, items: Sequence[Item]) -> dict[int, int]:
+        """What saying each schema of these items takes in a block that does not say it yet. Any thread."""
+        found = {schema: self._schema(schema) for schema in set(_schemas_of(items))}
+        return {number: len(schema.serialized) for number, schema in found.items() if schema is not None}
+
+    def is_full(self, size: int, schemas: Mapping[int, int]) -> bool:
+        """Whether a flush of `size` payload bytes calls for a new block; `schemas` are the bytes of descriptions."""
         writer = self._writer
         if writer is None:
             return True
         if len(self._footer) >= _FOOTER_ENTRIES_MAX * _FOOTER_FIELDS:
             return True
+        size += sum(described for schema, described in schemas.items() if schema not in self._described)
         return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer)
 
     def roll(self, flush: int, applied: int) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import mainstem
+from mainstem.core import placement
 from mainstem.core.errors import InvalidRequest
 from mainstem.testing.server import ServerProcess
 
@@ -207,3 +208,24 @@ def test_rows_go_over_too_and_are_found_among_more_shards(tmp_path):
                 found.setdefault(record.value["id"], []).append(record.value["turn"])
         assert set(map(tuple, found.values())) == {(10, 1, 11, 2, 12)}
         assert hub.streams.get("orders").records == 183
+
+
+def test_the_order_of_a_key_outlives_erasures_on_both_sides_of_a_barrier(tmp_path):
+    """What was erased behind the barrier must not make a batch from before it reach over it."""
+    by_shard: dict[int, list[bytes]] = {0: [], 1: []}
+    for key in (b"k%d" % number for number in range(50)):
+        by_shard[int(placement.shards_for([key], 2, "crc32", 0)[0])].append(key)
+    moving, (before, behind, *_) = by_shard[1][0], by_shard[0]
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("orders", shards=1)
+        with hub.producer() as producer:
+            producer.send("orders", b"old", key=moving).result(5)
+            producer.send("orders", b"", key=before).result(5)
+        hub.streams.alter("orders", shards=2)
+        with hub.producer() as producer:
+            producer.send("orders", b"", key=behind).result(5)
+            producer.send("orders", b"new", key=moving).result(5)
+        assert hub.streams.erase("orders", behind).records == 1
+        assert hub.streams.erase("orders", before).records == 1
+        with hub.consumer("orders", start="earliest", follow=False) as consumer:
+            assert [record.value for record in consumer] == [b"old", b"new"]

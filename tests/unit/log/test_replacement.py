@@ -5,17 +5,23 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.consume.record import Record, RecordBatch
-from mainstem.core import layouts
-from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core import layouts, payload
+from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
+from mainstem.core.limits import MIB, PAYLOAD_RAW_BYTES_MAX
+from mainstem.core.schema import Schema
+from mainstem.log import replacement
+from mainstem.log.contents import Contents
+from mainstem.log.flush import Replacement
 from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
-from mainstem.log.replacement import Upshot, moved, records_of, remade
+from mainstem.log.replacement import Upshot, grouped, moved, records_of, remade
 from tests.unit.log.parts import NOW_US, KeyedRecord, make_keyed_batch
 
 UPSHOT = Upshot(NOW_US, 5, 7, True)
@@ -146,6 +152,21 @@ def test_an_entry_without_records_among_others():
     assert [record.offset for record in read([made])] == [0, 50]
 
 
+@pytest.mark.parametrize("span", [1, 5, 9])
+def test_offsets_without_records_stay_on_their_side_of_a_barrier(span):
+    """Whether they begin behind it, or before it and reach over one or two."""
+    first = stored([make_keyed_batch([one(b"1")] * (10 - span))])
+    gap = FetchedBatch(10 - span, BatchHeader(1, 0, *(0,) * 13, span=10), b"")
+    last = stored([make_keyed_batch([one(b"2")])], gap.end)
+    barriers = {4, 9, gap.end}
+    groups = grouped([*first, gap, *last], barriers)
+    made = remade(rows([*first, gap, *last]), map(records_of, groups), UPSHOT)
+    assert not any(batch.base < barrier < batch.end for batch in made.batches[1:] for barrier in barriers)
+    assert made.batches[0].end == next(end for end in (4, 9, 10) if end >= 10 - span)
+    assert sum(covered for covered, _ in made.command.entries) == gap.end + 1
+    assert read(made.batches) == read([*first, *last])
+
+
 def test_offsets_that_follow_each_other_again_need_no_column():
     """What is left after gaps were cut off at a border of batches is dense."""
     found = stored([make_keyed_batch([one(b"%d" % n) for n in range(3)])], 10)
@@ -200,3 +221,65 @@ def test_moved_batches_are_the_same_bytes_in_one_entry():
     assert made.batches == tuple(found)
     assert made.command.entries == ((3, 2),)
     assert (made.command.base, made.command.end, made.command.rows) == (3, 6, 2)
+
+
+# Near the limits.
+
+
+def stored_rows(columns: dict[str, pa.Array]) -> tuple[list[FetchedBatch], Contents]:
+    """Rows as they are read, and what knows their schema."""
+    schema = Schema(pa.schema([(name, column.type) for name, column in columns.items()]))
+    encoded = payload.encode(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.arrow), "lz4", schema)
+    header = encoded.header(stream=1, shard=0, schema_id=1, generation=0, time_low=NOW_US, time_high=NOW_US)
+    return [FetchedBatch(0, header, encoded.payload)], Contents(lambda _: schema)
+
+
+def made_of(found: list[FetchedBatch], contents: Contents, kept: np.ndarray) -> Replacement:
+    """What is kept, made anew, and that it covers the same offsets with the same records."""
+    records = records_of(found, contents).take(kept)
+    made = remade(rows(found), [records], UPSHOT)
+    assert sum(span for span, _ in made.command.entries) == found[-1].end
+    assert made.command.frames == len(made.batches)
+    again = [records_of([batch], contents) for batch in made.batches]
+    assert np.concatenate([part.offsets for part in again]).tolist() == records.offsets.tolist()
+    assert pa.Table.from_batches([part.batch for part in again]).equals(pa.Table.from_batches([records.batch]))
+    return made
+
+
+def test_what_tells_values_apart_counts():
+    """Rows of hundreds of empty texts are large, though they say nothing."""
+    count = 4_000
+    empty = pa.array([""] * count)
+    found, contents = stored_rows({f"c{number}": empty for number in range(500)})
+    made = made_of(found, contents, np.arange(count) != 5)
+    assert all(batch.header.raw_len < 1.1 * MIB for batch in made.batches)
+    assert len(made.batches) < found[0].header.raw_len / MIB * 1.2
+
+
+def test_parts_of_lists_are_told_apart_too():
+    texts = pa.array([[""] * 100_000] * 10, pa.list_(pa.string()))
+    found, contents = stored_rows({"texts": texts})
+    made = made_of(found, contents, np.arange(10) != 5)
+    assert all(batch.header.raw_len < 1.1 * MIB for batch in made.batches)
+
+
+def test_a_batch_that_would_be_over_the_limit_is_halved(monkeypatch):
+    """Whatever it was that was not counted."""
+    monkeypatch.setattr(replacement, "_BATCH_BYTES", 1 << 40)
+    count = PAYLOAD_RAW_BYTES_MAX // (4 * 500) - 20
+    found, contents = stored_rows({f"c{number}": pa.array([""] * count) for number in range(500)})
+    assert found[0].header.raw_len + 4 * count > PAYLOAD_RAW_BYTES_MAX
+    made = made_of(found, contents, np.arange(count) != 5)
+    assert [batch.header.count for batch in made.batches] == [(count - 1) // 2, count // 2]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_record_at_the_limit_gets_no_column_of_offsets(place):
+    """It would not fit with one: what is without records beside it is entries of their own."""
+    texts = PAYLOAD_RAW_BYTES_MAX // 4 - 64
+    values = [[""] * texts if number == place else [] for number in range(3)]
+    found, contents = stored_rows({"texts": pa.array(values, pa.list_(pa.string()))})
+    made = made_of(found, contents, np.arange(3) == place)
+    expected = {0: ((1, 1), (2, 0)), 1: ((1, 0), (1, 1), (1, 0)), 2: ((2, 0), (1, 1))}
+    assert made.command.entries == expected[place]
+    assert (made.batches[0].base, made.batches[0].header.span) == (place, 0)

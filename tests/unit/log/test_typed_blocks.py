@@ -9,11 +9,14 @@ from mainstem.core import layouts, payload
 from mainstem.core.batch import Batch
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidRequest
+from mainstem.core.limits import MIB
 from mainstem.core.schema import Schema
+from mainstem.core.schema import described as described_field
+from mainstem.log import batcher
 from mainstem.log.doctor import examine
 from mainstem.log.flush import AlterStream, Appended, CreateStream, DescribeSchema, Rejected, SetSchema
 from mainstem.log.ledger.inspector import LedgerInspector
-from mainstem.log.log import Log, LogOptions
+from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.rebuild import rebuild
 from mainstem.log.replacement import grouped
 from mainstem.log.salvage import Salvage, names_beside, schemas_beside, write_parquet
@@ -90,6 +93,46 @@ def test_a_block_says_each_schema_once_before_its_first_rows(tmp_path):
     append(log, rows(log, 1, SECOND, [10]))
     log.close()
     assert described(tmp_path) == {1: [1, 2], 2: [2]}
+
+
+def with_large_schemas(path, count: int, options: LogOptions | None = None) -> tuple[Log, list[Schema]]:
+    """A stream with so many versions of its schema, each of a hundred times the bytes of a row."""
+    log = Log(path, options)
+    stream = log.execute(CreateStream("0" * 32, "orders", 1, "crc32", 10**15, NOW_US)).stream
+    schemas = []
+    for version in range(1, count + 1):
+        field = described_field(pa.field("id", pa.int64()), doc=f"{version} " + "x" * 100_000)
+        schemas.append(Schema(pa.schema([field])))
+        log.execute(SetSchema(stream, schemas[-1].serialized, schemas[-1].fingerprint, version, NOW_US))
+    assert all(100_000 < len(schema.serialized) < 101_000 for schema in schemas)
+    return log, schemas
+
+
+def test_what_says_schemas_counts_in_the_limit_of_a_flush(tmp_path, monkeypatch):
+    monkeypatch.setattr(batcher, "FLUSH_BYTES_MAX", 250_000)
+    log, schemas = with_large_schemas(tmp_path, 4)
+    before = log.counters()["flushes_applied"]
+    waiters = [Waiter() for _ in range(12)]
+    for number, waiter in enumerate(waiters):
+        # Each schema three times in a row: it is said, and counted, once.
+        log.append([rows(log, 1, schemas[number // 3], [number])], waiter.set)
+    assert [waiter.wait(log.batcher) for waiter in waiters] == [[Appended(number)] for number in range(12)]
+    assert log.counters()["flushes_applied"] - before == 2
+    assert log.batcher.pending_bytes == 0
+    log.close()
+
+
+def test_what_says_schemas_counts_in_the_size_of_a_block(tmp_path):
+    log, schemas = with_large_schemas(tmp_path, 30, LogOptions(block_bytes=MIB))
+    log.batcher.request_roll()
+    for schema in schemas:
+        # Once it is said it takes no room any more.
+        for _ in range(3):
+            append(log, rows(log, 1, schema, [1]))
+    log.close()
+    _, *sizes = [path.stat().st_size for path in sorted((tmp_path / "blocks").glob("*.block"))]
+    assert len(sizes) == 3
+    assert max(sizes) < MIB
 
 
 def test_a_batch_of_a_schema_that_nobody_has_is_refused_and_described_by_nobody(tmp_path):
@@ -218,7 +261,7 @@ def test_the_inspector_leaves_out_schemas_that_cannot_be_read(folder):
     inspector.close()
 
 
-def test_what_is_merged_is_of_one_generation(tmp_path):
+def test_what_is_merged_is_from_one_side_of_a_barrier(tmp_path):
     """A batch that reached over a barrier would bring records from behind it too early."""
     log = Log(tmp_path, LogOptions())
     stream = log.execute(CreateStream("0" * 32, "orders", 1, "crc32", 10**15, NOW_US)).stream
@@ -226,5 +269,5 @@ def test_what_is_merged_is_of_one_generation(tmp_path):
     log.execute(AlterStream(stream, shards=2))
     append(log, make_batch([b"3"], stream=stream, generation=1))
     batches = log.reader.read(log.reader.require_stream(stream), 0, 0)
-    assert [[values_of(batch) for batch in group] for group in grouped(batches)] == [[[b"1"], [b"2"]], [[b"3"]]]
+    assert [[values_of(batch) for batch in group] for group in grouped(batches, {2})] == [[[b"1"], [b"2"]], [[b"3"]]]
     log.close()

@@ -25,10 +25,10 @@ def test_a_footer_can_be_read_back_however_many_entries_come_at_the_last_moment(
     file.roll(1, 0)
     flush = file.write(1, 0, [make_batch()], 0, 0)
     file.note_entries([ENTRY] * (writer._FOOTER_ENTRIES_MAX - 1))
-    assert not file.is_full(0)
+    assert not file.is_full(0, {})
     for _ in range(2):
         file.note_entries([ENTRY] * FLUSH_BATCHES_MAX)
-    assert file.is_full(0)
+    assert file.is_full(0, {})
     file.seal(2, 1)
     scanner = BlockScanner(blocks, 1)
     assert [read.flush.number for read in scanner.flushes()] == [1]

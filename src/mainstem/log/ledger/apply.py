@@ -11,7 +11,7 @@ entry of its own, which has their summary.
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from mainstem.core.batch import BatchHeader
@@ -78,6 +78,7 @@ from mainstem.log.ledger.base import (
     ShardRow,
     StreamRow,
     VersionRow,
+    barriers_of,
 )
 
 # Rows of producers kept in memory; the rest is in the ledger.
@@ -572,6 +573,7 @@ class _Step:
             raise Refused("these entries were replaced by others meanwhile")
         # Before anything is changed: what is refused leaves everything as it is.
         made = _replacing(command, found, frames, self._flush.block)
+        self._check_barriers(command, frames)
         self._changes.dropped.append((*key, command.base, command.end))
         for old in found:
             self._bury(command.stream, old.block, old.length, command.rewrite_us)
@@ -585,6 +587,22 @@ class _Step:
         self._changes.shards[key] = row._replace(bytes=row.bytes + added - sum(old.length for old in found))
         self._note(*key, command.merged, command.compacted)
         return Done(command.stream, len(found))
+
+    def _check_barriers(self, command: ReplaceEntries, frames: Sequence[WrittenBatch]) -> None:
+        """Readers wait with a batch that reaches over a barrier: what it had from before that would come too late."""
+        # One of this flush stands behind everything that can be replaced.
+        barriers = barriers_of(self._base.generations(command.stream), command.shard)
+        if not barriers:
+            return
+        base, rest = command.base, iter(frames)
+        for span, count in command.entries:
+            begin = base
+            for frame in islice(rest, count):
+                end = begin + (frame.header.span or frame.header.count)
+                if any(begin < barrier < end for barrier in barriers):
+                    raise Refused(f"a new batch reaches from {begin} to {end - 1}, over a barrier")
+                begin = end
+            base += span
 
     def _rearrange(self, key: ShardKey, first: int, stop: int) -> None:
         changed = self._rearranged.setdefault(key, [])

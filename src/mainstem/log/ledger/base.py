@@ -112,6 +112,11 @@ class GenerationRow(NamedTuple):
     barriers: tuple[int, ...]
 
 
+def barriers_of(generations: Iterable[GenerationRow], shard: int) -> frozenset[int]:
+    """The offsets of one shard at which a generation began."""
+    return frozenset(row.barriers[shard] for row in generations if shard < len(row.barriers))
+
+
 class ProducerRow(NamedTuple):
     """What is remembered of one producer in one shard: its epoch and its last (sequence, base) pairs, oldest first."""
 
