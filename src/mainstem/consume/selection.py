@@ -188,7 +188,10 @@ class Selection:
         if self._predicate is None and (taken := self._take(fetched)) is not None:
             return Selected((taken,))
         decoded = self.view.decode(fetched, self._tested)
+        tombstones = decoded.tombstones if self.view.columns is None else None
         if self._predicate is None:
+            if tombstones is not None:
+                return Selected((fetched,))
             if decoded.bad:
                 return Selected(self._pack_around(fetched, decoded))
             return Selected(self._pack(fetched, decoded.columns, None, fetched.base, fetched.end))
@@ -198,10 +201,19 @@ class Selection:
             left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
         elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
             left = [fetched]
+        elif tombstones is not None and (mask & tombstones).any():
+            left = self._as_stored(fetched, mask)
         else:
             some = mask if count < len(mask) else None
             left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
         return Selected(left, len(decoded.bad))
+
+    def _as_stored(self, fetched: FetchedBatch, mask: np.ndarray) -> list[FetchedBatch]:
+        """The records where `mask` is true, for the reader to make rows of: what tells a tombstone from a row of nulls
+        is lost in columns."""
+        if mask.all():
+            return [fetched]
+        return _AS_BYTES._pack(fetched, _AS_BYTES.view.decode(fetched).columns, mask, fetched.base, fetched.end)
 
     def _take(self, fetched: FetchedBatch) -> FetchedBatch | None:
         """All records of a batch with the wanted columns as they are stored; None if they have to be looked into."""

@@ -230,6 +230,32 @@ def test_json_is_rows():
     assert [offset for offset, _ in select(batch, "id IS NULL")] == [72]
 
 
+def test_only_a_tombstone_has_no_value():
+    """A row whose columns are all null is a row, whether it was stored as one or as JSON."""
+    empty = {"id": None, "name": None, "amount": None}
+    batch = json_batch({}, {"id": 1}, None, {"name": None}, None, {"id": 2}, base=40)
+    expected = [(40, empty), (41, {**empty, "id": 1}), (42, None), (43, empty), (44, None), (45, {**empty, "id": 2})]
+    assert read([batch], view()) == expected
+    assert select(batch, "id IS NULL OR id > 0") == expected
+    assert select(batch, "id IS NULL") == [expected[at] for at in (0, 2, 3, 4)]
+    assert select(batch, "_offset >= 43") == expected[3:]
+    assert select(batch, "_offset = 40 OR _offset = 41") == expected[:2]
+    assert read([rows_of([empty, {**empty, "id": 1}], base=40)], view()) == expected[:2]
+    assert select(rows_of([empty, {**empty, "id": 1}], base=40), "id IS NULL") == expected[:1]
+    part = RecordBatch("orders", batch, 42, 45, view()).part(1, 3)
+    assert part.values() == [empty, None]
+
+
+def test_a_tombstone_is_one_for_several_readers_too():
+    selection = Selections(lambda schema_id: SCHEMA).get(1, (), Query("", None, SCHEMA_ID))
+    readers = [type("Reader", (), {})() for _ in range(2)]
+    selection.readers.update(readers)
+    batch = json_batch({}, None, {"id": 1}, {"id": "x"})
+    found = read(selection.apply(batch).batches, view())
+    assert [value for _, value in found] == [{"id": None, "name": None, "amount": None}, None, found[2][1], None]
+    assert found[2][1]["id"] == 1
+
+
 def test_what_is_no_row_matches_nothing_and_is_counted():
     batch = json_batch({"id": 1}, {"id": "one"}, [1], {"id": 4})
     selected = Selection(view(), "id > 0 OR id IS NULL").apply(batch)
