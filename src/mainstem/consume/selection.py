@@ -135,15 +135,19 @@ class Selection:
         return found
 
     def _known(self, schema_id: int, found: bytes) -> dict[str, Range]:
-        """What statistics say of the columns that the predicate asks for, under its names for them."""
+        """What statistics say of the columns that the predicate asks for, under its names for them. Those that cannot
+        be read say nothing: the records are still there to be looked at."""
         if not found:
             return {}
         asked = self._asked.get(schema_id)
         if asked is None:
             asked = self._asked[schema_id] = self._ask(schema_id)
         arrow, names = asked
-        known = statistics.parse(found, arrow)
-        return {name: found_range for name, source in names if (found_range := known.get(source)) is not None}
+        try:
+            known = statistics.parse(found, arrow)
+            return {name: found_range for name, source in names if (found_range := known.get(source)) is not None}
+        except InvalidPayload:
+            return {}
 
     def _ask(self, schema_id: int) -> tuple[pa.Schema | None, list[tuple[str, str]]]:
         """The schema of batches, and which of their columns the predicate's columns are, where their values are the

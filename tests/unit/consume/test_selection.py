@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -399,6 +400,23 @@ def test_without_statistics_only_the_place_is_known():
     selection = Selection(view(), "id = 1000 AND _offset < 50")
     assert not selection.can_skip(Place(), bytes)
     assert selection.can_skip(Place(base=50), bytes)
+
+
+def test_statistics_that_cannot_be_read_say_nothing():
+    """Neither the summary nor the filters, wherever a byte of them is another."""
+    known = statistics.collect(whole(numbered(100), SCHEMA), index=["name"], times=(NOW_US, NOW_US))
+    summary = statistics.summary(known)
+    selection = Selection(view(), "name = 'n3' OR (id = 7 AND _timestamp > '2020-01-01')")
+    for damaged in (b"\2" + bytes(15), b"\1", b"\xff" * 40, summary[:-8]):
+        assert not selection.can_skip(Place(statistics=damaged), lambda: known)
+        assert not selection.can_skip(Place(statistics=summary), partial(bytes, damaged))
+    for at in range(len(summary)):
+        for byte in (0, 1, 2, 3, 4, 5, 8, 31, 255):
+            other = summary[:at] + bytes((byte,)) + summary[at + 1 :]
+            # Whatever they say now: nothing of it is an error.
+            selection.can_skip(Place(statistics=other), partial(bytes, other + known[len(other) :]))
+    place = Selection(view(), "id = 7 AND _offset >= 100")
+    assert place.can_skip(Place(statistics=b"\2" + bytes(15)), bytes)
 
 
 def test_statistics_of_an_older_schema_count_where_values_are_the_same():
