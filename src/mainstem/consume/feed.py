@@ -175,7 +175,7 @@ class Feed:
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches of one shard, from memory or disk; [] when there is nothing now. DataLoss moves on behind
-        the lost range."""
+        the lost range; any other error comes again."""
         if self._select is not None and not self._is_plain:
             return self._read_selected(self._bound(), bytes_max)
         while self._ready:
@@ -193,16 +193,29 @@ class Feed:
             batches = self._allowed(shard, batches)
             if batches:
                 self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)
-                self._advance(shard, batches[-1].end)
-                return batches if self._select is None else self._convert(batches)
+                end = batches[-1].end
+                if self._select is not None:
+                    batches, end = self._convert(batches)
+                self._advance(shard, end)
+                return batches
         return []
 
-    def _convert(self, batches: list[FetchedBatch]) -> list[FetchedBatch]:
-        """Batches of which everything is wanted, some of them in another form."""
+    def _convert(self, batches: list[FetchedBatch]) -> tuple[list[FetchedBatch], int]:
+        """Batches of which everything is wanted, some of them in another form, and the offset after them."""
         if all(batch.header.schema_id for batch in batches):
-            return batches
+            return batches, batches[-1].end
         selection = self._bound()
-        return [left for batch in batches for left in selection.apply(batch).batches]
+        converted: list[FetchedBatch] = []
+        for batch in batches:
+            try:
+                left = selection.apply(batch).batches
+            except Exception:
+                if not converted:
+                    raise
+                # As for a loss: what was made before it comes first, and the next read meets the error again.
+                return converted, batch.base
+            converted += left
+        return converted, batches[-1].end
 
     def _bound(self) -> Selection:
         if self._selection is None:
@@ -231,11 +244,12 @@ class Feed:
                     READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED,
                     can_skip=self._can_skip,
                 )
-            except DataLoss as loss:
-                if passed.batches or passed.is_open:
-                    # What was found before it comes first; the next read meets the loss again.
+            except Exception as error:
+                if not passed.is_empty:
+                    # What was found before it comes first; the next read meets the error again.
                     break
-                self._advance(shard, loss.last + 1)
+                if isinstance(error, DataLoss):
+                    self._advance(shard, error.last + 1)
                 raise
             if not batches:
                 self._rest(shard)
@@ -244,12 +258,26 @@ class Feed:
             if not batches:
                 continue
             self._skips = not batches[0].header.count or not batches[-1].header.count
-            for batch in batches:
-                size += self._sift(selection, batch, passed)
-            self._advance(shard, batches[-1].end)
-            if self._clock.monotonic() >= deadline:
+            found, end = self._sift_all(selection, batches, passed)
+            size += found
+            if end > self._offsets[shard]:
+                self._advance(shard, end)
+            if end < batches[-1].end or self._clock.monotonic() >= deadline:
                 break
         return passed.close()
+
+    def _sift_all(self, selection: Selection, batches: Sequence[FetchedBatch], passed: "_Passed") -> tuple[int, int]:
+        """Let through what is wanted of batches: how many bytes that is, and the offset after the last that was looked
+        into. It is before an error, if something was found until then."""
+        size = 0
+        for batch in batches:
+            try:
+                size += self._sift(selection, batch, passed)
+            except Exception:
+                if passed.is_empty:
+                    raise
+                return size, batch.base
+        return size, batches[-1].end
 
     def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> int:
         """Let through what is wanted of a batch; how many bytes that is."""
@@ -311,8 +339,8 @@ class _Passed:
         self.batches: list[FetchedBatch] = []
 
     @property
-    def is_open(self) -> bool:
-        return bool(self._gaps)
+    def is_empty(self) -> bool:
+        return not self.batches and not self._gaps
 
     def add(self, batch: FetchedBatch) -> None:
         shard = batch.header.shard

@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from mainstem.consume.view import METADATA_SCHEMA, Decoded, View
@@ -150,7 +151,7 @@ class RecordBatch:
         """The values alone, as fast as they can be had: bytes, or a dict for every row."""
         columns = self._narrow()
         if self._view.schema is not None:
-            return self._rows(columns)
+            return self._rows()
         found: list[bytes | None] = columns.column("value").to_pylist()
         return found
 
@@ -180,11 +181,15 @@ class RecordBatch:
             return iter(records)
         return iter(list(made))
 
-    def _rows(self, columns: pa.RecordBatch) -> list[Any]:
-        """Every row as a dict; None where it has no value at all, which is how a tombstone is stored."""
+    def _rows(self) -> list[Any]:
+        """Every row as a dict; None for a tombstone, and for what is no row. A row of nulls is one."""
         rows: list[Any] = self.to_dicts()
-        if self._view.columns is None and all(column.null_count for column in columns.columns[: len(self._view.names)]):
-            return [row if any(value is not None for value in row.values()) else None for row in rows]
+        assert self._opened is not None
+        if self._view.columns is None:
+            tombstones = self._opened.tombstones
+            found = () if tombstones is None else np.flatnonzero(tombstones[self._skip : self._skip + self.count])
+            for index in (*found, *(row.index for row in self.bad())):
+                rows[index] = None
         return rows
 
     # Rows that could not be made.

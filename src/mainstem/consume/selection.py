@@ -23,7 +23,8 @@ from mainstem.consume.view import Decoded, View
 from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
-from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, TRANSCODED_BYTES_MAX
+from mainstem.core.errors import InvalidPayload, MainstemError, RecordTooLarge
+from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, READ_RECORD_BYTES_MAX, TRANSCODED_BYTES_MAX
 from mainstem.core.payload import Encoded
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
@@ -134,15 +135,19 @@ class Selection:
         return found
 
     def _known(self, schema_id: int, found: bytes) -> dict[str, Range]:
-        """What statistics say of the columns that the predicate asks for, under its names for them."""
+        """What statistics say of the columns that the predicate asks for, under its names for them. Those that cannot
+        be read say nothing: the records are still there to be looked at."""
         if not found:
             return {}
         asked = self._asked.get(schema_id)
         if asked is None:
             asked = self._asked[schema_id] = self._ask(schema_id)
         arrow, names = asked
-        known = statistics.parse(found, arrow)
-        return {name: found_range for name, source in names if (found_range := known.get(source)) is not None}
+        try:
+            known = statistics.parse(found, arrow)
+            return {name: found_range for name, source in names if (found_range := known.get(source)) is not None}
+        except InvalidPayload:
+            return {}
 
     def _ask(self, schema_id: int) -> tuple[pa.Schema | None, list[tuple[str, str]]]:
         """The schema of batches, and which of their columns the predicate's columns are, where their values are the
@@ -184,24 +189,66 @@ class Selection:
         return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
-        header = fetched.header
-        if self._predicate is None and (taken := self._take(fetched)) is not None:
-            return Selected((taken,))
+        if self._predicate is not None:
+            return self._filter(fetched)
+        try:
+            return Selected(self._narrow(fetched))
+        except MainstemError:
+            if not self.is_plain:
+                raise
+            # A reader without others would have got it like that.
+            return Selected((fetched,))
+
+    def _narrow(self, fetched: FetchedBatch) -> Sequence[FetchedBatch]:
+        """All records of a batch, with the wanted columns."""
+        if (taken := self._take(fetched)) is not None:
+            return [taken]
         decoded = self.view.decode(fetched, self._tested)
-        if self._predicate is None:
-            if decoded.bad:
-                return Selected(self._pack_around(fetched, decoded))
-            return Selected(self._pack(fetched, decoded.columns, None, fetched.base, fetched.end))
+        if self.view.columns is None and decoded.tombstones is not None:
+            return [fetched]
+        if decoded.bad:
+            return self._fitting(fetched, None, lambda: self._pack_around(fetched, decoded))
+        return self._fitting(fetched, None, lambda: self._pack(fetched, decoded.columns, None))
+
+    def _filter(self, fetched: FetchedBatch) -> Selected:
+        """The records of a batch for which the predicate is true."""
+        header = fetched.header
+        decoded = self.view.decode(fetched, self._tested)
+        tombstones = decoded.tombstones if self.view.columns is None else None
         mask = self._match(fetched, decoded)
         count = int(mask.sum())
         if not count:
             left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
         elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
             left = [fetched]
+        elif tombstones is not None and (mask & tombstones).any():
+            # In columns nothing would tell it from a row of nulls.
+            left = self._as_stored(fetched, mask)
         else:
             some = mask if count < len(mask) else None
-            left = self._pack(fetched, self._rest(fetched, decoded), some, fetched.base, fetched.end)
+            columns = self._rest(fetched, decoded)
+            left = self._fitting(fetched, some, lambda: self._pack(fetched, columns, some))
         return Selected(left, len(decoded.bad))
+
+    def _fitting(
+        self, fetched: FetchedBatch, mask: np.ndarray | None, make: Callable[[], list[FetchedBatch]]
+    ) -> list[FetchedBatch]:
+        """What is made for the reader; if a row of it is too large for a payload, the records as they are stored."""
+        try:
+            return make()
+        except (InvalidPayload, RecordTooLarge):
+            # Rows of the reader's own schema do not grow, and it expects only the wanted columns of them.
+            if fetched.header.schema_id == self.view.schema_id:
+                raise
+            return self._as_stored(fetched, mask)
+
+    def _as_stored(self, fetched: FetchedBatch, mask: np.ndarray | None) -> list[FetchedBatch]:
+        """The records where `mask` is true, of another schema than the reader's, for him to make rows of."""
+        if mask is None or mask.all():
+            return [fetched]
+        stored = fetched.header.schema_id
+        view = View(self._schema_of(stored) if stored and self._schema_of is not None else None, stored)
+        return Selection(view, compression=self._compression)._pack(fetched, view.decode(fetched).columns, mask)
 
     def _take(self, fetched: FetchedBatch) -> FetchedBatch | None:
         """All records of a batch with the wanted columns as they are stored; None if they have to be looked into."""
@@ -256,11 +303,8 @@ class Selection:
 
     # What is left of it.
 
-    def _pack(
-        self, fetched: FetchedBatch, columns: pa.RecordBatch, mask: np.ndarray | None, base: int, end: int
-    ) -> list[FetchedBatch]:
-        """Batches of the wanted columns of the records where `mask` is true, which cover the offsets from `base` to
-        `end`."""
+    def _pack(self, fetched: FetchedBatch, columns: pa.RecordBatch, mask: np.ndarray | None) -> list[FetchedBatch]:
+        """Batches of the wanted columns of the records where `mask` is true, which cover the same offsets."""
         if mask is None:
             offsets = fetched.base + _distances(columns, self.view)
         else:
@@ -268,7 +312,7 @@ class Selection:
             columns = columns.take(pa.array(places))
             gaps = ("offset" if self.view.schema is None else "_offset") in columns.schema.names
             offsets = fetched.base + (_distances(columns, self.view) if gaps else places)
-        return self._encode(fetched.header, self._keep(columns), offsets, base, end)
+        return self._encode(fetched.header, self._keep(columns), offsets, fetched.base, fetched.end)
 
     def _keep(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns that leave, without offsets, by the names of their layout."""
@@ -320,7 +364,7 @@ class Selection:
             layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in kept)
             fields = layouts.shape_of(layout, view.kept).schema
         batch = pa.RecordBatch.from_arrays([kept[name] for name in fields.names], schema=fields)
-        encoded = payload.encode(batch, self._compression, view.kept)
+        encoded = payload.encode(batch, self._compression, view.kept, READ_RECORD_BYTES_MAX)
         left = msgspec.structs.replace(
             _with(header, encoded), schema_id=view.schema_id, span=end - base if count != end - base else 0
         )

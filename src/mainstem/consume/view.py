@@ -37,10 +37,14 @@ _COMPANIONS: Final = {"_key": "key", "_headers": "headers", "_timestamp": "times
 
 
 class Decoded(NamedTuple):
-    """A batch opened: its columns, as a batch of its layout has them, and the rows that could not be made."""
+    """A batch opened: its columns, as a batch of its layout has them, and the rows that could not be made.
+
+    `tombstones` says of every record whether it is one, None if none is: its row looks like one of nulls.
+    """
 
     columns: pa.RecordBatch
     bad: Sequence[BadRow] = ()
+    tombstones: np.ndarray | None = None
 
 
 class View:
@@ -122,13 +126,15 @@ class View:
     def _convert(self, records: pa.RecordBatch) -> Decoded:
         """Rows of values that are JSON. What is beside the value stays."""
         assert self.schema is not None
-        rows, bad = converter_of(self.schema).from_json(records.column("value"))
+        values = records.column("value")
+        rows, bad = converter_of(self.schema).from_json(values)
+        tombstones = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
         arrays, fields = list(rows.columns), [field.remove_metadata() for field in self.schema.arrow]
         for field in _ROW_FIELDS:
             if _COMPANIONS[field.name] in records.schema.names:
                 arrays.append(records.column(_COMPANIONS[field.name]))
                 fields.append(field)
-        return Decoded(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), bad)
+        return Decoded(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), bad, tombstones)
 
     # To what a reader sees.
 

@@ -132,6 +132,8 @@ RECENT_READS_BYTES_MAX: Final = 8 * MIB
 # And statistics, which whoever looks for a record asks of every batch.
 RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
+# One record in the form that a reader wants it in, which may be larger than the one it was written in.
+READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Batches that were turned into what several readers want.
 TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
@@ -139,7 +141,7 @@ CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
 RESTORED_EPOCHS_MAX: Final = 16
 
-assert RECORD_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert RECORD_BYTES_MAX <= READ_RECORD_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert PAYLOAD_STORED_BYTES_MAX + MESSAGE_HEADER_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert PAYLOAD_STORED_BYTES_MAX + STATISTICS_BYTES_MAX <= FLUSH_BYTES_MAX
 assert PENDING_BYTES_MAX >= PAYLOAD_STORED_BYTES_MAX + STATISTICS_BYTES_MAX

@@ -115,7 +115,12 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def encode(batch: pa.RecordBatch, compression: str | None, schema: Schema | None = None) -> Encoded:
+def encode(
+    batch: pa.RecordBatch,
+    compression: str | None,
+    schema: Schema | None = None,
+    record_bytes_max: int = RECORD_BYTES_MAX,
+) -> Encoded:
     """The bytes of `batch`: records whose columns are those of a layout, or rows of `schema`. `compression` is "zstd",
     "lz4" or None.
 
@@ -129,8 +134,8 @@ def encode(batch: pa.RecordBatch, compression: str | None, schema: Schema | None
     _check_count(count)
     message = batch.serialize()
     _check_raw_len(message.size)
-    if message.size > RECORD_BYTES_MAX:
-        check_record_bytes(batch)
+    if message.size > record_bytes_max:
+        check_record_bytes(batch, record_bytes_max)
     if compression is not None and message.size >= PAYLOAD_COMPRESS_MIN:
         compressed = _compress(batch, _codec_named(compression), shape, message)
         if compressed is not None:

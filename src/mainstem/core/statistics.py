@@ -65,6 +65,7 @@ _FILTER: Final = struct.Struct("<HBBII")
 _KEY_PLACE: Final = 0xFFFF
 _TIMESTAMP_PLACE: Final = 0xFFFE
 _OWN_PLACES: Final = {KEY: _KEY_PLACE, TIMESTAMP: _TIMESTAMP_PLACE}
+_OWN_KINDS: Final = {KEY: pa.binary(), TIMESTAMP: pa.int64()}
 
 _HAS_NULL: Final = 1
 _IS_NULL: Final = 2
@@ -406,25 +407,27 @@ class _Statistics(Mapping[str, Range]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _place(self, name: str) -> tuple[int, pa.DataType | None]:
+    def _place(self, name: str) -> tuple[int, pa.DataType]:
         own = _OWN_PLACES.get(name)
         if own is not None:
-            return own, None
+            return own, _OWN_KINDS[name]
         place = -1 if self._schema is None else self._schema.get_field_index(name)
         if place < 0 or self._schema is None:
             raise KeyError(name)
         return place, self._schema.field(place).type
 
-    def _range(self, kind: pa.DataType | None, facts: int, form: int, at: int, low_len: int, high_len: int) -> Range:
+    def _range(self, kind: pa.DataType, facts: int, form: int, at: int, low_len: int, high_len: int) -> Range:
         data = self._data
-        if form not in (_WHOLE, _FLOAT, _BYTES, _DECIMAL) or (kind is not None and form != _form_of(kind)):
+        if form != _form_of(kind):
             raise InvalidPayload(f"statistics of another type than {kind}")
         low = _unpack(form, kind, data[at : at + low_len]) if facts & _HAS_LOW else None
         high = _unpack(form, kind, data[at + low_len : at + low_len + high_len]) if facts & _HAS_HIGH else None
         return Range(low, high, bool(facts & _HAS_NULL), bool(facts & _IS_NULL), bool(facts & _HAS_NAN))
 
-    def _probe(self, kind: pa.DataType | None, form: int, position: int, size: int) -> Callable[[Any], bool]:
+    def _probe(self, kind: pa.DataType, form: int, position: int, size: int) -> Callable[[Any], bool]:
         data = self._data
+        if form not in (_form_of(kind), _KEY_TEXT):
+            raise InvalidPayload(f"a filter of another type than {kind}")
 
         def may_contain(value: Any) -> bool:
             try:
@@ -436,7 +439,7 @@ class _Statistics(Mapping[str, Range]):
         return may_contain
 
 
-def _unpack(form: int, kind: pa.DataType | None, data: bytes) -> Any:
+def _unpack(form: int, kind: pa.DataType, data: bytes) -> Any:
     if form == _BYTES:
         return data
     if form == _FLOAT:
@@ -444,21 +447,21 @@ def _unpack(form: int, kind: pa.DataType | None, data: bytes) -> Any:
             raise InvalidPayload("a bound of the wrong size")
         return _DOUBLE.unpack(data)[0]
     number = int.from_bytes(data, "little", signed=True)
-    return number if form == _WHOLE or kind is None else Decimal(f"{number}E{-kind.scale}")
+    return number if form == _WHOLE else Decimal(f"{number}E{-kind.scale}")
 
 
-def _hash_of(value: Any, form: int, kind: pa.DataType | None) -> int | None:
+def _hash_of(value: Any, form: int, kind: pa.DataType) -> int | None:
     """The hash of a value as the filter has it; None if no row can have such a value. TypeError if nobody knows."""
     if form == _WHOLE:
         number = _whole(value)
         return None if number is None else bloom.hash_int(number)
     if form == _FLOAT:
         # A number beside a column of float32 is perhaps compared as one of those.
-        double = float(np.float32(value) if kind is not None and pa.types.is_float32(kind) else value)
+        double = float(np.float32(value) if pa.types.is_float32(kind) else value)
         return None if math.isnan(double) else bloom.hash_float(double)
     if form == _DECIMAL:
         return _hash_decimal(value, kind)
-    if form == _KEY_TEXT and kind is not None and pa.types.is_integer(kind):
+    if form == _KEY_TEXT and pa.types.is_integer(kind):
         number = _whole(value)
         return None if number is None else bloom.hash_bytes(b"%d" % number)
     if isinstance(value, str):
@@ -476,8 +479,8 @@ def _whole(value: Any) -> int | None:
     return number if number == value else None
 
 
-def _hash_decimal(value: Any, kind: pa.DataType | None) -> int | None:
-    if kind is None or not isinstance(value, int | Decimal):
+def _hash_decimal(value: Any, kind: pa.DataType) -> int | None:
+    if not isinstance(value, int | Decimal):
         raise TypeError
     sign, digits, exponent = Decimal(value).as_tuple()
     assert isinstance(exponent, int)

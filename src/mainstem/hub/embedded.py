@@ -18,6 +18,7 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     Busy,
     Closed,
+    DataLoss,
     DiskFull,
     FolderUnusable,
     InvalidSchema,
@@ -329,7 +330,7 @@ class LocalSubscription:
         self._forget = forget
         self._queue: deque[FetchedBatch] = deque()
         self._touched: set[int] = set()
-        self._error: MainstemError | None = None
+        self._error: Exception | None = None
         self._changed = threading.Condition()
 
     def touch(self, shard: int) -> None:
@@ -337,7 +338,7 @@ class LocalSubscription:
             self._touched.add(shard)
             self._changed.notify()
 
-    def end(self, error: MainstemError) -> None:
+    def end(self, error: Exception) -> None:
         with self._changed:
             self._error = error
             self._changed.notify()
@@ -353,7 +354,14 @@ class LocalSubscription:
                     raise self._error
                 touched, self._touched = self._touched, set()
             self._feed.touch(touched)
-            batches = self._feed.read(READ_BYTES_MAX)
+            try:
+                batches = self._feed.read(READ_BYTES_MAX)
+            except DataLoss:
+                raise
+            except Exception as error:
+                # As for a reader of a server: nothing comes after it.
+                self.end(error)
+                raise
             self._queue.extend(batches)
             if not batches and not self._await_change(deadline):
                 return None
@@ -482,7 +490,7 @@ class FolderSubscription:
         self._queue: deque[FetchedBatch] = deque()
         # As of the last look at the stream; none was before the first fetch.
         self._version = -1
-        self._error: MainstemError | None = None
+        self._error: Exception | None = None
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -495,7 +503,13 @@ class FolderSubscription:
                 pause = _POLL_SECONDS_MIN
             if self._error is not None:
                 raise self._error
-            batches = self._feed.read(READ_BYTES_MAX)
+            try:
+                batches = self._feed.read(READ_BYTES_MAX)
+            except DataLoss:
+                raise
+            except Exception as error:
+                self._error = error
+                raise
             # Also after it: what was just read may be of another folder that is there now.
             self._check_usable()
             self._queue.extend(batches)

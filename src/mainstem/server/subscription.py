@@ -13,7 +13,14 @@ from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StaleGeneration, StreamDeleted
 from mainstem.core.events import Event
-from mainstem.core.limits import APPEND_BATCHES_MAX, BATCH_OVERHEAD_BYTES, CREDIT_BYTES_MAX, MIB, READ_BYTES_MAX
+from mainstem.core.limits import (
+    APPEND_BATCHES_MAX,
+    BATCH_OVERHEAD_BYTES,
+    CREDIT_BYTES_MAX,
+    MIB,
+    PAYLOAD_STORED_BYTES_MAX,
+    READ_BYTES_MAX,
+)
 from mainstem.log.hot_tail import HotTail
 from mainstem.transport.wire import (
     VERSION,
@@ -210,6 +217,12 @@ class PushSubscription:
             batches = batches[APPEND_BATCHES_MAX:]
         payloads = [batch.payload for batch in batches]
         size = sum(map(len, payloads))
+        if size > PAYLOAD_STORED_BYTES_MAX and len(batches) > 1:
+            # In another schema they may be larger than what was read, and too large for one message.
+            half = len(batches) // 2
+            self._send(batches[:half], encode)
+            self._send(batches[half:], encode)
+            return
         self._credit -= size + len(payloads) * BATCH_OVERHEAD_BYTES
         self._totals.bytes += size
         self._totals.records += sum(batch.header.count for batch in batches)

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import mainstem
@@ -408,3 +409,18 @@ def test_an_older_server_is_not_asked_for_rows(tmp_path, monkeypatch):
             consumer = hub.consumer("raw", start="earliest", where="key = 'x'")
             with pytest.raises(mainstem.MainstemError, match="needs version 3: upgrade the server"):
                 consumer.poll(5)
+
+
+def test_a_row_that_outgrows_a_payload_is_made_by_its_reader(hub):
+    """Next to the data it only has to be found."""
+    old = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.int8()))])
+    hub.streams.create("s", schema=old)
+    values = pa.array([[1], b"\x01" * 2_500_000, [2, 2]], pa.list_(pa.int8()))
+    with hub.producer() as producer:
+        producer.send_batch("s", pa.table([pa.array([1, 2, 3]), values], schema=old)).result(10)
+    hub.streams.set_schema("s", pa.schema([("id", pa.int64()), ("v", pa.list_(pa.int64()))]))
+    for columns in (None, ["v"]):
+        found = hub.find("s", "id > 1", columns=columns)
+        assert found.to_arrow()["v"].type == pa.list_(pa.int64())
+        assert found.to_arrow(metadata=True)["_offset"].to_pylist() == [1, 2]
+        assert pc.list_value_length(found.to_arrow()["v"]).to_pylist() == [2_500_000, 2]

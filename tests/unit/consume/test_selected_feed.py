@@ -6,9 +6,10 @@ import pytest
 
 from mainstem.consume.feed import Feed
 from mainstem.consume.selection import Selection, Selections
+from mainstem.consume.transcoded import Selected
 from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch
-from mainstem.core.errors import DataLoss, InvalidPredicate
+from mainstem.core.errors import DataLoss, InternalError, InvalidPredicate
 from mainstem.log.contents import Contents
 from mainstem.log.flush import TrimShard
 from mainstem.log.log import Log, LogOptions
@@ -134,6 +135,56 @@ def test_a_loss_comes_after_what_was_found_before_it(log):
         drained(feed)
     assert (caught.value.shard, caught.value.first, caught.value.last) == (0, 0, 1)
     assert sorted(map(bytes, filter(None, values(drained(feed))))) == [b"1", b"4"]
+
+
+def drain(feed: Feed, into: list[FetchedBatch]) -> None:
+    while batches := feed.read(LARGE):
+        into += batches
+
+
+@pytest.mark.parametrize("where", ["_offset >= 0", ""])
+def test_after_an_error_nothing_is_missing(log, monkeypatch, where):
+    """What was found before it comes, then the error, as often as it is met, and what failed is still to come."""
+    for number in range(6):
+        append_values(log, 1, b"%d" % number)
+        append_values(log, 1, b"other", shard=1)
+    feed = feed_of(log, where, is_plain=not where)
+    apply, failing = Selection.apply, True
+
+    def fail(selection: Selection, batch: FetchedBatch) -> Selected:
+        if failing and (batch.header.shard, batch.base) == (0, 3):
+            raise InternalError("this one cannot be made")
+        return apply(selection, batch)
+
+    monkeypatch.setattr(Selection, "apply", fail)
+    found: list[FetchedBatch] = []
+    with pytest.raises(InternalError):
+        drain(feed, found)
+    assert max(batch.end for batch in found if batch.header.shard == 0) == 3
+    with pytest.raises(InternalError):
+        drain(feed, found)
+    failing = False
+    assert_whole(found + drained(feed), (6, 6))
+
+
+def test_an_error_of_the_disk_waits_for_what_was_found(log, monkeypatch):
+    append_values(log, 1, b"a")
+    append_values(log, 1, b"b", shard=1)
+    read, failing = log.reader.read, True
+
+    def fail(stream, shard, *args, **options):
+        if failing and shard == 1:
+            raise OSError("no such disk")
+        return read(stream, shard, *args, **options)
+
+    monkeypatch.setattr(log.reader, "read", fail)
+    feed = feed_of(log, "_offset >= 0")
+    found = feed.read(LARGE)
+    assert values(found) == [b"a"]
+    with pytest.raises(OSError, match="no such disk"):
+        feed.read(LARGE)
+    failing = False
+    assert_whole(found + drained(feed), (1, 1))
 
 
 def test_a_predicate_that_cannot_be_bound_is_told_by_the_first_read(log):

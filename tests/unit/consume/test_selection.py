@@ -2,16 +2,20 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.selection import Selection, Selections
 from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
-from mainstem.core import payload, statistics
+from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, SchemaMismatch
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX
@@ -21,6 +25,7 @@ from tests.unit.consume.rows import (
     SCHEMA,
     SCHEMA_ID,
     covers,
+    fetched,
     numbered,
     read,
     records_of,
@@ -230,6 +235,32 @@ def test_json_is_rows():
     assert [offset for offset, _ in select(batch, "id IS NULL")] == [72]
 
 
+def test_only_a_tombstone_has_no_value():
+    """A row whose columns are all null is a row, whether it was stored as one or as JSON."""
+    empty = {"id": None, "name": None, "amount": None}
+    batch = json_batch({}, {"id": 1}, None, {"name": None}, None, {"id": 2}, base=40)
+    expected = [(40, empty), (41, {**empty, "id": 1}), (42, None), (43, empty), (44, None), (45, {**empty, "id": 2})]
+    assert read([batch], view()) == expected
+    assert select(batch, "id IS NULL OR id > 0") == expected
+    assert select(batch, "id IS NULL") == [expected[at] for at in (0, 2, 3, 4)]
+    assert select(batch, "_offset >= 43") == expected[3:]
+    assert select(batch, "_offset = 40 OR _offset = 41") == expected[:2]
+    assert read([rows_of([empty, {**empty, "id": 1}], base=40)], view()) == expected[:2]
+    assert select(rows_of([empty, {**empty, "id": 1}], base=40), "id IS NULL") == expected[:1]
+    part = RecordBatch("orders", batch, 42, 45, view()).part(1, 3)
+    assert part.values() == [empty, None]
+
+
+def test_a_tombstone_is_one_for_several_readers_too():
+    selection = Selections(lambda schema_id: SCHEMA).get(1, (), Query("", None, SCHEMA_ID))
+    readers = [type("Reader", (), {})() for _ in range(2)]
+    selection.readers.update(readers)
+    batch = json_batch({}, None, {"id": 1}, {"id": "x"})
+    found = read(selection.apply(batch).batches, view())
+    assert [value for _, value in found] == [{"id": None, "name": None, "amount": None}, None, found[2][1], None]
+    assert found[2][1]["id"] == 1
+
+
 def test_what_is_no_row_matches_nothing_and_is_counted():
     batch = json_batch({"id": 1}, {"id": "one"}, [1], {"id": 4})
     selected = Selection(view(), "id > 0 OR id IS NULL").apply(batch)
@@ -261,6 +292,66 @@ def test_what_grows_beyond_a_payload_comes_in_pieces():
     assert covers(left, batch)
     assert all(piece.header.raw_len <= PAYLOAD_RAW_BYTES_MAX for piece in left)
     assert sum(piece.header.count for piece in left) == 29_999
+
+
+LISTS = Schema(pa.schema([("id", pa.int64()), ("v", pa.list_(pa.int64()))]))
+
+
+def lists(kind: pa.DataType, *lengths: int) -> tuple[FetchedBatch, View]:
+    """Rows of lists of small numbers in an older schema, and a reader of the newer one."""
+    old = Schema(pa.schema([("id", pa.int64()), ("v", pa.list_(kind))]))
+    column = pa.ListArray.from_arrays(
+        pa.array(np.cumsum((0, *lengths)), pa.int32()), pa.array(np.ones(sum(lengths), kind.to_pandas_dtype()))
+    )
+    arrow = layouts.shape_of(0, old).schema
+    rows = pa.RecordBatch.from_arrays([pa.array(range(len(lengths)), pa.int64()), column], schema=arrow)
+    return fetched(rows, old, 3), View(LISTS, 4, schema_of={3: old}.__getitem__)
+
+
+def lengths_of(batches: Sequence[FetchedBatch], through: View) -> list[tuple[int, int]]:
+    """The offset of every record, and how long its list is."""
+    seen = [RecordBatch("orders", batch, batch.base, None, through) for batch in batches if batch.header.count]
+    return [
+        (offset, length)
+        for part in seen
+        for offset, length in zip(part.offsets(), pc.list_value_length(part.to_arrow()["v"]).to_pylist(), strict=True)
+    ]
+
+
+def test_a_row_may_be_larger_for_its_reader_than_for_its_writer():
+    batch, through = lists(pa.int32(), 1, 1_500_000, 1)
+    left = Selection(through, "id > 0", schema_of=through._schema_of).apply(batch).batches
+    assert covers(left, batch)
+    assert {piece.header.schema_id for piece in left} == {4}
+    assert lengths_of(left, through) == [(1, 1_500_000), (2, 1)]
+
+
+@pytest.mark.parametrize("columns", [None, ["v"]])
+@pytest.mark.parametrize("where", ["id > 0", "id >= 0", ""])
+def test_what_is_too_large_for_a_payload_leaves_as_it_is_stored(columns, where):
+    batch, whole = lists(pa.int8(), 1, 2_500_000, 2, 3)
+    through = View(LISTS, 4, columns=columns, schema_of=whole._schema_of)
+    left = Selection(through, where, schema_of=whole._schema_of, compression="lz4").apply(batch).batches
+    assert covers(left, batch)
+    expected = [(0, 1), (1, 2_500_000), (2, 2), (3, 3)]
+    assert lengths_of(left, through) == (expected[1:] if where == "id > 0" else expected)
+
+
+def test_sharing_fails_for_nobody_who_could_read_alone(monkeypatch):
+    selections = Selections({4: LISTS}.__getitem__)
+    selection = selections.get(1, (), Query("", None, 4))
+    readers = [type("Reader", (), {})() for _ in range(2)]
+    selection.readers.update(readers)
+    large = records_of([b'{"v":[%s]}' % b",".join([b"1"] * length) for length in (1, 2_500_000, 2)])
+    assert selection.apply(large).batches == [large]
+
+    def fail(*args: object) -> None:
+        raise SchemaMismatch("the reader may find this himself")
+
+    other = records_of([b'{"v":[1]}'])
+    with monkeypatch.context() as patched:
+        patched.setattr(View, "decode", fail)
+        assert selection.apply(other).batches == (other,)
 
 
 # What need not be opened.
@@ -309,6 +400,23 @@ def test_without_statistics_only_the_place_is_known():
     selection = Selection(view(), "id = 1000 AND _offset < 50")
     assert not selection.can_skip(Place(), bytes)
     assert selection.can_skip(Place(base=50), bytes)
+
+
+def test_statistics_that_cannot_be_read_say_nothing():
+    """Neither the summary nor the filters, wherever a byte of them is another."""
+    known = statistics.collect(whole(numbered(100), SCHEMA), index=["name"], times=(NOW_US, NOW_US))
+    summary = statistics.summary(known)
+    selection = Selection(view(), "name = 'n3' OR (id = 7 AND _timestamp > '2020-01-01')")
+    for damaged in (b"\2" + bytes(15), b"\1", b"\xff" * 40, summary[:-8]):
+        assert not selection.can_skip(Place(statistics=damaged), lambda: known)
+        assert not selection.can_skip(Place(statistics=summary), partial(bytes, damaged))
+    for at in range(len(summary)):
+        for byte in (0, 1, 2, 3, 4, 5, 8, 31, 255):
+            other = summary[:at] + bytes((byte,)) + summary[at + 1 :]
+            # Whatever they say now: nothing of it is an error.
+            selection.can_skip(Place(statistics=other), partial(bytes, other + known[len(other) :]))
+    place = Selection(view(), "id = 7 AND _offset >= 100")
+    assert place.can_skip(Place(statistics=b"\2" + bytes(15)), bytes)
 
 
 def test_statistics_of_an_older_schema_count_where_values_are_the_same():

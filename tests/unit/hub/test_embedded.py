@@ -11,15 +11,16 @@ import msgspec
 import pytest
 
 import mainstem
-from mainstem.core.batch import Batch
-from mainstem.core.errors import FolderUnusable, InvalidPayload, MainstemError
+from mainstem.consume.feed import Feed
+from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.errors import DataLoss, FolderUnusable, InvalidPayload, MainstemError
 from mainstem.hub import embedded
-from mainstem.hub.embedded import LogPort, Pump
+from mainstem.hub.embedded import FolderPort, LogPort, Pump
 from mainstem.log import retention, upkeep
 from mainstem.log.flush import CreateStream, DeleteStream, TrimShard
 from mainstem.log.log import Log
 from mainstem.log.upkeep import Upkeep
-from mainstem.transport.port import AppendResult
+from mainstem.transport.port import AppendResult, GetStreamCall
 from tests.unit.log.parts import NOW_US, append_values, make_batch, make_stream
 
 
@@ -178,6 +179,38 @@ def test_a_reader_of_a_stream_that_is_deleted_while_it_subscribes_is_told(tmp_pa
         port.subscribe(info, [0], None, 1)
     assert port._subscriptions == {}
     port.close()
+
+
+@pytest.mark.parametrize("kind", [LogPort, FolderPort])
+def test_a_subscription_that_failed_stays_so(tmp_path, monkeypatch, kind):
+    """But for a loss, after which reading goes on."""
+    with mainstem.open(tmp_path / "data") as hub:
+        hub.streams.create("s")
+        with hub.producer() as producer:
+            producer.send("s", b"a").result(5)
+    port = kind(tmp_path / "data")
+    try:
+        info = port.call(GetStreamCall("s")).streams[0]
+        subscription = port.subscribe(info, [0], None, 1)
+        errors: list[Exception] = [DataLoss(stream="s", shard=0, first=0, last=0, reason="damaged"), OSError("a")]
+        read = Feed.read
+
+        def fail(feed: Feed, bytes_max: int) -> list[FetchedBatch]:
+            if errors:
+                raise errors.pop(0)
+            return read(feed, bytes_max)
+
+        monkeypatch.setattr(Feed, "read", fail)
+        with pytest.raises(DataLoss):
+            subscription.next(0)
+        for _ in range(3):
+            with pytest.raises(OSError, match="a"):
+                subscription.next(0)
+        again = port.subscribe(info, [0], None, 1).next(0)
+        assert again is not None
+        assert again.end == 1
+    finally:
+        port.close()
 
 
 def test_a_large_batch_of_a_schema_that_nobody_knows_is_refused_by_the_log(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import InternalError
-from mainstem.core.limits import APPEND_BATCHES_MAX, RECEIVE_SHARE_BYTES
+from mainstem.core.limits import APPEND_BATCHES_MAX, PAYLOAD_STORED_BYTES_MAX, RECEIVE_SHARE_BYTES
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import StreamRow
 from mainstem.server import subscription
@@ -89,6 +89,14 @@ def test_more_batches_than_a_message_may_have_come_in_several():
     sent, _ = pushed([FetchedBatch(base, batch.header, batch.payload) for base in range(count)])
     assert [len(message.payloads) for message in sent] == [APPEND_BATCHES_MAX, APPEND_BATCHES_MAX, 7]
     assert [base for message in sent for base, _ in message.header.batches] == list(range(count))
+
+
+def test_more_bytes_than_a_message_may_have_come_in_several():
+    batch = make_batch([bytes(7 << 20)])
+    sent, _ = pushed([FetchedBatch(base, batch.header, batch.payload) for base in range(5)])
+    assert [base for message in sent for base, _ in message.header.batches] == [0, 1, 2, 3, 4]
+    assert [len(message.payloads) for message in sent] == [2, 1, 2]
+    assert 3 * len(batch.payload) > PAYLOAD_STORED_BYTES_MAX
 
 
 def test_what_comes_from_disk_has_its_own_headers():
