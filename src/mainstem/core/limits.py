@@ -36,6 +36,8 @@ SCHEMA_BYTES_MAX: Final = 512 * KIB
 # JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
 JSON_BATCH_BYTES_MAX: Final = 4 * MIB
 JSON_BATCH_RECORDS_MAX: Final = 1 << 16
+# Names in one object of JSON: a row has no more than its fields and aliases, but a map may have many.
+JSON_OBJECT_NAMES_MAX: Final = 1 << 16
 # Versions of one stream's schema.
 SCHEMA_VERSIONS_MAX: Final = 1_000
 # Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of

@@ -26,6 +26,7 @@ from mainstem.core.limits import (
     SCHEMA_NAME_CHARS_MAX,
 )
 from mainstem.core.markup import cut, table
+from mainstem.core.plain import first_repeated
 
 # What every record has beside its row; no column of a schema may be called like one of these.
 METADATA_COLUMNS: Final = ("_shard", "_offset", "_timestamp", "_key", "_headers")
@@ -153,10 +154,8 @@ def _parse(serialized: bytes) -> Schema:
 
 
 def _fields(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
-    names = [field.name for field in fields]
     where = f"column {path!r}" if path else "the schema"
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := first_repeated(field.name for field in fields)) is not None:
         raise InvalidSchema(f"{where} has two fields {twice!r}")
     return [_field(path, field, depth) for field in fields]
 

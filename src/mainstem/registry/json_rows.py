@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.layouts import ARROW_ERRORS
+from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
+from mainstem.core.plain import first_repeated
 from mainstem.core.schema import Schema, aliases_of, default_of
 from mainstem.registry import columns
 from mainstem.registry.takers import Misfit, described
@@ -75,10 +77,12 @@ def _parse(text: bytes | str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > JSON_OBJECT_NAMES_MAX:
+        raise Misfit(f"has an object of {len(pairs)} names; at most {JSON_OBJECT_NAMES_MAX} are read")
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise Misfit("is there twice", next(name for name in names if names.count(name) > 1)[:40])
+        twice = first_repeated(name for name, _ in pairs)
+        raise Misfit("is there twice", "" if twice is None else twice[:40])
     return found
 
 
