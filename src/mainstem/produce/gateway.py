@@ -29,7 +29,12 @@ from mainstem.core.errors import (
 )
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
-from mainstem.core.limits import JSON_BATCH_BYTES_MAX, JSON_BATCH_RECORDS_MAX, KEY_BYTES_MAX
+from mainstem.core.limits import (
+    JSON_BATCH_BYTES_MAX,
+    JSON_BATCH_RECORDS_MAX,
+    JSON_ROWS_BYTES_MAX,
+    KEY_BYTES_MAX,
+)
 from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
 from mainstem.log.ledger.base import StreamRow, VersionRow
@@ -185,7 +190,13 @@ class Gateway:
                 f"stream {row.name!r} has a schema: batches of JSON are at most {JSON_BATCH_BYTES_MAX} bytes and "
                 f"{JSON_BATCH_RECORDS_MAX} records; send smaller ones, or rows"
             )
-        rows, bad = converter_of(self._schema_of(row.schema_id)).from_json(values, is_first_enough=True)
+        converter = converter_of(self._schema_of(row.schema_id))
+        if (size := converter.json_size(values)) > JSON_ROWS_BYTES_MAX:
+            raise RecordTooLarge(
+                f"stream {row.name!r}: these {header.count} records are rows of about {size} bytes; at most "
+                f"{JSON_ROWS_BYTES_MAX} are made of JSON at once; send fewer, or rows"
+            )
+        rows, bad = converter.from_json(values, is_first_enough=True)
         if bad:
             raise SchemaMismatch(f"stream {row.name!r}: record {bad[0].index}: {bad[0]}", path=bad[0].path)
         if row.key:

@@ -9,13 +9,14 @@ later, many rows at a time.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.core.errors import SchemaMismatch
 from mainstem.core.layouts import shape_of
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, count_fields, null_bits
 from mainstem.registry import columns
 from mainstem.registry.takers import FieldsTaker, Misfit, described, int_bounds
 
@@ -47,6 +48,7 @@ class RowConverter:
         self.nothing: Values = (None,) * len(self.arrow)
         # Like `convert`, but what does not fit is a Misfit.
         self.take = _make_convert(schema.arrow, self.fields, self._convert_any)
+        self._json_sizes = _JsonSizes.of(schema)
 
     # One row.
 
@@ -99,6 +101,16 @@ class RowConverter:
         batch, misfits = json_rows.read(self, values, is_first_enough=is_first_enough)
         return batch, [BadRow(index, misfit.path, misfit.reason) for index, misfit in sorted(misfits.items())]
 
+    def json_size(self, values: pa.BinaryArray) -> int:
+        """About how many bytes the rows in these values take beyond what is written there: what they leave out."""
+        row, item, value = self._json_sizes
+        size = len(values) * row
+        if item:
+            size += item * _count_matches(values, _BARE_ITEM)
+        if value:
+            size += value * _count_matches(values, _BARE_VALUE)
+        return size
+
     def cast(self, table: pa.Table) -> pa.Table:
         """A user's table in the columns of the schema, found by name or alias. Values stay what they are: a cast that
         would change one is a SchemaMismatch with the path."""
@@ -115,6 +127,43 @@ class RowConverter:
                 columns.verify(batch.column(place), field)
         except Misfit as misfit:
             raise _mismatch(misfit) from None
+
+
+class _JsonSizes(NamedTuple):
+    """How many bytes what can be left out, or be null, takes nevertheless."""
+
+    row: int
+    item: int  # of any list, or of a map that is written as pairs
+    value: int  # of any map
+
+    @classmethod
+    def of(cls, schema: Schema) -> "_JsonSizes":
+        bits = sum(null_bits(field.type) + 8 * _OVERHEAD_BYTES * count_fields(field) for field in schema.arrow)
+        items, values = [0], [0]
+        for field in schema.arrow:
+            _collect_items(field.type, items, values)
+        return cls(-(-bits // 8), -(-max(items + values) // 8), -(-max(values) // 8))
+
+
+# About what the time costs that making a value takes, whatever its size.
+_OVERHEAD_BYTES: Final = 5
+# An item of an array, or a value of an object, that is null or an object: it may be far larger than its text.
+_BARE_ITEM: Final = r"[\[,]\s*[n{]"
+_BARE_VALUE: Final = r":\s*[n{]"
+
+
+def _collect_items(kind: pa.DataType, items: list[int], values: list[int]) -> None:
+    """The sizes of all items of lists and maps in a type, in bits."""
+    if pa.types.is_list(kind):
+        items.append(null_bits(kind.value_type))
+    elif pa.types.is_map(kind):
+        values.append(null_bits(kind.key_type) + null_bits(kind.item_type))
+    for index in range(kind.num_fields):
+        _collect_items(kind.field(index).type, items, values)
+
+
+def _count_matches(values: pa.BinaryArray, pattern: str) -> int:
+    return int(pc.sum(pc.count_substring_regex(values, pattern)).as_py() or 0)
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
 from mainstem.core import payload, statistics
 from mainstem.core.batch import FetchedBatch
-from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, RecordTooLarge, SchemaMismatch
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX
 from mainstem.core.schema import Schema, described
 from mainstem.transport.port import Query
@@ -228,6 +228,14 @@ def test_json_is_rows():
         (71, {"id": 2, "name": None, "amount": None}),
     ]
     assert [offset for offset, _ in select(batch, "id IS NULL")] == [72]
+
+
+def test_json_of_which_little_becomes_much_is_not_made_at_once():
+    wide = Schema(pa.schema([(f"c{place}", pa.int64()) for place in range(1_000)]))
+    view = View(wide, SCHEMA_ID)
+    assert view.decode(json_batch(*[{}] * 100)).columns.num_columns == 1_000
+    with pytest.raises(RecordTooLarge, match="made of JSON at once"):
+        view.decode(json_batch(*[{}] * 30_000))
 
 
 def test_what_is_no_row_matches_nothing_and_is_counted():

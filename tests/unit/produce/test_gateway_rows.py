@@ -33,6 +33,7 @@ NEW = Schema(
 OTHER = Schema(pa.schema([("x", pa.int64())]))
 SCHEMAS = {1: OLD, 2: NEW, 3: OTHER}
 VERSIONS = [VersionRow(0, 1, 1, NOW_US), VersionRow(0, 2, 2, NOW_US)]
+PAIRS = [b'"%d": null' % number for number in range(99)]
 
 
 def stream(number: int, name: str, **fields: Any) -> StreamRow:
@@ -185,6 +186,28 @@ def test_much_json_is_refused_before_it_is_read(gateway):
     many = records(*[b"{}"] * (JSON_BATCH_RECORDS_MAX + 1))
     assert "smaller" in refusal(gateway, sent(many, 0), RecordTooLarge)
     refusal(gateway, sent(records(b'{"id": 1, "name": "%s"}' % (b"x" * (5 << 20))), 0), RecordTooLarge)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text", "few"),
+    [
+        ([pa.list_(pa.int64(), 1_000)], b"{}", 500),
+        ([pa.int64()] * 1_000, b"{}", 500),
+        ([pa.bool_()] * 1_000, b"{}", 500),
+        ([pa.list_(pa.list_(pa.int64(), 8_000))], b'{"c0": [null%s]}' % (b" , null" * 99), 2),
+        ([pa.list_(pa.struct([("a", pa.binary(60_000))]))], b'{"c0": [{}%s]}' % (b",{}" * 99), 2),
+        ([pa.map_(pa.string(), pa.binary(60_000))], b'{"c0": {%s}}' % b",".join(PAIRS), 2),
+        ([pa.map_(pa.string(), pa.binary(60_000))], b'{"c0": [%s]}' % b",".join([b'["a", null]'] * 99), 2),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_json_of_which_little_becomes_much_is_refused_before_it_is_read(kinds, text, few):
+    schema = Schema(pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)]))
+    gateway = Gateway(ROWS.get, RECORD_BYTES_MAX, lambda _: schema, lambda _: VERSIONS)
+    assert isinstance(verdict(gateway, sent(records(*[text] * few), 0)), Batch)
+    before = pa.total_allocated_bytes()
+    assert "send fewer" in refusal(gateway, sent(records(*[text] * (8 * few)), 0), RecordTooLarge)
+    assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_what_is_the_servers_to_give_is_not_taken_from_a_client(gateway):
