@@ -36,7 +36,8 @@ SCHEMA_BYTES_MAX: Final = 512 * KIB
 # What a row, or an item of a list or a map, takes although all of it is null: lists and bytes of fixed size do.
 SCHEMA_ROW_BYTES_MAX: Final = 64 * KIB
 # JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
-JSON_BATCH_BYTES_MAX: Final = 4 * MIB
+# Twice what a producer sends that knows the stream from before it had a schema.
+JSON_BATCH_BYTES_MAX: Final = 2 * MIB
 JSON_BATCH_RECORDS_MAX: Final = 1 << 16
 # What they become: `{}` may be a row of two thousand columns. No batch of rows is larger.
 JSON_ROWS_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX

@@ -7,7 +7,7 @@ later, many rows at a time.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -101,13 +101,14 @@ class RowConverter:
         batch, misfits = json_rows.read(self, values, is_first_enough=is_first_enough)
         return batch, [BadRow(index, misfit.path, misfit.reason) for index, misfit in sorted(misfits.items())]
 
-    def json_size(self, values: pa.BinaryArray) -> int:
-        """About how many bytes the rows in these values take beyond what is written there: what they leave out."""
-        row, item, value = self._json_sizes
-        size = len(values) * row
-        if item:
+    def json_size(self, values: pa.BinaryArray, value_bytes: int = 0) -> int:
+        """About how many bytes the rows in these values take even if they leave everything out; `value_bytes` is what
+        each value of a field counts beside its size, for the time that it takes."""
+        sizes = self._json_sizes
+        size = len(values) * sizes.row.counted(value_bytes)
+        if item := sizes.item.counted(value_bytes):
             size += item * _count_matches(values, _BARE_ITEM)
-        if value:
+        if value := sizes.value.counted(value_bytes):
             size += value * _count_matches(values, _BARE_VALUE)
         return size
 
@@ -129,37 +130,50 @@ class RowConverter:
             raise _mismatch(misfit) from None
 
 
-class _JsonSizes(NamedTuple):
-    """How many bytes what can be left out, or be null, takes nevertheless."""
+class _NullSize(NamedTuple):
+    """What takes room although it is left out, or null, and how many fields it has."""
 
-    row: int
-    item: int  # of any list, or of a map that is written as pairs
-    value: int  # of any map
+    bits: int = 0
+    fields: int = 0
+
+    @classmethod
+    def of(cls, fields: Iterable[pa.Field]) -> "_NullSize":
+        parts = [(null_bits(field.type), count_fields(field)) for field in fields]
+        return cls(sum(bits for bits, _ in parts), sum(count for _, count in parts))
+
+    def counted(self, value_bytes: int) -> int:
+        return -(-self.bits // 8) + value_bytes * self.fields
+
+    def or_larger(self, other: "_NullSize") -> "_NullSize":
+        return _NullSize(max(self.bits, other.bits), max(self.fields, other.fields))
+
+
+class _JsonSizes(NamedTuple):
+    row: _NullSize
+    item: _NullSize  # the largest of any list, or of a map that is written as pairs
+    value: _NullSize  # the largest of any map
 
     @classmethod
     def of(cls, schema: Schema) -> "_JsonSizes":
-        bits = sum(null_bits(field.type) + 8 * _OVERHEAD_BYTES * count_fields(field) for field in schema.arrow)
-        items, values = [0], [0]
-        for field in schema.arrow:
-            _collect_items(field.type, items, values)
-        return cls(-(-bits // 8), -(-max(items + values) // 8), -(-max(values) // 8))
+        item = value = _NullSize()
+        for kind in _types_in(schema.arrow):
+            if pa.types.is_list(kind):
+                item = item.or_larger(_NullSize.of([kind.value_field]))
+            elif pa.types.is_map(kind):
+                value = value.or_larger(_NullSize.of([kind.key_field, kind.item_field]))
+        return cls(_NullSize.of(schema.arrow), item.or_larger(value), value)
 
 
-# About what the time costs that making a value takes, whatever its size.
-_OVERHEAD_BYTES: Final = 5
 # An item of an array, or a value of an object, that is null or an object: it may be far larger than its text.
 _BARE_ITEM: Final = r"[\[,]\s*[n{]"
 _BARE_VALUE: Final = r":\s*[n{]"
 
 
-def _collect_items(kind: pa.DataType, items: list[int], values: list[int]) -> None:
-    """The sizes of all items of lists and maps in a type, in bits."""
-    if pa.types.is_list(kind):
-        items.append(null_bits(kind.value_type))
-    elif pa.types.is_map(kind):
-        values.append(null_bits(kind.key_type) + null_bits(kind.item_type))
-    for index in range(kind.num_fields):
-        _collect_items(kind.field(index).type, items, values)
+def _types_in(fields: Iterable[pa.Field]) -> Iterator[pa.DataType]:
+    """The types of fields and of all that is nested in them."""
+    for field in fields:
+        yield field.type
+        yield from _types_in(field.type.field(index) for index in range(field.type.num_fields))
 
 
 def _count_matches(values: pa.BinaryArray, pattern: str) -> int:
