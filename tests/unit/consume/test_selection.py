@@ -235,7 +235,7 @@ def test_json_of_which_little_becomes_much_is_not_made_at_once():
     view = View(wide, SCHEMA_ID)
     assert view.decode(json_batch(*[{}] * 100)).columns.num_columns == 1_000
     with pytest.raises(RecordTooLarge, match="made of JSON at once"):
-        view.decode(json_batch(*[{}] * 30_000))
+        view.decode(json_batch(*[{}] * 40_000))
 
 
 def test_what_is_no_row_matches_nothing_and_is_counted():
