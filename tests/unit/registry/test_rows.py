@@ -388,6 +388,26 @@ def test_one_bad_row_of_json(value: bytes, path: str) -> None:
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize("text", ["-0", "-0 ", "-0.0", "-0e0", "0", "-0.5"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (pa.float64(), "%s"),
+        (pa.list_(pa.float64()), "[1.5, %s]"),
+        (pa.list_(pa.float64()), "[%s, 1.5]"),
+        (pa.struct([("a", pa.float64())]), '{"a": %s}'),
+    ],
+    ids=str,
+)
+def test_zero_has_the_same_sign_alone_and_among_many(text: str, kind: pa.DataType, form: str) -> None:
+    converter = one(kind)
+    row = f'{{"x": {form % text}}}'.encode()
+    alone = converter.build([converter.convert_json(row)[0]])
+    many, bad = converter.from_json(pa.array([b'{"x": null}', row] * 40))
+    assert not bad
+    assert {repr(value) for value in many.column(0).to_pylist()[1::2]} == {repr(alone.column(0)[0].as_py())}
+
+
 def test_a_name_twice_among_many_is_found_at_once() -> None:
     names = b",".join(b'"%x": 1' % number for number in range(40_000))
     started = time_of.monotonic()
