@@ -120,6 +120,37 @@ def test_a_schema_that_is_not_the_streams_is_refused(gateway):
     refusal(gateway, sent(rows({"id": 1}), 2, schema_id=9), InvalidSchema)
 
 
+def test_what_is_no_schema_of_a_stream_is_asked_for_once(asked):
+    found, versions = dict(ROWS), list(VERSIONS)
+
+    def versions_of(number: int) -> list[VersionRow]:
+        asked.append(number)
+        return versions
+
+    gateway = Gateway(found.get, RECORD_BYTES_MAX, SCHEMAS.__getitem__, versions_of)
+    for number in range(3, 50):
+        refusal(gateway, sent(rows({"id": 1}), 2, schema_id=number), InvalidSchema)
+    assert asked == [1]
+    # The stream gets a version, which is known a moment before it can be looked up.
+    found[1] = found[1]._replace(schema_id=4, schema_version=3)
+    refusal(gateway, sent(rows({"x": 1}, schema_id=3), 3), InvalidSchema)
+    versions.append(VersionRow(0, 3, 3, NOW_US))
+    assert isinstance(verdict(gateway, sent(rows({"x": 1}, schema_id=3), 3)), Batch)
+    assert isinstance(verdict(gateway, sent(rows({"id": 1}), 2)), Batch)
+    assert asked == [1, 1, 1]
+
+
+def test_the_schemas_of_many_streams_are_forgotten(asked, monkeypatch):
+    monkeypatch.setattr("mainstem.produce.gateway._KNOWN_MAX", 6)
+    versions_of = {1: VERSIONS, 2: VERSIONS, 3: VERSIONS}
+    gateway = Gateway(
+        ROWS.get, RECORD_BYTES_MAX, SCHEMAS.__getitem__, lambda number: asked.append(number) or versions_of[number]
+    )
+    for number in (1, 2, 2, 3, 3, 1, 1):
+        refusal(gateway, sent(rows({"id": 1}), 2, number, schema_id=9), InvalidSchema)
+    assert asked == [1, 2, 3, 1]
+
+
 def test_rows_that_say_they_are_of_another_version_are_refused(gateway):
     refusal(gateway, sent(rows({"id": 1, "name": "x"}), 2, schema_id=1), InvalidPayload)
     refusal(gateway, sent(rows({"id": 1}, schema_id=1), 1, schema_id=2), InvalidPayload)
