@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from mainstem.core import layouts, payload
 from mainstem.core.batch import FetchedBatch
-from mainstem.core.errors import InternalError, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import InternalError, InvalidSetting, RecordTooLarge, SchemaMismatch
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HEADERS_TYPE, TIMESTAMP_TYPE
+from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.promotion import promotion
 from mainstem.registry.rows import BadRow, converter_of
@@ -126,8 +127,13 @@ class View:
     def _convert(self, records: pa.RecordBatch) -> Decoded:
         """Rows of values that are JSON. What is beside the value stays."""
         assert self.schema is not None
-        values = records.column("value")
-        rows, bad = converter_of(self.schema).from_json(values)
+        converter, values = converter_of(self.schema), records.column("value")
+        if (size := converter.json_size(values)) > PROMOTED_BYTES_MAX:
+            raise RecordTooLarge(
+                f"{len(values)} records are rows of about {size} bytes; at most {PROMOTED_BYTES_MAX} are made of JSON "
+                "at once"
+            )
+        rows, bad = converter.from_json(values)
         tombstones = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
         arrays, fields = list(rows.columns), [field.remove_metadata() for field in self.schema.arrow]
         for field in _ROW_FIELDS:

@@ -33,9 +33,16 @@ SCHEMA_FIELDS_MAX: Final = 2_000
 SCHEMA_DEPTH_MAX: Final = 16
 SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB
+# What a row, or an item of a list or a map, takes although all of it is null: lists and bytes of fixed size do.
+SCHEMA_ROW_BYTES_MAX: Final = 64 * KIB
 # JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
-JSON_BATCH_BYTES_MAX: Final = 4 * MIB
+# Twice what a producer sends that knows the stream from before it had a schema.
+JSON_BATCH_BYTES_MAX: Final = 2 * MIB
 JSON_BATCH_RECORDS_MAX: Final = 1 << 16
+# What they become: `{}` may be a row of two thousand columns. No batch of rows is larger.
+JSON_ROWS_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
+# Names in one object of JSON: a row has no more than its fields and aliases, but a map may have many.
+JSON_OBJECT_NAMES_MAX: Final = 1 << 16
 # Versions of one stream's schema.
 SCHEMA_VERSIONS_MAX: Final = 1_000
 # Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of

@@ -1,5 +1,6 @@
-"""Text for people: what comes from outside made safe to show, and numbers in the unit that fits."""
+"""Text for people: what comes from outside made safe to show, names that repeat, and numbers in the unit that fits."""
 
+from collections.abc import Iterable
 from typing import Final
 
 _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -18,6 +19,16 @@ def one_line(text: str, chars_max: int = 1_000) -> str:
 
 def _escaped(letter: str) -> str:
     return _SHORT.get(letter) or letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first name that was there before."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def size_text(size: float) -> str:

@@ -24,8 +24,10 @@ from mainstem.core.limits import (
     SCHEMA_DEPTH_MAX,
     SCHEMA_FIELDS_MAX,
     SCHEMA_NAME_CHARS_MAX,
+    SCHEMA_ROW_BYTES_MAX,
 )
 from mainstem.core.markup import cut, table
+from mainstem.core.plain import first_repeated
 
 # What every record has beside its row; no column of a schema may be called like one of these.
 METADATA_COLUMNS: Final = ("_shard", "_offset", "_timestamp", "_key", "_headers")
@@ -66,8 +68,9 @@ class Schema:
         for field in fields:
             if field.name in METADATA_COLUMNS:
                 raise InvalidSchema(f"column {field.name!r}: this name stands for what every record has; use another")
-        if (count := sum(map(_count, fields))) > SCHEMA_FIELDS_MAX:
+        if (count := sum(map(count_fields, fields))) > SCHEMA_FIELDS_MAX:
             raise InvalidSchema(f"{count} fields, nested ones included; at most {SCHEMA_FIELDS_MAX} are possible")
+        _check_width("a row", sum(null_bits(field.type) for field in fields))
         self.arrow = pa.schema(fields)
         self.serialized: bytes = self.arrow.serialize().to_pybytes()
         if len(self.serialized) > SCHEMA_BYTES_MAX:
@@ -142,6 +145,24 @@ def described(field: pa.Field, *, default: Any = ..., aliases: tuple[str, ...] =
     return field.with_metadata(metadata)
 
 
+def null_bits(kind: pa.DataType) -> int:
+    """How many bits a value of this type takes in a column even if it is null."""
+    types = pa.types
+    if types.is_fixed_size_list(kind):
+        return 1 + int(kind.list_size) * null_bits(kind.value_type)
+    if types.is_struct(kind):
+        return 1 + sum(null_bits(kind.field(index).type) for index in range(kind.num_fields))
+    if types.is_list(kind) or types.is_map(kind) or types.is_string(kind) or types.is_binary(kind):
+        return 1 + 32  # where it begins
+    return 1 + int(kind.bit_width)
+
+
+def count_fields(field: pa.Field) -> int:
+    """A field and all that are nested in it."""
+    kind = field.type
+    return 1 + sum(count_fields(kind.field(index)) for index in range(kind.num_fields))
+
+
 @functools.lru_cache(maxsize=256)
 def _parse(serialized: bytes) -> Schema:
     try:
@@ -153,10 +174,8 @@ def _parse(serialized: bytes) -> Schema:
 
 
 def _fields(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
-    names = [field.name for field in fields]
     where = f"column {path!r}" if path else "the schema"
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := first_repeated(field.name for field in fields)) is not None:
         raise InvalidSchema(f"{where} has two fields {twice!r}")
     return [_field(path, field, depth) for field in fields]
 
@@ -197,14 +216,18 @@ def _type(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
     if pa.types.is_fixed_size_binary(kind) and kind.byte_width > 0:
         return kind
     if pa.types.is_list(kind):
-        return pa.list_(_field(path, kind.value_field, depth + 1))
+        item = _field(path, kind.value_field, depth + 1)
+        _check_width(f"column {path!r}: an item of it", null_bits(item.type))
+        return pa.list_(item)
     if pa.types.is_fixed_size_list(kind) and kind.list_size > 0:
         return pa.list_(_field(path, kind.value_field, depth + 1), kind.list_size)
     if pa.types.is_struct(kind) and kind.num_fields:
         return pa.struct(_fields(path, [kind.field(index) for index in range(kind.num_fields)], depth + 1))
     if pa.types.is_map(kind):
         key = pa.field("key", _type(f"{path}.key", kind.key_type, depth + 1), nullable=False)
-        return pa.map_(key, _field(path, kind.item_field.with_name("value"), depth + 1), kind.keys_sorted)
+        value = _field(path, kind.item_field.with_name("value"), depth + 1)
+        _check_width(f"column {path!r}: an item of it", null_bits(key.type) + null_bits(value.type))
+        return pa.map_(key, value, kind.keys_sorted)
     raise InvalidSchema(f"column {path!r} is {kind}, which cannot be stored; {_hint(kind)}")
 
 
@@ -238,9 +261,12 @@ _RELATIVES: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataTy
 )
 
 
-def _count(field: pa.Field) -> int:
-    kind = field.type
-    return 1 + sum(_count(kind.field(index)) for index in range(kind.num_fields))
+def _check_width(what: str, bits: int) -> None:
+    if (size := -(-bits // 8)) > SCHEMA_ROW_BYTES_MAX:
+        raise InvalidSchema(
+            f"{what} takes {size} bytes even if it is all null; at most {SCHEMA_ROW_BYTES_MAX} are possible: use lists "
+            "and bytes of any size in place of long ones of fixed size"
+        )
 
 
 def _canonical(schema: pa.Schema) -> bytes:

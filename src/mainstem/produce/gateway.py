@@ -29,15 +29,22 @@ from mainstem.core.errors import (
 )
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
-from mainstem.core.limits import JSON_BATCH_BYTES_MAX, JSON_BATCH_RECORDS_MAX, KEY_BYTES_MAX
+from mainstem.core.limits import (
+    JSON_BATCH_BYTES_MAX,
+    JSON_BATCH_RECORDS_MAX,
+    JSON_ROWS_BYTES_MAX,
+    KEY_BYTES_MAX,
+)
 from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
 from mainstem.log.ledger.base import StreamRow, VersionRow
 from mainstem.produce.admission import check_batches, check_keyed, check_row_batch, has_keys
 from mainstem.registry.rows import converter_of
 
-# Pairs of a stream and a schema that were found to belong together.
+# How many streams and schemas of theirs are remembered.
 _KNOWN_MAX: Final = 10_000
+# What a field of a row in JSON counts beside its size: making the smallest takes half a microsecond.
+_VALUE_BYTES: Final = 32
 
 
 def _no_versions(stream: int) -> Sequence[VersionRow]:
@@ -49,6 +56,13 @@ class _Opened(NamedTuple):
 
     batch: pa.RecordBatch
     keys: pa.BinaryArray | None = None
+
+
+class _Known(NamedTuple):
+    """The schemas that a stream has had up to a version."""
+
+    version: int
+    schemas: frozenset[int]
 
 
 class Gateway:
@@ -65,7 +79,9 @@ class Gateway:
         self._stream_of = stream_of
         self._schema_of = schema_of
         self._versions_of = versions_of
-        self._known: set[tuple[int, int]] = set()
+        # By stream: which schemas are its own, and so which are not, however often a client names them.
+        self._known: dict[int, _Known] = {}
+        self._remembered = 0
         self._record_bytes_max = record_bytes_max
         self.unknown_streams = 0
         self.refused = 0
@@ -103,14 +119,23 @@ class Gateway:
         return row
 
     def _has_schema(self, row: StreamRow, schema: int) -> bool:
-        if schema == row.schema_id or (row.id, schema) in self._known:
+        if schema == row.schema_id:
             return True
-        if not any(version.schema_id == schema for version in self._versions_of(row.id)):
-            return False
-        if len(self._known) >= _KNOWN_MAX:
+        known = self._known.get(row.id)
+        if known is None or known.version != row.schema_version:
+            versions = self._versions_of(row.id)
+            known = _Known(row.schema_version, frozenset(version.schema_id for version in versions))
+            # A version that is being written may not be among them yet.
+            if len(versions) >= row.schema_version:
+                self._remember(row.id, known)
+        return schema in known.schemas
+
+    def _remember(self, stream: int, known: _Known) -> None:
+        self._remembered += 1 + len(known.schemas)
+        if self._remembered > _KNOWN_MAX:
             self._known.clear()
-        self._known.add((row.id, schema))
-        return True
+            self._remembered = 1 + len(known.schemas)
+        self._known[stream] = known
 
     def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> _Opened | None:
         """The batch, safe to use; None of a small one that did not have to be opened."""
@@ -185,7 +210,14 @@ class Gateway:
                 f"stream {row.name!r} has a schema: batches of JSON are at most {JSON_BATCH_BYTES_MAX} bytes and "
                 f"{JSON_BATCH_RECORDS_MAX} records; send smaller ones, or rows"
             )
-        rows, bad = converter_of(self._schema_of(row.schema_id)).from_json(values, is_first_enough=True)
+        converter = converter_of(self._schema_of(row.schema_id))
+        if (size := converter.json_size(values, _VALUE_BYTES)) > JSON_ROWS_BYTES_MAX:
+            raise RecordTooLarge(
+                f"stream {row.name!r}: these {header.count} records are rows of about {size} bytes, {_VALUE_BYTES} for "
+                f"each field and what they leave out; at most {JSON_ROWS_BYTES_MAX} are made of JSON at once; send "
+                "fewer, or rows"
+            )
+        rows, bad = converter.from_json(values, is_first_enough=True)
         if bad:
             raise SchemaMismatch(f"stream {row.name!r}: record {bad[0].index}: {bad[0]}", path=bad[0].path)
         if row.key:

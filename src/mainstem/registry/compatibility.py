@@ -105,8 +105,8 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
     if types.is_timestamp(old):  # a zone is only how a moment is shown, but to have none is another meaning
         has_same_meaning = types.is_timestamp(new) and (old.tz is None) == (new.tz is None)
         return bool(has_same_meaning and (old.unit == new.unit or _is_finer(old.unit, new.unit)))
-    if types.is_duration(old):
-        return bool(types.is_duration(new)) and _is_finer(old.unit, new.unit)
+    if types.is_duration(old):  # one may be as long as its 64 bits go, which is too many of any finer unit
+        return False
     if types.is_time(old):
         return bool(types.is_time(new)) and _UNITS.index(new.unit) > _UNITS.index(old.unit)
     if types.is_float32(old):

@@ -5,9 +5,9 @@ part of the next one into itself, because no bracket and no text can be left ope
 `{`, are only possible between two complete rows. So if there are as many rows as lines, each line is one row.
 
 What Arrow reads otherwise than it is meant is read again, exactly: a field that is null although it has a default, a
-field under its alias and its name, numbers that JSON does not have. If a parse fails, smaller parts are parsed on their
-own; few rows are read one by one, by Python's own parser, which also tells what is wrong. It, and not Arrow, decides
-what a bad row is.
+field under its alias and its name, numbers that JSON does not have, a whole number -0 in a column of floats. If a parse
+fails, smaller parts are parsed on their own; few rows are read one by one, by Python's own parser, which also tells
+what is wrong. It, and not Arrow, decides what a bad row is.
 """
 
 import functools
@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.layouts import ARROW_ERRORS
+from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
+from mainstem.core.plain import first_repeated
 from mainstem.core.schema import Schema, aliases_of, default_of
 from mainstem.registry import columns
 from mainstem.registry.takers import Misfit, described
@@ -75,10 +77,12 @@ def _parse(text: bytes | str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > JSON_OBJECT_NAMES_MAX:
+        raise Misfit(f"has an object of {len(pairs)} names; at most {JSON_OBJECT_NAMES_MAX} are read")
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise Misfit("is there twice", next(name for name in names if names.count(name) > 1)[:40])
+        twice = first_repeated(name for name, _ in pairs)
+        raise Misfit("is there twice", "" if twice is None else twice[:40])
     return found
 
 
@@ -100,6 +104,7 @@ class _Plan(NamedTuple):
     row: pa.DataType
     names: tuple[tuple[str, ...], ...]
     has_default: tuple[bool, ...]
+    has_floats: bool
 
 
 class _Unclear(Exception):
@@ -166,6 +171,9 @@ def _read_all(
     if rows.null_count:
         # `null` is JSON, but no row; where there is no value there is none either.
         unclear |= _mask(pc.and_(rows.is_null(), values.is_valid()))
+    if plan.has_floats and pc.any(pc.match_substring(values, "-0")).as_py():
+        # Python has no whole number -0, so it is 0.0 where rows are read one by one.
+        unclear |= _mask(pc.fill_null(pc.match_substring_regex(values, r"-0\s*[,}\]]"), False))
     found = _merge_names(converter, plan, rows, values, unclear)
     try:
         arrays = [
@@ -298,7 +306,13 @@ def _plan_of(schema: Schema) -> _Plan | None:
         names.append((field.name, *aliases))
         fields += [pa.field(name, kind) for name in names[-1]]
     defaults = tuple(default_of(field)[1] is not None for field in schema.arrow)
-    return _Plan(pa.struct(fields), tuple(names), defaults)
+    row = pa.struct(fields)
+    return _Plan(row, tuple(names), defaults, _has_floats(row))
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    parts = (kind.field(index).type for index in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(map(_has_floats, parts))
 
 
 def _read_type(kind: pa.DataType) -> pa.DataType | None:

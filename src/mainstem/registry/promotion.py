@@ -20,7 +20,7 @@ from mainstem.core.errors import IncompatibleSchema, RecordTooLarge
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.plain import one_line
-from mainstem.core.schema import METADATA_COLUMNS, Schema
+from mainstem.core.schema import METADATA_COLUMNS, Schema, default_of, null_bits
 from mainstem.registry.compatibility import fits_list, matched, widens
 from mainstem.registry.defaults import constant_of
 from mainstem.registry.texts import as_list, shown_only
@@ -248,7 +248,13 @@ _OVERHEAD_BYTES: Final = 5
 
 def _growth_of(pairs: list[tuple[pa.Field, pa.Field | None]]) -> int:
     """How many bytes a row, or a struct, grows by, for what it does not have."""
-    return sum(constant_of(field, field.name).nbytes + _OVERHEAD_BYTES for field, was in pairs if was is None)
+    return sum(_size_of(field) + _OVERHEAD_BYTES for field, was in pairs if was is None)
+
+
+def _size_of(field: pa.Field) -> int:
+    """How many bytes of a column a row has that lacks the field."""
+    has_default, _ = default_of(field)
+    return constant_of(field, field.name).nbytes if has_default else -(-null_bits(field.type) // 8)
 
 
 def _check_growth(count: int, growth: int) -> None:

@@ -7,15 +7,16 @@ later, many rows at a time.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.core.errors import SchemaMismatch
 from mainstem.core.layouts import shape_of
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, count_fields, null_bits
 from mainstem.registry import columns
 from mainstem.registry.takers import FieldsTaker, Misfit, described, int_bounds
 
@@ -47,6 +48,7 @@ class RowConverter:
         self.nothing: Values = (None,) * len(self.arrow)
         # Like `convert`, but what does not fit is a Misfit.
         self.take = _make_convert(schema.arrow, self.fields, self._convert_any)
+        self._json_sizes = _JsonSizes.of(schema)
 
     # One row.
 
@@ -99,6 +101,17 @@ class RowConverter:
         batch, misfits = json_rows.read(self, values, is_first_enough=is_first_enough)
         return batch, [BadRow(index, misfit.path, misfit.reason) for index, misfit in sorted(misfits.items())]
 
+    def json_size(self, values: pa.BinaryArray, value_bytes: int = 0) -> int:
+        """About how many bytes the rows in these values take even if they leave everything out; `value_bytes` is what
+        each value of a field counts beside its size, for the time that it takes."""
+        sizes = self._json_sizes
+        size = len(values) * sizes.row.counted(value_bytes)
+        if item := sizes.item.counted(value_bytes):
+            size += item * _count_matches(values, _BARE_ITEM)
+        if value := sizes.value.counted(value_bytes):
+            size += value * _count_matches(values, _BARE_VALUE)
+        return size
+
     def cast(self, table: pa.Table) -> pa.Table:
         """A user's table in the columns of the schema, found by name or alias. Values stay what they are: a cast that
         would change one is a SchemaMismatch with the path."""
@@ -115,6 +128,56 @@ class RowConverter:
                 columns.verify(batch.column(place), field)
         except Misfit as misfit:
             raise _mismatch(misfit) from None
+
+
+class _NullSize(NamedTuple):
+    """What takes room although it is left out, or null, and how many fields it has."""
+
+    bits: int = 0
+    fields: int = 0
+
+    @classmethod
+    def of(cls, fields: Iterable[pa.Field]) -> "_NullSize":
+        parts = [(null_bits(field.type), count_fields(field)) for field in fields]
+        return cls(sum(bits for bits, _ in parts), sum(count for _, count in parts))
+
+    def counted(self, value_bytes: int) -> int:
+        return -(-self.bits // 8) + value_bytes * self.fields
+
+    def or_larger(self, other: "_NullSize") -> "_NullSize":
+        return _NullSize(max(self.bits, other.bits), max(self.fields, other.fields))
+
+
+class _JsonSizes(NamedTuple):
+    row: _NullSize
+    item: _NullSize  # the largest of any list, or of a map that is written as pairs
+    value: _NullSize  # the largest of any map
+
+    @classmethod
+    def of(cls, schema: Schema) -> "_JsonSizes":
+        item = value = _NullSize()
+        for kind in _types_in(schema.arrow):
+            if pa.types.is_list(kind):
+                item = item.or_larger(_NullSize.of([kind.value_field]))
+            elif pa.types.is_map(kind):
+                value = value.or_larger(_NullSize.of([kind.key_field, kind.item_field]))
+        return cls(_NullSize.of(schema.arrow), item.or_larger(value), value)
+
+
+# An item of an array, or a value of an object, that is null or an object: it may be far larger than its text.
+_BARE_ITEM: Final = r"[\[,]\s*[n{]"
+_BARE_VALUE: Final = r":\s*[n{]"
+
+
+def _types_in(fields: Iterable[pa.Field]) -> Iterator[pa.DataType]:
+    """The types of fields and of all that is nested in them."""
+    for field in fields:
+        yield field.type
+        yield from _types_in(field.type.field(index) for index in range(field.type.num_fields))
+
+
+def _count_matches(values: pa.BinaryArray, pattern: str) -> int:
+    return int(pc.sum(pc.count_substring_regex(values, pattern)).as_py() or 0)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,13 +1,14 @@
 """One client's connection as the server sees it: requests in, answers out."""
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.consume.feed import Feed
-from mainstem.core.batch import Batch
+from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.errors import (
     Busy,
     DeadlineExceeded,
@@ -59,6 +60,12 @@ logger = logging.getLogger("mainstem.server")
 _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 # How long before its deadline a client is told that the disk is full.
 _HEARD_SECONDS: Final = 1.0
+# How long the batches of one message are looked at before everybody else has a turn.
+_ADMIT_SECONDS: Final = 0.005
+
+
+# The batches of a message, with their places in it.
+_Batches = Iterator[tuple[int, tuple[BatchHeader, bytes]]]
 
 
 class PendingAppend:
@@ -92,6 +99,8 @@ class Session:
         self._calls_in_flight = 0
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
+        # Whether an append is being looked at, in several turns of the loop.
+        self._is_admitting = False
         self._welcomed = False
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
@@ -118,7 +127,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether everything that was asked has been answered."""
-        return self.in_flight == 0 and not self._waiting
+        return self.in_flight == 0 and not self._waiting and not self._is_admitting
 
     @property
     def has_waiting(self) -> bool:
@@ -152,6 +161,7 @@ class Session:
             self._server.unfollow(subscription)
         self.subscriptions.clear()
         self._waiting.clear()
+        self._is_admitting = False
         self._server.on_session_lost(self)
 
     # Requests.
@@ -218,17 +228,45 @@ class Session:
         timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
         patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if append.acknowledge else 0.0
         pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout, patience)
-        gateway = self._server.gateway
-        for index, (header, payload) in enumerate(zip(append.batches, message.payloads, strict=True)):
-            admitted = gateway.admit(header, payload, acknowledge=append.acknowledge)
+        self._admit(pending, enumerate(zip(append.batches, message.payloads, strict=True)))
+
+    def _admit(self, pending: PendingAppend, batches: _Batches) -> None:
+        """Look at batches for a moment; if that was not enough, others have their turn before it goes on. Meanwhile no
+        message of this client is handled, so appends keep their order."""
+        gateway, clock = self._server.gateway, self._server.clock
+        until = clock.monotonic() + _ADMIT_SECONDS
+        for index, (header, payload) in batches:
+            admitted = gateway.admit(header, payload, acknowledge=pending.acknowledge)
             if isinstance(admitted, MainstemError):
                 pending.errors[index] = admitted
             else:
                 pending.admitted.append(admitted)
                 pending.places.append(index)
                 pending.size += header.stored_len
+            if index + 1 < pending.total and clock.monotonic() >= until:
+                self._admit_later(pending, batches)
+                return
         self._waiting.append(pending)
         self._server.submit_soon(self)
+
+    def _admit_later(self, pending: PendingAppend, batches: _Batches) -> None:
+        assert self.connection is not None
+        self._is_admitting = True
+        self.connection.pause("admission")
+        asyncio.get_running_loop().call_soon(self._admit_more, pending, batches)
+
+    def _admit_more(self, pending: PendingAppend, batches: _Batches) -> None:
+        if not self._is_admitting:
+            return  # the client is gone
+        self._is_admitting = False
+        assert self.connection is not None
+        try:
+            self._admit(pending, batches)
+        except Exception as error:  # as for a message that is handled at once
+            self.connection.fail(ProtocolError(f"this message could not be handled: {type(error).__name__}: {error}"))
+            raise
+        if not self._is_admitting:
+            self.connection.resume("admission")
 
     def submit_waiting(self) -> bool:
         """Hand waiting appends to the log, in order, as far as it takes them; whether it took all. The caller wakes the

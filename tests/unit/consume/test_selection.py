@@ -17,7 +17,7 @@ from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
 from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import FetchedBatch
-from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, RecordTooLarge, SchemaMismatch
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX
 from mainstem.core.schema import Schema, described
 from mainstem.transport.port import Query
@@ -259,6 +259,14 @@ def test_a_tombstone_is_one_for_several_readers_too():
     found = read(selection.apply(batch).batches, view())
     assert [value for _, value in found] == [{"id": None, "name": None, "amount": None}, None, found[2][1], None]
     assert found[2][1]["id"] == 1
+
+
+def test_json_of_which_little_becomes_much_is_not_made_at_once():
+    wide = Schema(pa.schema([(f"c{place}", pa.int64()) for place in range(1_000)]))
+    view = View(wide, SCHEMA_ID)
+    assert view.decode(json_batch(*[{}] * 100)).columns.num_columns == 1_000
+    with pytest.raises(RecordTooLarge, match="made of JSON at once"):
+        view.decode(json_batch(*[{}] * 40_000))
 
 
 def test_what_is_no_row_matches_nothing_and_is_counted():

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.errors import InvalidSchema
-from mainstem.core.limits import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
+from mainstem.core.limits import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX, SCHEMA_ROW_BYTES_MAX
 from mainstem.core.schema import Schema, aliases_of, default_of, described
 
 ORDERS = pa.schema(
@@ -121,3 +121,28 @@ def test_what_arrow_has_no_place_for():
     for metadata in ({b"default": b"{"}, {b"aliases": b"7"}, {b"aliases": b"[1]"}, {b"aliases": b'[""]'}):
         with pytest.raises(InvalidSchema, match="column 'a'"):
             Schema(pa.schema([pa.field("a", pa.int64(), metadata=metadata)]))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(SCHEMA_ROW_BYTES_MAX),
+        pa.list_(pa.int64(), 400_000_000),
+        pa.list_(pa.list_(pa.int64(), 1_000), 1_000),
+        pa.list_(pa.list_(pa.int64(), 10_000)),
+        pa.struct([("part", pa.list_(pa.int64(), 10_000))]),
+        pa.map_(pa.string(), pa.list_(pa.int64(), 10_000)),
+        pa.map_(pa.binary(SCHEMA_ROW_BYTES_MAX), pa.int8()),
+    ],
+    ids=str,
+)
+def test_what_is_wide_although_it_is_null_is_refused(kind):
+    with pytest.raises(InvalidSchema, match=f"at most {SCHEMA_ROW_BYTES_MAX} are possible: use lists"):
+        Schema(pa.schema([("x", kind)]))
+
+
+def test_the_widest_plain_row_and_vectors_are_possible():
+    Schema(pa.schema([(f"c{place}", pa.decimal256(76)) for place in range(SCHEMA_FIELDS_MAX)]))
+    Schema(pa.schema([("a", pa.list_(pa.float64(), 4_096)), ("b", pa.list_(pa.list_(pa.float32(), 8_192)))]))
+    with pytest.raises(InvalidSchema, match="a row takes"):
+        Schema(pa.schema([(name, pa.list_(pa.float64(), 4_096)) for name in "ab"]))

@@ -33,6 +33,7 @@ NEW = Schema(
 OTHER = Schema(pa.schema([("x", pa.int64())]))
 SCHEMAS = {1: OLD, 2: NEW, 3: OTHER}
 VERSIONS = [VersionRow(0, 1, 1, NOW_US), VersionRow(0, 2, 2, NOW_US)]
+PAIRS = [b'"%d": null' % number for number in range(99)]
 
 
 def stream(number: int, name: str, **fields: Any) -> StreamRow:
@@ -119,6 +120,37 @@ def test_a_schema_that_is_not_the_streams_is_refused(gateway):
     refusal(gateway, sent(rows({"id": 1}), 2, schema_id=9), InvalidSchema)
 
 
+def test_what_is_no_schema_of_a_stream_is_asked_for_once(asked):
+    found, versions = dict(ROWS), list(VERSIONS)
+
+    def versions_of(number: int) -> list[VersionRow]:
+        asked.append(number)
+        return versions
+
+    gateway = Gateway(found.get, RECORD_BYTES_MAX, SCHEMAS.__getitem__, versions_of)
+    for number in range(3, 50):
+        refusal(gateway, sent(rows({"id": 1}), 2, schema_id=number), InvalidSchema)
+    assert asked == [1]
+    # The stream gets a version, which is known a moment before it can be looked up.
+    found[1] = found[1]._replace(schema_id=4, schema_version=3)
+    refusal(gateway, sent(rows({"x": 1}, schema_id=3), 3), InvalidSchema)
+    versions.append(VersionRow(0, 3, 3, NOW_US))
+    assert isinstance(verdict(gateway, sent(rows({"x": 1}, schema_id=3), 3)), Batch)
+    assert isinstance(verdict(gateway, sent(rows({"id": 1}), 2)), Batch)
+    assert asked == [1, 1, 1]
+
+
+def test_the_schemas_of_many_streams_are_forgotten(asked, monkeypatch):
+    monkeypatch.setattr("mainstem.produce.gateway._KNOWN_MAX", 6)
+    versions_of = {1: VERSIONS, 2: VERSIONS, 3: VERSIONS}
+    gateway = Gateway(
+        ROWS.get, RECORD_BYTES_MAX, SCHEMAS.__getitem__, lambda number: asked.append(number) or versions_of[number]
+    )
+    for number in (1, 2, 2, 3, 3, 1, 1):
+        refusal(gateway, sent(rows({"id": 1}), 2, number, schema_id=9), InvalidSchema)
+    assert asked == [1, 2, 3, 1]
+
+
 def test_rows_that_say_they_are_of_another_version_are_refused(gateway):
     refusal(gateway, sent(rows({"id": 1, "name": "x"}), 2, schema_id=1), InvalidPayload)
     refusal(gateway, sent(rows({"id": 1}, schema_id=1), 1, schema_id=2), InvalidPayload)
@@ -184,7 +216,30 @@ def test_json_has_the_key_of_its_row(gateway):
 def test_much_json_is_refused_before_it_is_read(gateway):
     many = records(*[b"{}"] * (JSON_BATCH_RECORDS_MAX + 1))
     assert "smaller" in refusal(gateway, sent(many, 0), RecordTooLarge)
-    refusal(gateway, sent(records(b'{"id": 1, "name": "%s"}' % (b"x" * (5 << 20))), 0), RecordTooLarge)
+    refusal(gateway, sent(records(b'{"id": 1, "name": "%s"}' % (b"x" * (2 << 20))), 0), RecordTooLarge)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text", "few"),
+    [
+        ([pa.list_(pa.int64(), 1_000)], b"{}", 500),
+        ([pa.int64()] * 1_000, b"{}", 200),
+        ([pa.bool_()] * 1_000, b"{}", 200),
+        ([pa.list_(pa.struct([("a", pa.bool_())]))], b'{"c0": [{}%s]}' % (b",{}" * 9_999), 6),
+        ([pa.list_(pa.list_(pa.int64(), 8_000))], b'{"c0": [null%s]}' % (b" , null" * 99), 2),
+        ([pa.list_(pa.struct([("a", pa.binary(60_000))]))], b'{"c0": [{}%s]}' % (b",{}" * 99), 2),
+        ([pa.map_(pa.string(), pa.binary(60_000))], b'{"c0": {%s}}' % b",".join(PAIRS), 2),
+        ([pa.map_(pa.string(), pa.binary(60_000))], b'{"c0": [%s]}' % b",".join([b'["a", null]'] * 99), 2),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_json_of_which_little_becomes_much_is_refused_before_it_is_read(kinds, text, few):
+    schema = Schema(pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)]))
+    gateway = Gateway(ROWS.get, RECORD_BYTES_MAX, lambda _: schema, lambda _: VERSIONS)
+    assert isinstance(verdict(gateway, sent(records(*[text] * few), 0)), Batch)
+    before = pa.total_allocated_bytes()
+    assert "send fewer" in refusal(gateway, sent(records(*[text] * (8 * few)), 0), RecordTooLarge)
+    assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_what_is_the_servers_to_give_is_not_taken_from_a_client(gateway):

@@ -73,7 +73,6 @@ WIDENINGS = """
     timestamp[s]: timestamp[ms] timestamp[us]
     timestamp[us,UTC]: timestamp[us,Europe/Berlin]
     timestamp[ms,UTC]: timestamp[us,Europe/Berlin]
-    duration[s]: duration[ms] duration[us]
     time32[s]: time32[ms] time64[us] time64[ns]
 """
 NOT_WIDENINGS = """
@@ -91,7 +90,8 @@ NOT_WIDENINGS = """
     date64: date32
     timestamp[us]: timestamp[ms] timestamp[ns] timestamp[us,UTC] date32
     timestamp[us,UTC]: timestamp[us]
-    duration[us]: duration[ns] int64
+    duration[s]: duration[ms] duration[us] duration[ns]
+    duration[us]: duration[ns] duration[ms] int64
     time64[us]: time32[ms]
 """
 

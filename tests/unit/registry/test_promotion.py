@@ -205,6 +205,14 @@ def test_a_million_rows_and_the_largest_default():
     assert next(promote_pieces(batch, old, new)).nbytes <= PROMOTED_BYTES_MAX
 
 
+def test_the_size_of_a_null_is_found_without_making_one():
+    """No schema has a field as wide as this; were one made, there would be no memory for it."""
+    assert promotions._growth_of([(pa.field("v", pa.list_(pa.list_(pa.int64(), 1 << 30), 1 << 30)), None)]) > 8 << 60
+    field = pa.field("v", pa.list_(pa.int64(), 8_000))
+    made = pa.nulls(1, field.type).nbytes
+    assert made <= promotions._growth_of([(field, None)]) < made + 100
+
+
 # The property: row by row, the same.
 
 

@@ -4,6 +4,7 @@
 
 import base64
 import json
+import time as time_of
 import timeit
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from mainstem.core.errors import InvalidSchema, SchemaMismatch
+from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
 from mainstem.core.schema import Schema, described
 from mainstem.registry.rows import BadRow, RowConverter, converter_of
 
@@ -384,6 +386,47 @@ def test_one_bad_row_of_json(value: bytes, path: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         RowConverter(ORDERS).convert_json(value)
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("text", ["-0", "-0 ", "-0.0", "-0e0", "0", "-0.5"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (pa.float64(), "%s"),
+        (pa.list_(pa.float64()), "[1.5, %s]"),
+        (pa.list_(pa.float64()), "[%s, 1.5]"),
+        (pa.struct([("a", pa.float64())]), '{"a": %s}'),
+    ],
+    ids=str,
+)
+def test_zero_has_the_same_sign_alone_and_among_many(text: str, kind: pa.DataType, form: str) -> None:
+    converter = one(kind)
+    row = f'{{"x": {form % text}}}'.encode()
+    alone = converter.build([converter.convert_json(row)[0]])
+    many, bad = converter.from_json(pa.array([b'{"x": null}', row] * 40))
+    assert not bad
+    assert {repr(value) for value in many.column(0).to_pylist()[1::2]} == {repr(alone.column(0)[0].as_py())}
+
+
+def test_a_name_twice_among_many_is_found_at_once() -> None:
+    names = b",".join(b'"%x": 1' % number for number in range(40_000))
+    started = time_of.monotonic()
+    error = json_refusal(ORDERS, b'{%s, "%x": 1}' % (names, 39_999))
+    assert (error.path, str(error)) == ("9c3f", "9c3f is there twice")
+    assert time_of.monotonic() - started < 2, "each name is looked at once"
+
+
+def test_an_object_of_json_has_not_any_number_of_names() -> None:
+    schema = Schema(pa.schema([pa.field("x", pa.map_(pa.string(), pa.int8()))]))
+    names = [b'"%x": 1' % number for number in range(JSON_OBJECT_NAMES_MAX + 1)]
+    assert len(RowConverter(schema).convert_json(b'{"x": {%s}}' % b",".join(names[1:]))[0][0]) == JSON_OBJECT_NAMES_MAX
+    assert f"at most {JSON_OBJECT_NAMES_MAX}" in str(json_refusal(schema, b'{"x": {%s}}' % b",".join(names)))
+
+
+def json_refusal(schema: Schema, text: bytes) -> SchemaMismatch:
+    with pytest.raises(SchemaMismatch) as caught:
+        RowConverter(schema).convert_json(text)
+    return caught.value
 
 
 JSON_SCHEMA = Schema(

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstem.core.batch import Batch
-from mainstem.core.errors import Busy, ProtocolError, ServerStopping, StreamDeleted, UnknownStream
+from mainstem.core.batch import Batch, BatchHeader
+from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, StreamDeleted, UnknownStream
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
     CALLS_IN_FLIGHT_MAX,
@@ -256,6 +256,84 @@ def test_every_error_of_a_large_request_fits_into_its_answer(tmp_path):
             assert answer.bases == [-1] * APPEND_BATCHES_MAX
             assert {error.code for error in answer.errors.values()} == {StreamDeleted.code}
             assert len(answer.errors) == APPEND_BATCHES_MAX
+
+    run(test)
+
+
+def take_long(rig: Rig, monkeypatch: pytest.MonkeyPatch, error_at: int = -1) -> list[int]:
+    """Every batch takes ten milliseconds to be admitted; the sequences of those that were looked at."""
+    seen: list[int] = []
+    admit = rig.server.gateway.admit
+
+    def slowly(header: BatchHeader, data: bytes, *, acknowledge: bool) -> Batch | MainstemError:
+        seen.append(header.sequence)
+        if len(seen) == error_at:
+            raise RuntimeError("planted")
+        rig.clock.advance(0.01)
+        return admit(header, data, acknowledge=acknowledge)
+
+    monkeypatch.setattr(rig.server.gateway, "admit", slowly)
+    return seen
+
+
+async def send_append(client: Client, id_: int, batches: list[Batch]) -> None:
+    await client.send(
+        Kind.APPEND, id_, Append([batch.header for batch in batches]), [batch.payload for batch in batches]
+    )
+
+
+def test_others_have_their_turn_while_a_long_append_is_looked_at(tmp_path, monkeypatch):
+    async def test() -> None:
+        async with serving(tmp_path) as rig:
+            client, other = await (await rig.connect()).hello(), await (await rig.connect()).hello()
+            stream = await create(client)
+            seen = take_long(rig, monkeypatch)
+            batches = [make_batch(stream=stream, producer=7, sequence=number) for number in range(1_010)]
+            await send_append(client, 5, batches[:1_000])
+            await send_append(client, 6, batches[1_000:])
+            await come_to(lambda: bool(seen))
+            assert not client.session.is_idle
+            await other.send(Kind.CALL, 2, GetStreamCall("orders"))
+            await other.next()
+            assert len(seen) < 1_000, "the call did not wait for the end of the append"
+            answers = [await client.next() for _ in range(2)]
+            assert [(answer.id, answer.header.bases) for answer in answers] == [
+                (5, list(range(1_000))),
+                (6, list(range(1_000, 1_010))),
+            ]
+            assert seen == list(range(1_010))
+
+    run(test)
+
+
+def test_a_client_that_goes_while_its_append_is_looked_at(tmp_path, monkeypatch):
+    async def test() -> None:
+        async with serving(tmp_path) as rig:
+            client, other = await (await rig.connect()).hello(), await (await rig.connect()).hello()
+            stream = await create(client)
+            seen = take_long(rig, monkeypatch)
+            await send_append(client, 5, [make_batch(stream=stream, producer=7, sequence=n) for n in range(1_000)])
+            await come_to(lambda: bool(seen))
+            connection = client.session.connection
+            assert connection is not None
+            connection.abort()
+            await come_to(lambda: client.session.is_idle)
+            looked_at = len(seen)
+            assert (await statistics(other))["appends"] == 0
+            assert len(seen) == looked_at < 1_000
+
+    run(test)
+
+
+def test_what_goes_wrong_in_a_later_turn_ends_the_connection(tmp_path, monkeypatch):
+    async def test() -> None:
+        async with serving(tmp_path) as rig:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            client = await (await rig.connect()).hello()
+            stream = await create(client)
+            take_long(rig, monkeypatch, error_at=3)
+            await send_append(client, 5, [make_batch(stream=stream, producer=7, sequence=n) for n in range(5)])
+            assert "RuntimeError: planted" in str(await last_error(client))
 
     run(test)
 
