@@ -235,7 +235,10 @@ class Selection:
         offsets: Sequence[int] | np.ndarray = ()
         if "_offset" in self._predicate.columns:
             offsets = fetched.base + _distances(decoded.columns, self.view)
-        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
+        table = decoded.columns
+        # One that names no column still has to know how many rows there are.
+        if self._predicate.columns:
+            table = self.view.assemble(table, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad:

@@ -169,6 +169,13 @@ def test_finding_nothing(hub):
     assert not list(found)
 
 
+def test_a_predicate_without_columns(hub):
+    orders(hub, 5)
+    assert [row["id"] for row in read(hub, where="1 = 1")] == list(range(5))
+    assert len(hub.find("orders", "TRUE", columns=["id"])) == 5
+    assert not hub.find("orders", "FALSE")
+
+
 def test_finding_no_more_than_asked(hub):
     orders(hub)
     found = hub.find("orders", "country = 'FR'", limit=3)

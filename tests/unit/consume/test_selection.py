@@ -78,6 +78,30 @@ def test_a_predicate_may_use_columns_that_are_not_given():
     assert select(numbered(10), "id = 4", view(["name"])) == [(4, {"name": "n4"})]
 
 
+@pytest.mark.parametrize(
+    ("where", "matches"),
+    [
+        ("TRUE", True),
+        ("1 = 1", True),
+        ("NOT FALSE", True),
+        ("now() > TIMESTAMP '2020-01-01'", True),
+        ("CASE WHEN TRUE THEN TRUE END", True),
+        ("FALSE", False),
+        ("1 = 2", False),
+        ("NULL = 1", False),
+    ],
+)
+def test_a_predicate_without_columns_is_true_of_all_or_none(where, matches):
+    for batch, through in (
+        (numbered(3, base=5), view()),
+        (numbered(3, base=5), view(["name"])),
+        (numbered(3, base=5), view(["_offset"])),
+        (json_batch({"id": 1}, None, {"id": 3}, base=5), view()),
+        (records_of([b"a", b"b", b"c"], base=5), View(None)),
+    ):
+        assert [offset for offset, _ in select(batch, where, through)] == ([5, 6, 7] if matches else [])
+
+
 def watch_columns(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """A list that grows by the names of the columns whenever some are decoded."""
     decoded: list[set[str]] = []
