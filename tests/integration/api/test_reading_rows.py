@@ -176,6 +176,12 @@ def test_a_predicate_without_columns(hub):
     assert not hub.find("orders", "FALSE")
 
 
+def test_finding_where_something_is(hub):
+    orders(hub, 8)
+    assert hub.find("orders", "amount >= 3", columns=["_offset"]).to_dicts() == [{"_offset": 6}, {"_offset": 7}]
+    assert read(hub, where="country = 'BR'", columns=["_key", "_shard"])[0] == {"_key": b"3", "_shard": 0}
+
+
 def test_finding_no_more_than_asked(hub):
     orders(hub)
     found = hub.find("orders", "country = 'FR'", limit=3)
