@@ -23,7 +23,7 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.cli.times import parse_time
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, MainstemError, UndecodedRecords
+from mainstem.core.errors import DataLoss, IncompatibleSchema, MainstemError, UndecodedRecords
 from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
@@ -153,7 +153,8 @@ def _pour_columns(
     with hub.consumer(
         name, start=start, follow=follow, where=where, columns=columns or row_columns(hub, name), on_bad="skip"
     ) as consumer:
-        with column_writer(output, consumer.columns) as writer:
+        columns_out = consumer.columns
+        with column_writer(output, columns_out) as writer:
             left = limit
             while left != 0:
                 try:
@@ -167,7 +168,13 @@ def _pour_columns(
                         continue
                     break
                 taken = batch if left is None else batch.first(left)
-                writer.write(taken.to_arrow())
+                rows = taken.to_arrow()
+                if rows.schema != columns_out:
+                    raise IncompatibleSchema(
+                        f"stream {name!r} has another schema now, and {output} keeps to the columns it began with: "
+                        "start again"
+                    )
+                writer.write(rows)
                 left = None if left is None else left - taken.count
         tell_undecoded(consumer.undecoded, name)
     return ExitCode.FAILURE if losses else ExitCode.OK

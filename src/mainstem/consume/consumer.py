@@ -58,8 +58,9 @@ class Consumer:
 
     `where` is a SQL expression over the stream's columns, and over _shard, _offset, _timestamp, _key and _headers; only
     records for which it is true come, found next to the data. `columns` names those that are wanted: a record's key and
-    headers then come only if _key and _headers are among them. Rows are of the newest schema that the stream had when
-    the consumer was opened, or, without `where` and `columns`, of the newest that was met.
+    headers then come only if _key and _headers are among them. Rows are of the newest schema that was met: where the
+    stream gets another, `where` and `columns` are understood anew, and InvalidPredicate or InvalidSetting says so, each
+    time, if they do not fit it.
 
     Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
     `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
@@ -233,20 +234,22 @@ class Consumer:
         return batch.last(left) if left else None
 
     def _fetch(self, timeout: float | None) -> RecordBatch | None:
-        if self._subscription is None:
-            self._subscription = self._port.subscribe(
-                self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
-            )
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
-            fetched = self._subscription.next(timeout)
+            if self._subscription is None:
+                self._check_open()
+                self._subscription = self._port.subscribe(
+                    self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
+                )
+            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            fetched = self._subscription.next(left)
             if fetched is None:
                 return None
             shard = fetched.header.shard
             self._know(shard)
             end = None if self._ends is None else self._ends[shard]
-            if fetched.header.schema_id != self._view.schema_id:
-                self._look_at_schema(fetched.header.schema_id)
+            if fetched.header.schema_id != self._view.schema_id and self._goes_over(fetched.header.schema_id):
+                continue
             batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end, self._view)
             if self._is_plain and batch.count:
                 self._counted.opened += 1
@@ -257,20 +260,40 @@ class Consumer:
                 return batch
             if self._at_end():
                 return None
-            if deadline is not None:
-                timeout = max(0.0, deadline - self._clock.monotonic())
 
     def _know(self, shard: int) -> None:
         """The stream may have got more shards since it was looked up: they begin at 0."""
         self._offsets += [0] * (shard + 1 - len(self._offsets))
 
-    def _look_at_schema(self, schema_id: int) -> None:
-        """A batch of another schema than the newest that is known: perhaps there is a newer one by now."""
-        if schema_id and self._is_plain and schema_id not in self._older:
-            info = self._look_up()
-            self._older |= {self._view.schema_id, schema_id}
-            if info.schema_id != self._view.schema_id:
-                self._view = self._look_through(info)
+    def _goes_over(self, schema_id: int) -> bool:
+        """A batch of another schema than the newest that is known: perhaps there is a newer one by now. Whether the
+        batch is to be fetched again, as rows of that."""
+        if not schema_id or (self._is_plain and schema_id in self._older):
+            return False
+        info = self._look_up()
+        self._older |= {self._view.schema_id, schema_id}
+        if info.schema_id == self._view.schema_id:
+            return False
+        if self._is_plain:
+            self._view = self._look_through(info)
+            return False
+        # Also if that cannot be: then the batch comes again, and the error with it.
+        self._drop_subscription()
+        self._ask_anew(info)
+        return True
+
+    def _ask_anew(self, info: StreamInfo) -> None:
+        """The same predicate and columns, of the rows as `info` says they are."""
+        try:
+            view = self._look_through(info)
+            if self._where:
+                _check_predicate(self._where, view)
+        except (InvalidPredicate, InvalidSetting) as error:
+            raise type(error)(
+                f"stream {info.name!r} has version {info.schema_version} of its schema now, which this consumer does "
+                f"not fit: {error}"
+            ) from None
+        self._view = view
 
     def _separate(self, batch: RecordBatch) -> bool:
         """Whether some records of a batch are no rows and must not come out like others: then its parts wait, the last
@@ -320,12 +343,10 @@ class Consumer:
         places = [self._offsets] if self._ends is None else [self._offsets, self._ends]
         for offsets in places:
             _resolve_cursor(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info)
+        # A schema that was set after the backup is not known any more.
+        self._ask_anew(info)
         self._drop_subscription()
         self._adopt(info)
-        # A schema that was set after the backup is not known any more.
-        self._view = self._look_through(info)
-        if self._where:
-            _check_predicate(self._where, self._view)
 
     def _adopt(self, info: StreamInfo) -> None:
         """Positions are of this epoch now."""

@@ -32,6 +32,9 @@ class Feed:
     With `select` only what that selection wants comes out, and what it passes over is said by batches without records.
     It is called once, by the first read: to understand a predicate takes a while.
 
+    Rows of a schema that the stream got after the one that the selection asks for come as they are stored: the reader
+    is to ask for that one. Where it is plain it gets all as they are.
+
     The stream may get more shards meanwhile: they are read too, unless there are ends. Offsets that are not given, of
     the last shards, are 0.
     """
@@ -59,6 +62,8 @@ class Feed:
         self._clock = clock
         self.counts = ReadCounts()
         self._skipped_last: tuple[int, int] | None = None
+        # Schemas that are no newer than the selection's.
+        self._known: set[int] = {0}
         # Whether the last look passed something over.
         self._skips = True
         self._offsets = _padded(offsets, stream.shards)
@@ -284,6 +289,9 @@ class Feed:
         size = 0
         if not batch.header.count:
             passed.add(batch)
+        elif self._is_newer(selection, batch.header.schema_id):
+            passed.add(batch)
+            size = len(batch.payload) + BATCH_OVERHEAD_BYTES
         elif selection.can_skip_batch(batch):
             self.counts.skipped += 1
             passed.add(nothing(self.stream.id, batch.header.shard, batch.base, batch.end))
@@ -297,14 +305,26 @@ class Feed:
         return size
 
     def _can_skip(self, entry: Entry, filters: Callable[[], bytes]) -> bool:
-        assert self._selection is not None
-        if not self._selection.can_skip(entry, filters):
+        selection = self._selection
+        assert selection is not None
+        if self._is_newer(selection, entry.schema_id) or not selection.can_skip(entry, filters):
             return False
         # The first of those that a read has come to without taking it is asked about again.
         if self._skipped_last != (entry.shard, entry.base):
             self._skipped_last = entry.shard, entry.base
             self.counts.skipped += 1
         return True
+
+    def _is_newer(self, selection: Selection, schema_id: int) -> bool:
+        """Whether the stream got this schema after the one that is asked for."""
+        asked = selection.view.schema_id
+        if schema_id == asked or schema_id in self._known:
+            return False
+        versions = self._reader.versions(self.stream.id)
+        if versions.get(schema_id, 0) > versions.get(asked, 0):
+            return True
+        self._known.add(schema_id)
+        return False
 
     def _rest(self, shard: int) -> None:
         """Nothing to read in the first shard: a flush that adds to it is announced by `touch` after it can be read."""

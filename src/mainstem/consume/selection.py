@@ -91,7 +91,7 @@ class Selection:
         # By schema: see `_ask`. Schemas of one stream are few.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
         # The columns of a batch that are needed to say which records match, and those that are given; None: all.
-        self._given = None if view.columns is None else self._stored(view.columns)
+        self._given = self._stored_of_given()
         self._tested = self._given if self._predicate is None else self._stored(self._predicate.columns)
 
     # Whether a batch must be opened at all.
@@ -282,7 +282,10 @@ class Selection:
         offsets: Sequence[int] | np.ndarray = ()
         if "_offset" in self._predicate.columns:
             offsets = fetched.base + _distances(decoded.columns, self.view)
-        table = self.view.assemble(decoded.columns, self._predicate.columns, header.shard, offsets, header.time_low)
+        table = decoded.columns
+        # One that names no column still has to know how many rows there are.
+        if self._predicate.columns:
+            table = self.view.assemble(table, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad:
@@ -300,6 +303,13 @@ class Selection:
             return frozenset(found - {"_shard", "_offset"})
         found = {name for name in names if name != "_shard"} | {"_timestamp", "_offset"}
         return frozenset(found | set(view.key) if "_key" in found else found)
+
+    def _stored_of_given(self) -> frozenset[str] | None:
+        """The same of the columns that are given, and of one that stands in where only metadata is."""
+        view = self.view
+        if view.columns is None:
+            return None
+        return self._stored((*view.columns, *(() if view.kept is None else view.kept.names)))
 
     # What is left of it.
 

@@ -1,6 +1,6 @@
 """Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -183,6 +183,10 @@ class LogReader:
     def generations(self, stream: int) -> Sequence[GenerationRow]:
         """The changes of its number of shards, the oldest first."""
         return self._ledger.load_generations(stream)
+
+    def versions(self, stream: int) -> Mapping[int, int]:
+        """The newest version that each schema of a stream is, by the schema's id."""
+        return {row.schema_id: row.version for row in self._ledger.load_versions(stream)}
 
     def require_stream(self, stream: int) -> StreamRow:
         row = self._ledger.load_stream(stream)

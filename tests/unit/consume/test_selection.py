@@ -19,7 +19,7 @@ from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, RecordTooLarge, SchemaMismatch
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX
-from mainstem.core.schema import Schema, described
+from mainstem.core.schema import METADATA_COLUMNS, Schema, described
 from mainstem.transport.port import Query
 from tests.unit.consume.rows import (
     SCHEMA,
@@ -79,8 +79,62 @@ def test_only_metadata_may_be_asked_for():
     ]
 
 
+@pytest.mark.parametrize(
+    "asked", [["_shard"], ["_offset"], ["_timestamp"], ["_key"], ["_headers"], [*METADATA_COLUMNS]]
+)
+@pytest.mark.parametrize(
+    "where", ["", "id >= 7", "amount >= 3.5", "_offset >= 7", "_key >= '7'", "name = 'n7' OR TRUE"]
+)
+def test_only_metadata_where_something_else_is_tested(where, asked):
+    schema = Schema(pa.schema([("new", pa.bool_()), *SCHEMA.arrow]))
+    schemas = {SCHEMA_ID: SCHEMA, 8: schema}
+    rows = [{"id": n, "name": f"n{n}", "amount": n / 2} for n in range(5, 9)]
+    beside: dict[str, Any] = {"headers": [None, {"h": b"x"}, None, None], "times": [None, NOW_US + 1, None, None]}
+    for batch in (
+        rows_of(rows, base=5),
+        rows_of(rows, base=5, **beside),
+        rows_of(rows, base=5, distances=[0, 1, 2, 3], span=6, **beside),
+        json_batch(*rows, base=5),
+    ):
+        for through in (
+            View(SCHEMA, SCHEMA_ID, columns=asked, key=["id"]),
+            View(schema, 8, columns=asked, key=["id"], schema_of=schemas.__getitem__),
+        ):
+            found = select(batch, where, through)
+            offsets = [5, 6, 7, 8] if not where or "TRUE" in where else [7, 8]
+            assert [offset for offset, _ in found] == offsets
+            for offset, value in found:
+                assert list(value) == asked
+                assert value.get("_offset", offset) == offset
+                assert value.get("_key", b"%d" % offset) == b"%d" % offset
+
+
 def test_a_predicate_may_use_columns_that_are_not_given():
     assert select(numbered(10), "id = 4", view(["name"])) == [(4, {"name": "n4"})]
+
+
+@pytest.mark.parametrize(
+    ("where", "matches"),
+    [
+        ("TRUE", True),
+        ("1 = 1", True),
+        ("NOT FALSE", True),
+        ("now() > TIMESTAMP '2020-01-01'", True),
+        ("CASE WHEN TRUE THEN TRUE END", True),
+        ("FALSE", False),
+        ("1 = 2", False),
+        ("NULL = 1", False),
+    ],
+)
+def test_a_predicate_without_columns_is_true_of_all_or_none(where, matches):
+    for batch, through in (
+        (numbered(3, base=5), view()),
+        (numbered(3, base=5), view(["name"])),
+        (numbered(3, base=5), view(["_offset"])),
+        (json_batch({"id": 1}, None, {"id": 3}, base=5), view()),
+        (records_of([b"a", b"b", b"c"], base=5), View(None)),
+    ):
+        assert [offset for offset, _ in select(batch, where, through)] == ([5, 6, 7] if matches else [])
 
 
 def watch_columns(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
