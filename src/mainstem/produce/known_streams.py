@@ -1,8 +1,7 @@
 """What a producer knows of the streams it writes to: looked up once, and corrected by what the log answers."""
 
-from typing import Any
-
 import msgspec
+import pyarrow as pa
 
 from mainstem.core.callbacks import check_may_wait, is_calling
 from mainstem.core.clock import Clock
@@ -69,12 +68,12 @@ class KnownStreams:
             self._known[name], self._looked_up[name] = info, self._clock.monotonic()
         return info
 
-    def infer(self, stream: str, data: Any) -> StreamInfo:
+    def infer(self, stream: str, table: pa.Table) -> StreamInfo:
         """A stream that got the schema of a table, if it had none."""
         info = self.look_up(stream)
         if not info.schema:
             check_may_wait(f"giving {stream!r} a schema")
-            schema = Schema(rows_schema(data))
+            schema = Schema(rows_schema(table))
             self._port.call(SetSchemaCall(stream, schema.serialized), self._options.delivery_timeout)
             info = self.look_up(stream)
         return info

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -51,7 +52,7 @@ from mainstem.produce.admission import (
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
 from mainstem.produce.known_streams import KnownStreams
 from mainstem.produce.options import ProducerOptions
-from mainstem.produce.row_batches import as_row_batches, keys_of
+from mainstem.produce.row_batches import as_row_batches, goes_as_it_is, keys_of
 from mainstem.produce.shipping import Shipping
 from mainstem.registry.rows import RowConverter, converter_of
 from mainstem.transport.port import Port, StreamInfo
@@ -377,15 +378,19 @@ class Producer:
         one batch or belong to several shards.
         """
         info = self._streams.get(stream)
+        headers = "_headers" if info.schema or infer else "headers"
+        # A server looks at every value, too.
+        is_checked_later = partial(goes_as_it_is, info) if self._port.checks_values else lambda _: False
+        table = tables.from_user(data, headers, is_checked_later)
         if infer and not info.schema:
-            info = self._streams.infer(stream, data)
+            info = self._streams.infer(stream, table)
         if shard is not None:
             info, shard = self._with_shard(info, shard)
         if not info.schema:
-            return self._send_batches(info, tables.as_batches(data), None, shard, atomic=atomic)
+            return self._send_batches(info, tables.as_batches(table), None, shard, atomic=atomic)
         rows = converter_of(Schema.parse(info.schema))
         try:
-            batches = as_row_batches(info, rows, data)
+            batches = as_row_batches(info, rows, table)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {stream!r}: {error}", path=error.path) from None
         return self._send_batches(info, batches, rows, shard, atomic=atomic)
