@@ -238,12 +238,18 @@ class Producer:
                 f"stream {info.name!r}: the key of a row is made of {', '.join(info.key)}; leave key= out"
             )
         key, headers, time_us = check_envelope(info.name, key, headers, timestamp)
-        rows = converter_of(Schema.parse(info.schema))
         try:
-            is_json = isinstance(value, bytes | bytearray | memoryview | str)
-            taken, size = rows.convert_json(value) if is_json else rows.convert(value)
+            rows, taken, size = _row_of(info, value)
         except SchemaMismatch as error:
-            return self._on_mismatch(info, value, (key, headers, time_us), error)
+            newer = self._streams.newer(info)
+            try:
+                if newer is None:
+                    raise
+                rows, taken, size = _row_of(newer, value)
+            except SchemaMismatch:
+                return self._on_mismatch(info, value, (key, headers, time_us), error)
+            self._streams.adopt(newer)
+            info = newer
         own = key
         if info.key and (size > KEY_BYTES_MAX // 2 or "compact" in info.cleanup):
             own = key_of(dict(zip(rows.arrow.names, taken, strict=True)), info.key)
@@ -351,6 +357,12 @@ class Producer:
             keys = [None if key is None else _key_of_columns(info, key) for key in keys]
         rows = converter_of(Schema.parse(info.schema))
         runs, bad = many_rows.as_runs(rows, values, keys)
+        if bad and (newer := self._streams.newer(info)) is not None:
+            newer_rows = converter_of(Schema.parse(newer.schema))
+            newer_runs, newer_bad = many_rows.as_runs(newer_rows, values, keys)
+            if len(newer_bad) < len(bad):
+                self._streams.adopt(newer)
+                info, rows, runs, bad = newer, newer_rows, newer_runs, newer_bad
         if bad and self._options.on_bad == "raise":
             first = bad[0]
             raise SchemaMismatch(f"stream {info.name!r}: row {first.index}: {first}", path=first.path)
@@ -388,12 +400,26 @@ class Producer:
             info, shard = self._with_shard(info, shard)
         if not info.schema:
             return self._send_batches(info, tables.as_batches(table), None, shard, atomic=atomic)
-        rows = converter_of(Schema.parse(info.schema))
         try:
-            batches = as_row_batches(info, rows, table)
+            info, batches = self._row_batches(info, table)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {stream!r}: {error}", path=error.path) from None
-        return self._send_batches(info, batches, rows, shard, atomic=atomic)
+        return self._send_batches(info, batches, converter_of(Schema.parse(info.schema)), shard, atomic=atomic)
+
+    def _row_batches(self, info: StreamInfo, table: Any) -> tuple[StreamInfo, list[Any]]:
+        """A table as batches of rows, and the stream with the schema that they have."""
+        try:
+            return info, as_row_batches(info, converter_of(Schema.parse(info.schema)), table)
+        except SchemaMismatch as error:
+            newer = self._streams.newer(info)
+            if newer is None:
+                raise
+            try:
+                batches = as_row_batches(newer, converter_of(Schema.parse(newer.schema)), table)
+            except SchemaMismatch:
+                raise error from None
+        self._streams.adopt(newer)
+        return newer, batches
 
     def _send_batches(
         self, info: StreamInfo, batches: Sequence[Any], rows: RowConverter | None, shard: int | None, *, atomic: bool
@@ -540,8 +566,8 @@ class Producer:
     def prepare(self, *streams: str) -> None:
         """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks.
 
-        A producer goes on with the schema it knows of a stream, as every version is taken; this is how it gets to know
-        a newer one.
+        A producer goes on with the schema it knows of a stream, as every version is taken. It gets to know a newer one
+        by this, or when a row does not fit the one it knows: then it looks, at most once a second.
         """
         for name in streams:
             self._streams.look_up(name)
@@ -551,6 +577,14 @@ class Producer:
         # Made anew, not released: a thread of the parent may have had it without having marked it as locked.
         self._shipping.lock = threading.Lock()
         self._chunks.clear()
+
+
+def _row_of(info: StreamInfo, value: Any) -> tuple[RowConverter, Any, int]:
+    """A row as it is put into a chunk, with the converter of its schema and its size; or SchemaMismatch."""
+    rows = converter_of(Schema.parse(info.schema))
+    is_json = isinstance(value, bytes | bytearray | memoryview | str)
+    taken, size = rows.convert_json(value) if is_json else rows.convert(value)
+    return rows, taken, size
 
 
 def _key_of_columns(info: StreamInfo, key: Any) -> Any:
