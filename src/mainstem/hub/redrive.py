@@ -24,7 +24,7 @@ from mainstem.consume.record import Record
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidRequest, SchemaMismatch, UnknownStream
 from mainstem.core.schema import Schema
-from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, dead_stream_of
+from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, UNREADABLE, dead_stream_of
 from mainstem.registry.rows import RowConverter, converter_of
 
 if TYPE_CHECKING:
@@ -94,6 +94,9 @@ class Redrive:
         page: list[tuple[Record, Any]] = []
         for letter in self._letters():
             if letter.offset in done:
+                continue
+            if UNREADABLE in (letter.headers or {}) and letter.offset not in self._corrections:
+                report.failing[f"it was kept as it looks, not as JSON: {_header(letter, UNREADABLE)}"] += 1
                 continue
             row = self._corrections.pop(letter.offset, letter.value)
             reason = self._reason(row)

@@ -263,8 +263,8 @@ class Producer:
         if self._options.on_bad == "raise":
             raise told from None
         key, headers, time_us = envelope
-        letter = dead_letters.letter_value(value)
-        said = [*(headers or []), *dead_letters.letter_headers(info, error, self._clock.now_us())]
+        letter, notes = dead_letters.letter_of(value)
+        said = [*(headers or []), *dead_letters.letter_headers(info, error, self._clock.now_us()), *notes]
         try:
             if len(said) > HEADERS_PER_RECORD_MAX or headers_size(said) > HEADER_BYTES_MAX:
                 raise RecordTooLarge("its headers are too large")

@@ -365,7 +365,7 @@ def test_rows_that_do_not_fit_are_kept_with_the_reason(hub, orders):
         assert [ack.result() for ack in many.dead] == [(0, 2)]
     assert rows(hub, orders) == [row(1), row(2), row(3)]
     first, second, third = read_all(hub, "orders.dead")
-    assert json.loads(first.value) == {"id": "x", "when": "2026-01-01 00:00:00+00:00"}
+    assert json.loads(first.value) == {"id": "x", "when": "2026-01-01T00:00:00Z"}
     assert first.key == b"k"
     said = {name: text.decode() for name, text in (first.headers or {}).items()}
     assert said.pop("dead.time").startswith("20")
@@ -489,3 +489,32 @@ def test_rows_without_acknowledgements(hub, orders):
 def wait_for(hub: Hub, stream: str, count: int) -> list[Any]:
     with hub.consumer(stream, start="earliest") as consumer:
         return [record.value for _, record in zip(range(count), consumer, strict=False)]
+
+
+def test_bytes_in_a_dead_letter_come_back_as_they_were(hub):
+    hub.streams.create("raw", schema={"id": "int", "b": "bytes"})
+    with hub.producer(on_bad="dead_letter") as producer:
+        producer.send("raw", {"id": 1, "b": b"\xff\x00", "later": 0.5}).result()
+    hub.streams.set_schema("raw", {"id": "int", "b": "bytes", "later": "float"})
+    assert hub.redrive("raw", dry_run=False).redriven == 1
+    assert rows(hub, "raw") == [{"id": 1, "b": b"\xff\x00", "later": 0.5}]
+
+
+def test_a_letter_that_only_shows_its_row_is_not_put_back_but_by_a_correction(hub, orders):
+    class Number:
+        def __repr__(self) -> str:
+            return "7"
+
+    with hub.producer(on_bad="dead_letter") as producer:
+        # Its repr is JSON, and would fit.
+        producer.send(orders, {"it's": Number()}).result()
+    hub.streams.set_schema(orders, SCHEMA.append(pa.field("it's", pa.int64())).remove(0))
+    (letter,) = read_all(hub, "orders.dead")
+    assert letter.value == b'{"it\'s": 7}'
+    assert (letter.headers or {})["dead.unreadable"] == b"there is no JSON for Number"
+    report = hub.redrive(orders, dry_run=False)
+    assert (report.redriven, sum(report.failing.values())) == (0, 1)
+    assert hub.redrive(orders, dry_run=False, corrections={0: {"it's": 8}}).redriven == 1
+    (put_back,) = read_all(hub, orders)
+    assert put_back.value == {"customer": None, "amount": None, "it's": 8}
+    assert "dead.unreadable" not in (put_back.headers or {})
