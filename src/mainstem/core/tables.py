@@ -1,5 +1,6 @@
 """Tables of users (Arrow, pandas, polars) as batches of records."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -51,6 +52,17 @@ def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         return [batch]
     half = batch.num_rows // 2
     return _halves(batch.slice(0, half)) + _halves(batch.slice(half))
+
+
+def from_user(data: Any, headers: str, is_checked_later: Callable[[pa.Table], bool]) -> pa.Table:
+    """A table as a user hands it over. Every value is looked at, unless somebody does that later, before any is read:
+    only what Arrow calls valid can be read without harm."""
+    try:
+        table = as_table(data, headers)
+        table.validate(full=not is_checked_later(table))
+    except ARROW_ERRORS as error:
+        refuse(error)
+    return table
 
 
 def as_table(data: Any, headers: str = "headers") -> pa.Table:

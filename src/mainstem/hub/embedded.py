@@ -74,6 +74,7 @@ class LogPort:
     """
 
     record_bytes_max = RECORD_BYTES_MAX
+    checks_values = False
 
     def __init__(
         self,
@@ -386,6 +387,7 @@ class FolderPort:
     """A log that another process writes, read from its folder. Any thread. Writes are refused."""
 
     record_bytes_max = RECORD_BYTES_MAX
+    checks_values = False
 
     def __init__(self, path: Path) -> None:
         folder = Folder(path, LocalDisk())

@@ -28,7 +28,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidCursor, InvalidRequest, UnknownStream
 from mainstem.core.schema import Schema
 from mainstem.produce.admission import check_envelope, check_row, check_size
-from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, dead_stream_of
+from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, UNREADABLE, dead_stream_of
 from mainstem.registry.rows import RowConverter, converter_of
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ class Redrive:
         page: list[tuple[Record, Any]] = []
         for letter in self._letters():
             if letter.offset in done:
+                continue
+            if UNREADABLE in (letter.headers or {}) and letter.offset not in self._corrections:
+                report.failing[f"it was kept as it looks, not as JSON: {_header(letter, UNREADABLE)}"] += 1
                 continue
             row = self._corrections.pop(letter.offset, letter.value)
             reason = self._reason(letter, row)

@@ -103,6 +103,7 @@ class RemotePort:
         self._clock = clock
         # What the server said when it was greeted last.
         self.record_bytes_max = RECORD_BYTES_MAX
+        self.checks_values = True
         self._host, self._port = _address(url)
         self._where = f"{self._host}:{self._port}"
         self._liveness = Liveness("hub", self._forget_thread)

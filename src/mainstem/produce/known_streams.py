@@ -1,12 +1,14 @@
 """What a producer knows of the streams it writes to: looked up once, and corrected by what the log answers."""
 
-from typing import Any
+import math
+from contextlib import suppress
 
 import msgspec
+import pyarrow as pa
 
 from mainstem.core.callbacks import check_may_wait, is_calling
 from mainstem.core.clock import Clock
-from mainstem.core.errors import InvalidRecord, StreamDeleted, UnknownStream
+from mainstem.core.errors import InvalidRecord, MainstemError, StreamDeleted, UnknownStream
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.schema import Schema
 from mainstem.produce import dead_letters
@@ -18,6 +20,9 @@ from mainstem.transport.port import CreateStreamCall, GetStreamCall, Port, SetSc
 
 # How often streams are looked up again where no answer would tell that they were deleted.
 _LOOKUP_SECONDS = 5.0
+# How often a stream is looked up because a row does not fit the schema that is known of it, and how long that may take.
+_NEWER_SECONDS = 1.0
+_NEWER_TIMEOUT = 2.0
 
 
 class KnownStreams:
@@ -29,6 +34,8 @@ class KnownStreams:
         self._clock = clock
         self._known: dict[str, StreamInfo] = {}
         self._looked_up: dict[str, float] = {}
+        # What was found when a row did not fit, and when that was.
+        self._newest: dict[str, tuple[StreamInfo, float]] = {}
 
     def get(self, name: str) -> StreamInfo:
         """A stream by its name; asked for if it is not known."""
@@ -48,6 +55,23 @@ class KnownStreams:
         self._known[name] = info
         self._looked_up[name] = self._clock.monotonic()
         return info
+
+    def newer(self, info: StreamInfo) -> StreamInfo | None:
+        """The stream with a newer schema than this one, if it has one. It is not what is known until `adopt`: rows that
+        fit the older schema may not fit this one."""
+        found, at = self._newest.get(info.name, (info, -math.inf))
+        if self._clock.monotonic() - at >= _NEWER_SECONDS and not is_calling():
+            self._port.check_usable()
+            with suppress(MainstemError):
+                call = GetStreamCall(info.name)
+                found = self._port.call(call, min(self._options.delivery_timeout, _NEWER_TIMEOUT)).streams[0]
+            self._newest[info.name] = (found, self._clock.monotonic())
+        is_newer = (found.id, found.schema_version) > (info.id, info.schema_version)
+        return self.present(found) if found.schema and is_newer else None
+
+    def adopt(self, info: StreamInfo) -> None:
+        """What `newer` found is what is known from now on."""
+        self._known[info.name] = info
 
     def _is_stale(self, name: str) -> bool:
         """Whether a stream should be looked up again: nobody tells an acks="none" producer that it was deleted."""
@@ -69,12 +93,12 @@ class KnownStreams:
             self._known[name], self._looked_up[name] = info, self._clock.monotonic()
         return info
 
-    def infer(self, stream: str, data: Any) -> StreamInfo:
+    def infer(self, stream: str, table: pa.Table) -> StreamInfo:
         """A stream that got the schema of a table, if it had none."""
         info = self.look_up(stream)
         if not info.schema:
             check_may_wait(f"giving {stream!r} a schema")
-            schema = Schema(rows_schema(data))
+            schema = Schema(rows_schema(table))
             self._port.call(SetSchemaCall(stream, schema.serialized), self._options.delivery_timeout)
             info = self.look_up(stream)
         return info

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -52,7 +53,7 @@ from mainstem.produce.admission import (
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
 from mainstem.produce.known_streams import KnownStreams
 from mainstem.produce.options import ProducerOptions
-from mainstem.produce.row_batches import as_row_batches, keys_of
+from mainstem.produce.row_batches import as_row_batches, goes_as_it_is, keys_of
 from mainstem.produce.shipping import Shipping
 from mainstem.registry.rows import RowConverter, converter_of
 from mainstem.transport.port import Port, StreamInfo
@@ -238,12 +239,18 @@ class Producer:
                 f"stream {info.name!r}: the key of a row is made of {', '.join(info.key)}; leave key= out"
             )
         key, headers, time_us = check_envelope(info.name, key, headers, timestamp)
-        rows = converter_of(Schema.parse(info.schema))
         try:
-            is_json = isinstance(value, bytes | bytearray | memoryview | str)
-            taken, size = rows.convert_json(value) if is_json else rows.convert(value)
+            rows, taken, size = _row_of(info, value)
         except SchemaMismatch as error:
-            return self._on_mismatch(info, value, (key, headers, time_us), error)
+            newer = self._streams.newer(info)
+            try:
+                if newer is None:
+                    raise
+                rows, taken, size = _row_of(newer, value)
+            except SchemaMismatch:
+                return self._on_mismatch(info, value, (key, headers, time_us), error)
+            self._streams.adopt(newer)
+            info = newer
         check_row(info, rows, taken, size, key)
         return self._put(info, rows, taken, key, headers, time_us, size, shard)
 
@@ -253,8 +260,8 @@ class Producer:
         if self._options.on_bad == "raise":
             raise told from None
         key, headers, time_us = envelope
-        letter = dead_letters.letter_value(value)
-        said = dead_letters.letter_headers(headers or [], info, error, self._clock.now_us())
+        letter, notes = dead_letters.letter_of(value)
+        said = [*dead_letters.letter_headers(headers or [], info, error, self._clock.now_us()), *notes]
         try:
             if len(said) > HEADERS_PER_RECORD_MAX or headers_size(said) > HEADER_BYTES_MAX:
                 raise RecordTooLarge("its headers are too large")
@@ -343,6 +350,12 @@ class Producer:
             keys = [None if key is None else _key_of_columns(info, key) for key in keys]
         rows = converter_of(Schema.parse(info.schema))
         runs, bad = many_rows.as_runs(rows, values, keys)
+        if bad and (newer := self._streams.newer(info)) is not None:
+            newer_rows = converter_of(Schema.parse(newer.schema))
+            newer_runs, newer_bad = many_rows.as_runs(newer_rows, values, keys)
+            if len(newer_bad) < len(bad):
+                self._streams.adopt(newer)
+                info, rows, runs, bad = newer, newer_rows, newer_runs, newer_bad
         if bad and self._options.on_bad == "raise":
             first = bad[0]
             raise SchemaMismatch(f"stream {info.name!r}: row {first.index}: {first}", path=first.path)
@@ -370,18 +383,36 @@ class Producer:
         one batch or belong to several shards.
         """
         info = self._streams.get(stream)
+        headers = "_headers" if info.schema or infer else "headers"
+        # A server looks at every value, too.
+        is_checked_later = partial(goes_as_it_is, info) if self._port.checks_values else lambda _: False
+        table = tables.from_user(data, headers, is_checked_later)
         if infer and not info.schema:
-            info = self._streams.infer(stream, data)
+            info = self._streams.infer(stream, table)
         if shard is not None:
             info, shard = self._with_shard(info, shard)
         if not info.schema:
-            return self._send_batches(info, tables.as_batches(data), None, shard, atomic=atomic)
-        rows = converter_of(Schema.parse(info.schema))
+            return self._send_batches(info, tables.as_batches(table), None, shard, atomic=atomic)
         try:
-            batches = as_row_batches(info, rows, data)
+            info, batches = self._row_batches(info, table)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {stream!r}: {error}", path=error.path) from None
-        return self._send_batches(info, batches, rows, shard, atomic=atomic)
+        return self._send_batches(info, batches, converter_of(Schema.parse(info.schema)), shard, atomic=atomic)
+
+    def _row_batches(self, info: StreamInfo, table: Any) -> tuple[StreamInfo, list[Any]]:
+        """A table as batches of rows, and the stream with the schema that they have."""
+        try:
+            return info, as_row_batches(info, converter_of(Schema.parse(info.schema)), table)
+        except SchemaMismatch as error:
+            newer = self._streams.newer(info)
+            if newer is None:
+                raise
+            try:
+                batches = as_row_batches(newer, converter_of(Schema.parse(newer.schema)), table)
+            except SchemaMismatch:
+                raise error from None
+        self._streams.adopt(newer)
+        return newer, batches
 
     def _send_batches(
         self, info: StreamInfo, batches: Sequence[Any], rows: RowConverter | None, shard: int | None, *, atomic: bool
@@ -528,8 +559,8 @@ class Producer:
     def prepare(self, *streams: str) -> None:
         """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks.
 
-        A producer goes on with the schema it knows of a stream, as every version is taken; this is how it gets to know
-        a newer one.
+        A producer goes on with the schema it knows of a stream, as every version is taken. It gets to know a newer one
+        by this, or when a row does not fit the one it knows: then it looks, at most once a second.
         """
         for name in streams:
             self._streams.look_up(name)
@@ -539,6 +570,14 @@ class Producer:
         # Made anew, not released: a thread of the parent may have had it without having marked it as locked.
         self._shipping.lock = threading.Lock()
         self._chunks.clear()
+
+
+def _row_of(info: StreamInfo, value: Any) -> tuple[RowConverter, Any, int]:
+    """A row as it is put into a chunk, with the converter of its schema and its size; or SchemaMismatch."""
+    rows = converter_of(Schema.parse(info.schema))
+    is_json = isinstance(value, bytes | bytearray | memoryview | str)
+    taken, size = rows.convert_json(value) if is_json else rows.convert(value)
+    return rows, taken, size
 
 
 def _key_of_columns(info: StreamInfo, key: Any) -> Any:

@@ -15,8 +15,9 @@ from mainstem.core.layouts import (
     ROW_TIMESTAMP,
     TIMESTAMP_TYPE,
     binary_array,
+    refuse,
 )
-from mainstem.core.schema import METADATA_COLUMNS
+from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.rows import RowConverter
 from mainstem.transport.port import StreamInfo
 
@@ -52,22 +53,32 @@ def keys_of(stream: StreamInfo, batch: pa.RecordBatch, *, is_rows: bool) -> pa.B
     return batch.column(name) if name in batch.schema.names else None
 
 
-def as_row_batches(stream: StreamInfo, rows: RowConverter, data: Any) -> list[pa.RecordBatch]:
+def as_row_batches(stream: StreamInfo, rows: RowConverter, table: pa.Table) -> list[pa.RecordBatch]:
     """A user's table as batches of rows, each small enough to be one payload; SchemaMismatch with the path of what does
     not fit. Columns `_key`, `_headers` and `_timestamp` are those of the records."""
-    table = tables.as_table(data, headers="_headers")
     names = table.schema.names
     envelope = {name: tables.cast_envelope(name, table.column(name)) for name in _ENVELOPE if name in names}
-    cast = rows.cast(table.drop_columns([name for name in METADATA_COLUMNS if name in names]))
+    try:
+        cast = rows.cast(table.drop_columns([name for name in METADATA_COLUMNS if name in names]))
+    except pa.ArrowException as error:
+        refuse(error)
     for name, column in envelope.items():
         cast = cast.append_column(name, column)
     pieces = [_narrow(piece) for piece in tables.as_pieces(cast)]
     return [_without_own_key(stream, piece) for piece in pieces] if stream.key else pieces
 
 
-def rows_schema(data: Any) -> pa.Schema:
+def goes_as_it_is(stream: StreamInfo, table: pa.Table) -> bool:
+    """Whether a user's table is sent without reading what its offsets point to: no cast, no keys, nothing nested."""
+    if not stream.schema or stream.key:
+        return False
+    schema = Schema.parse(stream.schema).arrow
+    is_same = table.schema.names == schema.names and table.schema.types == schema.types
+    return is_same and not any(map(pa.types.is_nested, schema.types))
+
+
+def rows_schema(table: pa.Table) -> pa.Schema:
     """The columns of a user's table that are those of its rows."""
-    table = tables.as_table(data, headers="_headers")
     return pa.schema([field for field in table.schema if field.name not in METADATA_COLUMNS])
 
 

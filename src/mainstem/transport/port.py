@@ -379,6 +379,8 @@ class Port(Protocol):
     """A log, near or far. Any thread. Records over `record_bytes_max` are refused before they are handed over."""
 
     record_bytes_max: int
+    # Whether the values in every batch are looked at by the other side before it takes them.
+    checks_values: bool
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""

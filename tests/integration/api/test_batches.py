@@ -460,3 +460,41 @@ def test_every_compression_gives_the_same_records(hub, orders, compression, size
     with hub.producer(compression=compression) as producer:
         producer.send_many("orders", sent)
     assert values(hub, "orders") == sent
+
+
+# Tables whose buffers are not what Arrow says they are.
+
+FAR_OFFSET = pa.py_buffer(b"\0\0\0\0\xff\xff\xff\x7f\x05\0\0\0")
+NO_UNICODE = pa.py_buffer(b"\0\0\0\0\x02\0\0\0\x05\0\0\0")
+UNSOUND = {
+    "an offset far behind the end": pa.StringArray.from_buffers(2, FAR_OFFSET, pa.py_buffer(b"abcde")),
+    "text that is not Unicode": pa.StringArray.from_buffers(2, NO_UNICODE, pa.py_buffer(b"\xff\xffabc")),
+    "an index behind the dictionary": pa.DictionaryArray.from_arrays(pa.array([0, 9]), ["a"], safe=False),
+}
+
+
+@pytest.mark.parametrize("key", [None, "c", ("c", "id")], ids=str)
+@pytest.mark.parametrize("column", UNSOUND.values(), ids=UNSOUND)
+def test_a_table_that_is_not_sound_is_refused_and_never_stored(hub, column, key):
+    hub.streams.create("u", schema={"id": "int", "c": "text"}, key=key, shards=2)
+    with hub.producer() as producer:
+        with pytest.raises(mainstem.InvalidPayload):
+            producer.send_batch("u", pa.table({"id": [7, 8], "c": column})).result(10)
+        producer.send_batch("u", pa.table({"id": [9], "c": ["fine"]})).result(10)
+    assert [record.value for record in read_all(hub, "u")] == [{"id": 9, "c": "fine"}]
+
+
+def test_records_that_are_not_sound_are_refused(hub, orders):
+    column = pa.BinaryArray.from_buffers(pa.binary(), 2, [None, FAR_OFFSET, pa.py_buffer(b"abcde")])
+    with hub.producer() as producer, pytest.raises(mainstem.InvalidPayload):
+        producer.send_batch("orders", pa.table({"value": column})).result(10)
+    assert values(hub, "orders") == []
+
+
+def test_a_decimal_with_more_digits_than_its_type_is_refused(hub):
+    hub.streams.create("u", schema={"d": "decimal(5, 2)"})
+    number = pa.py_buffer((10**28).to_bytes(16, "little"))
+    column = pa.Array.from_buffers(pa.decimal128(5, 2), 1, [None, number])
+    with hub.producer() as producer, pytest.raises(mainstem.InvalidPayload):
+        producer.send_batch("u", pa.table({"d": column})).result(10)
+    assert values(hub, "u") == []

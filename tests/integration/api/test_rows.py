@@ -14,6 +14,9 @@ from mainstem.core.placement import shards_for
 from mainstem.core.schema import described
 from mainstem.hub.hub import Hub
 from mainstem.hub.redrive import Redrive
+from mainstem.produce.options import ProducerOptions
+from mainstem.produce.producer import Producer
+from mainstem.testing.clock import SimulatedClock
 from tests.integration.api.conftest import read_all
 
 SCHEMA = pa.schema(
@@ -252,12 +255,83 @@ def test_a_producer_goes_on_with_the_schema_it_knows(hub, orders):
         producer.send(orders, row(1)).result()
         hub.streams.set_schema(orders, newer)
         producer.send(orders, row(2)).result()
-        with pytest.raises(SchemaMismatch):
-            producer.send(orders, {**row(3), "country": "FR"})
         producer.prepare(orders)
         producer.send(orders, {**row(3), "country": "FR"}).result()
         producer.send(orders, row(4)).result()
     assert [value["country"] for value in rows(hub, orders)] == ["DE", "DE", "FR", "DE"]
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "dead_letter"])
+@pytest.mark.parametrize("way", ["send", "send_json", "send_many", "send_batch"])
+def test_a_row_that_fits_a_newer_schema_is_taken_by_a_producer_that_knows_an_older_one(hub, orders, way, on_bad):
+    new = {**row(2), "country": "FR"}
+    with hub.producer(on_bad=on_bad) as producer:
+        producer.send(orders, row(1)).result()
+        hub.streams.set_schema(orders, SCHEMA.append(pa.field("country", pa.string())))
+        if way == "send":
+            producer.send(orders, new).result()
+        elif way == "send_json":
+            producer.send(orders, json.dumps(new)).result()
+        elif way == "send_many":
+            producer.send_many(orders, [new]).result()
+        else:
+            producer.send_batch(orders, pa.Table.from_pylist([new])).result()
+        producer.send(orders, {**row(3), "country": "IT"}).result()
+    assert [value["country"] for value in rows(hub, orders)] == [None, "FR", "IT"]
+    assert [stream.name for stream in hub.streams.list()] == [orders]
+
+
+def test_a_row_that_fits_no_schema_leaves_a_producer_with_the_one_it_knows(hub):
+    hub.streams.create("orders", schema={"id": "int", "old": "text"})
+    with hub.producer() as producer:
+        producer.send("orders", {"id": 1, "old": "a"}).result()
+        hub.streams.set_schema("orders", {"id": "int"})
+        for send in (producer.send, lambda name, value: producer.send_many(name, [value])):
+            with pytest.raises(SchemaMismatch, match="id must be int64"):
+                send("orders", {"id": "x", "old": "a"})
+        with pytest.raises(SchemaMismatch, match="other is not a field"):
+            producer.send_batch("orders", pa.table({"id": [1], "other": [1]}))
+        producer.send("orders", {"id": 2, "old": "b"}).result()
+    assert rows(hub, "orders") == [{"id": 1}, {"id": 2}]
+
+
+def test_a_flood_of_rows_that_do_not_fit_looks_for_a_newer_schema_once_a_second(tmp_path, monkeypatch):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("orders", schema=SCHEMA)
+        clock = SimulatedClock()
+        producer = Producer(hub._port, ProducerOptions(), clock)
+        producer.send("orders", row(1))
+        calls: list[Any] = []
+        call = hub._port.call
+
+        def counted(what: Any, timeout: float | None = None) -> Any:
+            calls.append(what)
+            return call(what, timeout)
+
+        monkeypatch.setattr(hub._port, "call", counted)
+        for count in (1, 2):
+            for _ in range(50):
+                with pytest.raises(SchemaMismatch):
+                    producer.send("orders", {"id": "x"})
+            assert len(calls) == count
+            clock.advance(1.1)
+
+
+def test_a_callback_does_not_look_for_a_newer_schema(hub, orders):
+    seen: list[Exception] = []
+    with hub.producer() as producer:
+        producer.send(orders, row(1)).result()
+        hub.streams.set_schema(orders, SCHEMA.append(pa.field("country", pa.string())))
+
+        def send_again(ack: Any) -> None:
+            try:
+                producer.send(orders, {**row(2), "country": "FR"})
+            except Exception as error:
+                seen.append(error)
+
+        producer.send(orders, row(1)).add_done_callback(send_again)
+        producer.flush()
+    assert [type(error) for error in seen] == [SchemaMismatch]
 
 
 def test_records_from_before_the_schema_are_rows_if_they_are_json(hub):
@@ -291,7 +365,7 @@ def test_rows_that_do_not_fit_are_kept_with_the_reason(hub, orders):
         assert [ack.result() for ack in many.dead] == [(0, 2)]
     assert rows(hub, orders) == [row(1), row(2), row(3)]
     first, second, third = read_all(hub, "orders.dead")
-    assert json.loads(first.value) == {"id": "x", "when": "2026-01-01 00:00:00+00:00"}
+    assert json.loads(first.value) == {"id": "x", "when": "2026-01-01T00:00:00Z"}
     assert first.key == b"k"
     said = {name: text.decode() for name, text in (first.headers or {}).items()}
     assert said.pop("dead.time").startswith("20")
@@ -474,3 +548,32 @@ def test_rows_without_acknowledgements(hub, orders):
 def wait_for(hub: Hub, stream: str, count: int) -> list[Any]:
     with hub.consumer(stream, start="earliest") as consumer:
         return [record.value for _, record in zip(range(count), consumer, strict=False)]
+
+
+def test_bytes_in_a_dead_letter_come_back_as_they_were(hub):
+    hub.streams.create("raw", schema={"id": "int", "b": "bytes"})
+    with hub.producer(on_bad="dead_letter") as producer:
+        producer.send("raw", {"id": 1, "b": b"\xff\x00", "later": 0.5}).result()
+    hub.streams.set_schema("raw", {"id": "int", "b": "bytes", "later": "float"})
+    assert hub.redrive("raw", dry_run=False).redriven == 1
+    assert rows(hub, "raw") == [{"id": 1, "b": b"\xff\x00", "later": 0.5}]
+
+
+def test_a_letter_that_only_shows_its_row_is_not_put_back_but_by_a_correction(hub, orders):
+    class Number:
+        def __repr__(self) -> str:
+            return "7"
+
+    with hub.producer(on_bad="dead_letter") as producer:
+        # Its repr is JSON, and would fit.
+        producer.send(orders, {"it's": Number()}).result()
+    hub.streams.set_schema(orders, SCHEMA.append(pa.field("it's", pa.int64())).remove(0))
+    (letter,) = read_all(hub, "orders.dead")
+    assert letter.value == b'{"it\'s": 7}'
+    assert (letter.headers or {})["dead.unreadable"] == b"there is no JSON for Number"
+    report = hub.redrive(orders, dry_run=False)
+    assert (report.redriven, sum(report.failing.values())) == (0, 1)
+    assert hub.redrive(orders, dry_run=False, corrections={0: {"it's": 8}}).redriven == 1
+    (put_back,) = read_all(hub, orders)
+    assert put_back.value == {"customer": None, "amount": None, "it's": 8}
+    assert "dead.unreadable" not in (put_back.headers or {})
