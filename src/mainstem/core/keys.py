@@ -7,6 +7,7 @@
 A row has no key if one of its key columns is null.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from mainstem.core.limits import KEY_FIELDS_MAX
 from mainstem.core.schema import Schema
 
 _LENGTH_BYTES: Final = 4
+_WHOLE_NUMBER: Final = re.compile(rb"0|-?[1-9][0-9]{0,19}")
 
 
 def check_key_fields(schema: Schema, fields: Sequence[str]) -> None:
@@ -73,6 +75,8 @@ def key_part(value: Any, name: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if int(value).bit_length() > 64:
+            raise SchemaMismatch(f"column {name!r} has no number of {int(value).bit_length()} bits", path=name)
         return b"%d" % value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -80,6 +84,48 @@ def key_part(value: Any, name: str) -> bytes | None:
         f"column {name!r} is part of the key, which is text, bytes or whole numbers, not {type(value).__name__}",
         path=name,
     )
+
+
+def check_key(key: bytes, schema: Schema, fields: Sequence[str]) -> None:
+    """Whether a row of this schema can have this key; SchemaMismatch names the column that cannot have its part."""
+    parts = [key] if len(fields) == 1 else _parts_of(key)
+    if len(parts) != len(fields):
+        raise SchemaMismatch(f"the key is made of {', '.join(fields)}: give their values as a tuple")
+    for part, name in zip(parts, fields, strict=True):
+        kind = schema.field(name).type
+        if not _can_have(kind, part):
+            shown = part[:40].decode(errors="backslashreplace")
+            raise SchemaMismatch(f"key column {name!r} is {kind} and cannot be {shown!r}", path=name)
+
+
+def _parts_of(key: bytes) -> list[bytes]:
+    """What several columns have added to a key; nothing if it was not made of several."""
+    parts: list[bytes] = []
+    at = 0
+    while at < len(key):
+        begin = at + _LENGTH_BYTES
+        at = begin + int.from_bytes(key[at:begin], "big")
+        parts.append(key[begin:at])
+    return parts if at == len(key) else []
+
+
+def _can_have(kind: pa.DataType, part: bytes) -> bool:
+    """Whether a column can have a value that is written as these bytes in a key."""
+    if pa.types.is_integer(kind):
+        is_signed = pa.types.is_signed_integer(kind)
+        end = 1 << (kind.bit_width - 1 if is_signed else kind.bit_width)
+        return _WHOLE_NUMBER.fullmatch(part) is not None and (-end if is_signed else 0) <= int(part) < end
+    if pa.types.is_fixed_size_binary(kind):
+        return len(part) == int(kind.byte_width)
+    return _is_text(part) if pa.types.is_string(kind) else True
+
+
+def _is_text(part: bytes) -> bool:
+    try:
+        part.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _bytes_of(column: pa.Array) -> pa.BinaryArray:

@@ -27,7 +27,7 @@ from mainstem.core.errors import (
     SchemaMismatch,
 )
 from mainstem.core.interrupts import DeferredInterrupt
-from mainstem.core.keys import key_of
+from mainstem.core.keys import check_key, key_of
 from mainstem.core.limits import (
     HEADER_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
@@ -213,13 +213,29 @@ class Producer:
         if info.schema and value is not None:
             return self._send_row(info, value, key, headers, timestamp, shard)
         if info.key and key is not None:
-            key = _key_of_columns(info, key)
+            key = self._key_of_columns(info, key)
         value = check_value(stream, value)
         key, headers, time_us = check_envelope(stream, key, headers, timestamp)
         if info.schema and key is None:
             raise InvalidRecord(f"stream {stream!r}: a tombstone says which row is gone: give its key")
         check_keyed(stream, info.cleanup, key is not None)
         return self._put(info, None, value, key, headers, time_us, len(value or b""), shard)
+
+    def _key_of_columns(self, info: StreamInfo, key: Any) -> bytes | None:
+        """The key of a tombstone, which rows of the stream can have: any other would delete nothing."""
+        try:
+            found = _key_of(info, key)
+            if found is not None and info.schema:
+                try:
+                    check_key(found, Schema.parse(info.schema), info.key)
+                except SchemaMismatch:
+                    newer = self._streams.newer(info)
+                    if newer is None:
+                        raise
+                    check_key(found, Schema.parse(newer.schema), newer.key)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"stream {info.name!r}: {error}", path=error.path) from None
+        return found
 
     def _with_shard(self, info: StreamInfo, shard: Any) -> tuple[StreamInfo, int]:
         """The stream and the shard of it that was asked for."""
@@ -347,7 +363,7 @@ class Producer:
                 raise InvalidRecord(
                     f"stream {info.name!r}: the key of a row is made of {made_of}; give keys for tombstones only"
                 )
-            keys = [None if key is None else _key_of_columns(info, key) for key in keys]
+            keys = [None if key is None else self._key_of_columns(info, key) for key in keys]
         rows = converter_of(Schema.parse(info.schema))
         runs, bad = many_rows.as_runs(rows, values, keys)
         if bad and (newer := self._streams.newer(info)) is not None:
@@ -580,16 +596,15 @@ def _row_of(info: StreamInfo, value: Any) -> tuple[RowConverter, Any, int]:
     return rows, taken, size
 
 
-def _key_of_columns(info: StreamInfo, key: Any) -> Any:
+def _key_of(info: StreamInfo, key: Any) -> bytes | None:
     """The key of a row that is named by the values of its key columns; bytes are a key already."""
+    if len(info.key) > 1 and isinstance(key, bytes | bytearray | memoryview):
+        return bytes(key)
     parts = key if isinstance(key, tuple) else (key,)
-    if len(info.key) == 1 or isinstance(key, tuple):
-        if len(parts) != len(info.key):
-            raise InvalidRecord(
-                f"stream {info.name!r}: the key is made of {', '.join(info.key)}, not {len(parts)} values"
-            )
-        return key_of(dict(zip(info.key, parts, strict=True)), info.key)
-    return key
+    if len(parts) != len(info.key):
+        values = "1 value" if len(parts) == 1 else f"{len(parts)} values"
+        raise InvalidRecord(f"stream {info.name!r}: the key is made of {', '.join(info.key)}, not of {values}")
+    return key_of(dict(zip(info.key, parts, strict=True)), info.key)
 
 
 _producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()

@@ -577,3 +577,45 @@ def test_a_letter_that_only_shows_its_row_is_not_put_back_but_by_a_correction(hu
     (put_back,) = read_all(hub, orders)
     assert put_back.value == {"customer": None, "amount": None, "it's": 8}
     assert "dead.unreadable" not in (put_back.headers or {})
+
+
+@pytest.mark.parametrize(
+    ("columns", "key", "said"),
+    [
+        (("customer", "id"), "x", "made of customer, id, not of 1 value"),
+        (("customer", "id"), b"x", "made of customer, id"),
+        (("customer", "id"), ("a", "b"), "key column 'id' is int64 and cannot be 'b'"),
+        (("customer", "id"), b"\0\0\0\x01a\0\0\0\x01b", "key column 'id' is int64 and cannot be 'b'"),
+        ("id", "abc", "key column 'id' is int64 and cannot be 'abc'"),
+        ("id", b"007", "key column 'id' is int64 and cannot be '007'"),
+        ("id", 2**70, "column 'id' has no number of 71 bits"),
+        pytest.param("id", 10**5_000, "column 'id' has no number of", id="huge"),
+        ("id", 2**63, "key column 'id' is int64 and cannot be '9223372036854775808'"),
+        ("customer", b"\xff", "key column 'customer' is string and cannot be"),
+    ],
+)
+def test_a_tombstone_whose_key_no_row_can_have_is_refused(hub, columns, key, said):
+    hub.streams.create("keyed", schema=SCHEMA, key=columns)
+    with hub.producer() as producer:
+        for send in (producer.send, lambda name, value, key: producer.send_many(name, [value], [key])):
+            with pytest.raises((SchemaMismatch, InvalidRecord), match=said):
+                send("keyed", None, key=key)
+    assert read_all(hub, "keyed") == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys", "stored"),
+    [
+        ("id", [7, "7", b"7", (7,)], b"7"),
+        ("id", [-(2**63), str(-(2**63))], b"-9223372036854775808"),
+        ("customer", ["Zoë", "Zoë".encode()], "Zoë".encode()),
+        (("customer", "id"), [("a", 7), b"\0\0\0\x01a\0\0\0\x017"], b"\0\0\0\x01a\0\0\0\x017"),
+        (("customer", "id"), [("", 0)], b"\0\0\0\0\0\0\0\x010"),
+    ],
+)
+def test_a_tombstone_names_its_row_in_any_way_that_its_key_is_written(hub, columns, keys, stored):
+    hub.streams.create("keyed", schema=SCHEMA, key=columns)
+    with hub.producer() as producer:
+        for key in keys:
+            producer.send("keyed", None, key=key).result()
+    assert [record.key for record in read_all(hub, "keyed")] == [stored] * len(keys)
