@@ -89,6 +89,8 @@ class Consumer:
             raise InvalidSetting(f"on_bad must be 'raise', 'skip' or 'keep', not {on_bad!r}")
         if where is not None and not isinstance(where, str):
             raise InvalidPredicate(f"where must be text, not {where!r}")
+        if where is not None and not where.strip():
+            raise InvalidPredicate("where is empty; leave it out, or give None, to get every record")
         port.check_usable()
         self._port = port
         self._where = (where or "").strip()

@@ -125,6 +125,8 @@ def test_what_cannot_be_asked_is_refused_when_it_is_asked(hub):
         ({"where": "amount > 'x'"}, InvalidPredicate, "amount"),
         ({"where": "amount >"}, InvalidPredicate, "."),
         ({"where": 7}, InvalidPredicate, "must be text"),
+        ({"where": ""}, InvalidPredicate, "None, to get every record"),
+        ({"where": " \n"}, InvalidPredicate, "None, to get every record"),
         ({"columns": ["id", "totl"]}, InvalidSetting, "totl"),
         ({"columns": "id"}, InvalidSetting, "list of names"),
         ({"on_bad": "ignore"}, InvalidSetting, "on_bad"),

@@ -3,10 +3,14 @@
 import csv
 import io
 import json
+import threading
 
 import fastavro
 import pyarrow as pa
 import pytest
+
+import mainstem
+from mainstem.cli.tail import _pour_columns
 
 pytestmark = pytest.mark.slow("starts several processes, each of which loads pyarrow")
 
@@ -60,6 +64,29 @@ def test_where_columns_and_limit(typed, name):
     assert tail(typed, name, "--columns", "id", "--limit", "1", "--output", "table").decode().split() == ["id", "1"]
     piped = typed.shell(f"mainstem tail {name} --start earliest --output csv | head -2")
     assert piped == '"id","customer","amount"\n1,"ann",9.5\n'
+
+
+def test_an_empty_predicate_is_refused(typed, name):
+    for output in ("raw", "csv"):
+        said = typed.error("tail", name, *EARLIEST, "--where", "", "--output", output, code=2)
+        assert "where is empty; leave it out" in said
+
+
+def test_columns_that_become_others_end_the_output(tmp_path):
+    """What was begun with one type cannot go on with another."""
+    with mainstem.open(tmp_path / "data") as hub:
+        hub.streams.create("orders", schema={"n": "int32"})
+
+        def write_wider() -> None:
+            hub.streams.set_schema("orders", {"n": "int64"})
+            with hub.producer() as producer:
+                producer.send("orders", {"n": 1 << 40})
+
+        writer = threading.Timer(0.3, write_wider)
+        writer.start()
+        with pytest.raises(mainstem.IncompatibleSchema, match="'orders' has another schema now"):
+            _pour_columns(hub, "orders", "earliest", True, None, None, "arrow", 1)
+        writer.join()
 
 
 def test_a_cursor_file_goes_on_behind_what_did_not_match(typed, name):
