@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 # Options and settings that name an index, and addresses that look like one. Written so as not to match themselves.
 INDEX = re.compile(
     r"--(?:extra-)?index-url[ =]+\S"
-    r"|--(?:default-)?index[ =]+\S"
+    r"|--default-index[ =]+\S"
+    r"|--index[ =]+\S*:/"
     r"|--find-links[ =]+\S"
     r"|--trusted-host[ =]+\S"
     r"|^\s*(?:extra-)?index[-_]url\s*="

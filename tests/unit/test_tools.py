@@ -78,6 +78,8 @@ def test_licences_reads_expressions(monkeypatch, expression, allowed):
     [
         ("pip install --extra-" + "index-url somewhere x", 1),
         ("index-" + "url = somewhere", 1),
+        ("uv pip install --index https:" + "//somewhere x", 1),
+        ("mainstem stream create orders --index country", 0),
         ("--no-emit-index-url --generate-hashes", 0),
         ("see https://packages.example/" + "simple/numpy", 1),
         ("https://keepachangelog.com/en/1.1.0/", 0),
