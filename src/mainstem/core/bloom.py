@@ -7,7 +7,8 @@ Fewer than would be best for its size, because setting them is what takes time. 
     bits     for i = 0 to 3: bit 64 * i + (byte i of h & 63) of the block, byte 0 being the lowest
 
 Bit n of a block is bit n & 7 of its byte n >> 3. The hash of bytes goes through them in pairs of little-endian words of
-8, the last pair filled up with zeros:
+8 bytes. What does not fill the last word is read as the last 8 bytes, some of them again; fewer than 8 bytes are a word
+filled up with zeros, and to a word that is left alone belongs a zero:
 
     h = 0x243F6A8885A308D3 ^ length
     for each pair (a, b): h = (h ^ a) * 0xA0761D6478BD642F ^ b * 0xE7037ED1A0B428DB, then h ^= h >> 32
@@ -23,6 +24,7 @@ different, and halved as long as it stays mostly empty: nobody has to count how 
 
 import hashlib
 import struct
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +34,7 @@ import pyarrow as pa
 from mainstem.core.batch import Buffer
 
 U64 = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 BLOCK_BYTES: Final = 32
 _BLOCK_BITS: Final = 8 * BLOCK_BYTES
@@ -51,7 +54,7 @@ _SEED: Final = 0x243F6A8885A308D3
 _ONE: Final = 0xA0761D6478BD642F
 _OTHER: Final = 0xE7037ED1A0B428DB
 _LAST: Final = 0x9E3779B97F4A7C15
-_PAIR: Final = struct.Struct("<QQ")
+_PAIR_BYTES: Final = 16
 _DOUBLE: Final = struct.Struct("<d")
 _U32: Final = np.uint64(32)
 # What is kept of a word of which only so many bytes are the value's.
@@ -118,8 +121,12 @@ def may_contain(data: Buffer, at: int, length: int, value_hash: int) -> bool:
 def hash_bytes(value: bytes) -> int:
     if len(value) > _LENGTH_MAX:
         value = hashlib.blake2b(value, digest_size=_DIGEST_BYTES).digest()
-    found = _SEED ^ len(value)
-    for one, other in _PAIR.iter_unpack(value + bytes(-len(value) % _PAIR.size)):
+    length = len(value)
+    words = [int.from_bytes(value[at : at + 8], "little") for at in range(0, length, 8)]
+    if length > 8:
+        words[-1] = int.from_bytes(value[-8:], "little")
+    found = _SEED ^ length
+    for one, other in zip_longest(words[::2], words[1::2], fillvalue=0):
         found = ((found ^ one) * _ONE ^ other * _OTHER) & _MASK
         found ^= found >> 32
     return _finished(found)
@@ -152,15 +159,17 @@ def hashes_of_bytes(column: pa.Array) -> U64:
         return np.zeros(0, np.uint64)
     ends = np.frombuffer(column.buffers()[1], np.int32, count + 1, 4 * column.offset).astype(np.int64)
     lengths = np.diff(ends)
-    longest = int(lengths.max())
+    shortest, longest = int(lengths.min()), int(lengths.max())
     if longest > _LENGTH_MAX:
         return _with_digests(column, lengths)
     first, last = int(ends[0]), int(ends[-1])
     data = np.frombuffer(column.buffers()[2], np.uint8, last - first, first) if longest else np.zeros(0, np.uint8)
-    if int(lengths.min()) == longest >= 8:
+    if shortest == longest >= 8:
         return _hash_even(data, count, longest)
-    # The last pair of a value may reach beyond it, that of the last value beyond all.
-    return _hash_uneven(np.concatenate((data, np.zeros(_PAIR.size, np.uint8))), ends[:-1] - first, lengths)
+    if shortest < 8:
+        # The only word of a value may reach beyond it, that of the last value beyond all.
+        data = np.concatenate((data, np.zeros(8, np.uint8)))
+    return _hash_uneven(data, ends[:-1] - first, lengths, shortest, longest)
 
 
 def hashes_of_ints(values: npt.NDArray[Any]) -> U64:
@@ -181,37 +190,43 @@ def hashes_of_floats(values: npt.NDArray[Any]) -> U64:
 def _hash_even(data: npt.NDArray[np.uint8], count: int, length: int) -> U64:
     """Values of one length, at least a word, lie at even distances, so that no word has to be looked up."""
     found = np.full(count, _SEED ^ length, np.uint64)
-    words = [np.ndarray((count,), "<u8", data, done, (length,)) for done in range(0, length - 7, 8)]
-    if rest := length % 8:
-        # The last bytes are the highest of the word that ends with them.
-        words.append(np.ndarray((count,), "<u8", data, length - 8, (length,)) >> np.uint64(64 - 8 * rest))
+    words = [np.ndarray((count,), "<u8", data, min(at, length - 8), (length,)) for at in range(0, length, 8)]
     for at in range(0, len(words), 2):
         _mix(found, words[at], words[at + 1] if at + 1 < len(words) else None)
     return _finish(found)
 
 
-def _hash_uneven(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> U64:
+def _hash_uneven(data: npt.NDArray[np.uint8], starts: Places, lengths: Places, shortest: int, longest: int) -> U64:
     """One pair of words of all values after the other. A word can be taken from any byte on."""
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
     found = np.uint64(_SEED) ^ lengths.astype(np.uint64)
-    longest = int(lengths.max())
-    for done in range(0, longest, _PAIR.size):
-        longer = np.flatnonzero(lengths > done)
-        if len(longer) == len(lengths):
-            _mix(found, *_pair(words, starts + done, lengths - done, longest - done))
+    for done in range(0, longest, _PAIR_BYTES):
+        if done < shortest:
+            _mix(found, *_pair(words, starts, lengths, done, shortest, longest))
             continue
+        longer = np.flatnonzero(lengths > done)
         part = found[longer]
-        _mix(part, *_pair(words, starts[longer] + done, lengths[longer] - done, longest - done))
+        _mix(part, *_pair(words, starts[longer], lengths[longer], done, done + 1, longest))
         found[longer] = part
     return _finish(found)
 
 
 def _pair(
-    words: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], longest: int
+    words: U64, starts: Places, lengths: Places, done: int, shortest: int, longest: int
 ) -> tuple[U64, U64 | None]:
-    """The words at these places, of which so many bytes are the values'; the second if any value reaches so far."""
-    one = words[starts] & _KEPT.take(lengths, mode="clip")
-    return one, words[starts + 8] & _KEPT.take(lengths - 8, mode="clip") if longest > 8 else None
+    """The two words of each value of which the first begins after `done` bytes, or where the last 8 do. All values are
+    longer than that; the second is left out if none is as long."""
+    one = words[starts + np.minimum(lengths - 8, done)] if done else words[starts]
+    if shortest < 8:
+        one &= _KEPT.take(lengths, mode="clip")
+    if longest <= done + 8:
+        return one, None
+    at = np.minimum(lengths - 8, done + 8)
+    if shortest > done + 8:
+        return one, words[starts + at]
+    other = words[starts + np.maximum(at, 0)]
+    other[lengths <= done + 8] = 0
+    return one, other
 
 
 def _with_digests(column: pa.Array, lengths: npt.NDArray[np.int64]) -> U64:

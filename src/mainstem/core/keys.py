@@ -20,7 +20,8 @@ from mainstem.core.limits import KEY_FIELDS_MAX
 from mainstem.core.schema import Schema
 
 _LENGTH_BYTES: Final = 4
-_WHOLE_NUMBER: Final = re.compile(rb"0|-?[1-9][0-9]{0,19}")
+# How a whole number of at most 64 bits is written in a key, and nothing else.
+WHOLE_NUMBER: Final = re.compile(rb"0|-?[1-9][0-9]{0,19}")
 
 
 def check_key_fields(schema: Schema, fields: Sequence[str]) -> None:
@@ -40,6 +41,11 @@ def can_be_key(kind: pa.DataType) -> bool:
     types = pa.types
     is_bytes = types.is_string(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind)
     return bool(is_bytes or types.is_integer(kind))
+
+
+def is_number(schema: pa.Schema, fields: Sequence[str]) -> bool:
+    """Whether the key of these rows is one whole number."""
+    return len(fields) == 1 and pa.types.is_integer(schema.field(fields[0]).type)
 
 
 def key_column(batch: pa.RecordBatch, fields: Sequence[str]) -> pa.BinaryArray:
@@ -114,7 +120,7 @@ def _can_have(kind: pa.DataType, part: bytes) -> bool:
     if pa.types.is_integer(kind):
         is_signed = pa.types.is_signed_integer(kind)
         end = 1 << (kind.bit_width - 1 if is_signed else kind.bit_width)
-        return _WHOLE_NUMBER.fullmatch(part) is not None and (-end if is_signed else 0) <= int(part) < end
+        return WHOLE_NUMBER.fullmatch(part) is not None and (-end if is_signed else 0) <= int(part) < end
     if pa.types.is_fixed_size_binary(kind):
         return len(part) == int(kind.byte_width)
     return _is_text(part) if pa.types.is_string(kind) else True

@@ -17,7 +17,7 @@
 
     for each filter:
          0    2 column      as above
-         2    1 form        of its values: as above, or 5, the text of a key
+         2    1 form        of its values: as above
          3    1 zero
          4    4 position    where it begins, u32, from the start of the whole
          8    4 length      u32, a multiple of 32
@@ -30,7 +30,7 @@ bytes of binary or of text in UTF-8, cut to 16: then the lower bound is the firs
 that begin with them, if there are any. Form 4 is the number without its decimal point. NaN is in no range.
 
 The part before the filters is the summary, which the ledger keeps. Where the key is one column, that column's filter is
-the key's: two filters may lie at one place.
+the key's: two filters may lie at one place, and that of the key is of form 1 if the column is one of whole numbers.
 """
 
 import math
@@ -45,6 +45,7 @@ import pyarrow.compute as pc
 
 from mainstem.core import bloom
 from mainstem.core.errors import InvalidPayload, InvalidSchema
+from mainstem.core.keys import WHOLE_NUMBER
 from mainstem.core.limits import (
     FILTER_BYTES_MAX,
     INDEX_FIELDS_MAX,
@@ -77,7 +78,6 @@ _WHOLE: Final = 1
 _FLOAT: Final = 2
 _BYTES: Final = 3
 _DECIMAL: Final = 4
-_KEY_TEXT: Final = 5
 
 _DOUBLE: Final = struct.Struct("<d")
 # Of what a filter describes it may take this part.
@@ -128,14 +128,24 @@ def check_index_fields(schema: Schema, fields: Sequence[str]) -> None:
 
 
 def _form_of(kind: pa.DataType) -> int | None:
-    types = pa.types
-    if types.is_string(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind):
-        return _BYTES
-    if types.is_float32(kind) or types.is_float64(kind):
-        return _FLOAT
-    if types.is_decimal(kind):
-        return _DECIMAL
-    return _WHOLE if types.is_integer(kind) or types.is_boolean(kind) or types.is_temporal(kind) else None
+    return _FORMS.get(kind.id)
+
+
+def _forms() -> dict[int, int]:
+    types = pa.lib
+    whole = [getattr(types, f"Type_{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)]
+    whole += [types.Type_BOOL, types.Type_DATE32, types.Type_DATE64, types.Type_TIME32, types.Type_TIME64]
+    whole += [types.Type_TIMESTAMP, types.Type_DURATION]
+    return {
+        **dict.fromkeys(whole, _WHOLE),
+        **dict.fromkeys((types.Type_FLOAT, types.Type_DOUBLE), _FLOAT),
+        **dict.fromkeys((types.Type_STRING, types.Type_BINARY, types.Type_FIXED_SIZE_BINARY), _BYTES),
+        **dict.fromkeys((getattr(types, f"Type_DECIMAL{bits}") for bits in (32, 64, 128, 256)), _DECIMAL),
+    }
+
+
+# By the number of a type: asking a type what it is takes as long as finding the bounds of a thousand numbers.
+_FORMS: Final = _forms()
 
 
 # Making.
@@ -152,23 +162,23 @@ def collect(
 ) -> bytes:
     """The statistics of rows, or of records without a schema if `batch` is None.
 
-    `key` is the key of every record, `columns` are those it is made of, and `times` the lowest and the highest time.
+    `key` is the key of every record, needed unless it is one column; `columns` are those it is made of, and `times` the
+    lowest and the highest time.
     `described_bytes` is what the batch takes uncompressed: filters may take an eighth of that. b"" if nothing is known.
     """
     ranges = [] if times is None else [_pack_range(_TIMESTAMP_PLACE, 0, _WHOLE, *times)]
     if batch is not None:
         ranges += [_range_of(batch, name) for name in _ranged(batch.schema, columns, index)]
     wanted: list[tuple[_Places, bloom.U64]] = []
-    if key is not None and key.null_count < len(key):
-        places = [(_KEY_PLACE, _BYTES)]
-        if batch is not None and len(columns) == 1:
-            places.append((batch.schema.get_field_index(columns[0]), _KEY_TEXT))
-        wanted.append((places, bloom.hashes_of_bytes(key)))
     if batch is not None:
-        for name in index:
-            if tuple(columns) != (name,):
-                column = batch.column(name)
-                wanted.append(([(batch.schema.get_field_index(name), _form(column))], _hashes(column)))
+        for name in dict.fromkeys((*columns, *index) if len(columns) == 1 else index):
+            form = _form(batch.column(name))
+            places = [(batch.schema.get_field_index(name), form)]
+            if tuple(columns) == (name,):
+                places.append((_KEY_PLACE, form))
+            wanted.append((places, _hashes(batch.column(name))))
+    if key is not None and (batch is None or len(columns) != 1):
+        wanted.append(([(_KEY_PLACE, _BYTES)], bloom.hashes_of_bytes(key)))
     filters = _filters(wanted, min(described_bytes // _FILTER_SHARE, _FILTERS_BYTES_MAX))
     return _joined(ranges, filters) if ranges or filters else b""
 
@@ -244,6 +254,10 @@ def _float_bounds(column: pa.Array) -> tuple[float | None, float | None, bool]:
 
 def _bounds(column: pa.Array, form: int) -> tuple[Any, Any]:
     kind = column.type
+    if form == _WHOLE and not column.null_count:
+        # Three times as fast as Arrow's way, for a few thousand.
+        numbers = _as_numbers(column).to_numpy()
+        return int(numbers.min()), int(numbers.max())
     if form == _WHOLE:
         column = _as_numbers(column)
     elif pa.types.is_fixed_size_binary(kind):
@@ -426,7 +440,7 @@ class _Statistics(Mapping[str, Range]):
 
     def _probe(self, kind: pa.DataType, form: int, position: int, size: int) -> Callable[[Any], bool]:
         data = self._data
-        if form not in (_form_of(kind), _KEY_TEXT):
+        if form != _form_of(kind) and not (kind == _OWN_KINDS[KEY] and form == _WHOLE):
             raise InvalidPayload(f"a filter of another type than {kind}")
 
         def may_contain(value: Any) -> bool:
@@ -453,7 +467,7 @@ def _unpack(form: int, kind: pa.DataType, data: bytes) -> Any:
 def _hash_of(value: Any, form: int, kind: pa.DataType) -> int | None:
     """The hash of a value as the filter has it; None if no row can have such a value. TypeError if nobody knows."""
     if form == _WHOLE:
-        number = _whole(value)
+        number = _whole_of_key(value) if pa.types.is_binary(kind) else _whole(value)
         return None if number is None else bloom.hash_int(number)
     if form == _FLOAT:
         # A number beside a column of float32 is perhaps compared as one of those.
@@ -461,9 +475,6 @@ def _hash_of(value: Any, form: int, kind: pa.DataType) -> int | None:
         return None if math.isnan(double) else bloom.hash_float(double)
     if form == _DECIMAL:
         return _hash_decimal(value, kind)
-    if form == _KEY_TEXT and pa.types.is_integer(kind):
-        number = _whole(value)
-        return None if number is None else bloom.hash_bytes(b"%d" % number)
     if isinstance(value, str):
         value = value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -477,6 +488,13 @@ def _whole(value: Any) -> int | None:
         raise TypeError
     number = int(value)
     return number if number == value else None
+
+
+def _whole_of_key(value: Any) -> int | None:
+    """The number that a column has where the key is these bytes; None if no number has them as its text."""
+    if not isinstance(value, bytes):
+        raise TypeError
+    return int(value) if WHOLE_NUMBER.fullmatch(value) else None
 
 
 def _hash_decimal(value: Any, kind: pa.DataType) -> int | None:

@@ -75,7 +75,7 @@ class Contents(NamedTuple):
     ) -> BatchHeader:
         """The header with the statistics of its batch, which is only needed if it has rows or keys. `keys` are those of
         its records, if somebody has made them already."""
-        if keys is None and batch is not None:
+        if keys is None and batch is not None and not (header.schema_id and len(self.key) == 1):
             keys = self.keys(header.schema_id, batch)
         known = statistics.collect(
             batch if header.schema_id else None,

@@ -27,7 +27,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UnknownStream,
 )
-from mainstem.core.keys import key_column
+from mainstem.core.keys import is_number, key_column
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
 from mainstem.core.limits import (
     JSON_BATCH_BYTES_MAX,
@@ -192,9 +192,14 @@ class Gateway:
             converter_of(schema).verify(batch)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {row.name!r}: {error}", path=error.path) from None
-        keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
+        if is_number(batch.schema, row.key):
+            # Its text, which nobody needs here, would take as long as all the other checks.
+            keys, nulls = None, batch.column(row.key[0]).null_count
+        else:
+            keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
+            nulls = batch.num_rows if keys is None else keys.null_count
         check_row_batch(row.name, batch, keys)
-        check_keyed(row.name, row.cleanup, keys is not None and not keys.null_count)
+        check_keyed(row.name, row.cleanup, not nulls)
         return _Opened(batch, keys)
 
     def _check_json(self, row: StreamRow, header: BatchHeader, batch: pa.RecordBatch) -> None:

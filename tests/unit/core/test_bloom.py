@@ -20,8 +20,9 @@ def by_the_book(value: bytes) -> int:
     if len(value) > 256:
         value = hashlib.blake2b(value, digest_size=16).digest()
     h = 0x243F6A8885A308D3 ^ len(value)
-    for at in range(0, len(value), 16):
-        a, b = (int.from_bytes(value[begin : begin + 8], "little") for begin in (at, at + 8))
+    words = [value[at : at + 8] if at + 8 <= max(8, len(value)) else value[-8:] for at in range(0, len(value), 8)]
+    for at in range(0, len(words), 2):
+        a, b = (int.from_bytes(word, "little") for word in (*words, b"")[at : at + 2])
         h = ((h ^ a) * 0xA0761D6478BD642F ^ b * 0xE7037ED1A0B428DB) & MASK
         h ^= h >> 32
     h = h * 0x9E3779B97F4A7C15 & MASK

@@ -194,6 +194,8 @@ def test_the_column_that_is_the_key_is_asked_for_through_its_filter():
         assert column is not None
         assert key(key_of({"id": values[0]}, ["id"]))
         assert not key(b"other")
+        # Bytes that no number has as its text, even where they mean one.
+        assert not any(key(b"0" + str(value).encode()) for value in values if isinstance(value, int))
         assert all(map(column, present))
         assert not any(map(column, absent))
         # One filter for both: a block of 32 bytes.
