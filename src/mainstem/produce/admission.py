@@ -98,8 +98,7 @@ def check_atomic(
     column = keys_of(stream, batches[0], is_rows=is_rows)
     if column is None:
         return None
-    keys = column.drop_null().to_pylist()
-    found = set(placement.shards_for(keys, stream.shards, stream.hash, 0).tolist())
+    found = set(placement.shards_for(column.drop_null(), stream.shards, stream.hash, 0).tolist())
     if len(found) > 1:
         raise InvalidRequest(
             f"an atomic batch must belong to one shard; the keys of this table belong to {len(found)} of "

@@ -7,7 +7,7 @@ a chunk and an index into it.
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ import pyarrow as pa
 from mainstem.core import callbacks, layouts, payload, placement
 from mainstem.core.batch import Batch
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
-from mainstem.core.keys import key_column
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
 from mainstem.produce.admission import check_atomic
@@ -173,7 +172,7 @@ class Chunk:
             source = payload.decode(*fields, source.payload)
         assert source is not None
         found = keys_of(self.stream, source, is_rows=self.rows is not None)
-        return self._split(source, None if found is None else found.to_pylist(), sticky, compression)
+        return self._split(source, found, sticky, compression)
 
     def _check_atomic(self) -> None:
         """The stream has more shards than when it was checked."""
@@ -183,7 +182,7 @@ class Chunk:
         self.atomic_in = self.stream.generation
 
     def _split(
-        self, batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, sticky: int, compression: str | None
+        self, batch: pa.RecordBatch, keys: pa.BinaryArray | None, sticky: int, compression: str | None
     ) -> list[Batch]:
         shards = self.stream.shards
         sticky = (sticky if self.pinned is None else self.pinned) % shards
@@ -196,12 +195,12 @@ class Chunk:
             self.shard_of = sticky
             pieces = [(sticky, batch)]
         else:
-            self.shard_of = self._placed(keys or [None] * batch.num_rows, sticky)
+            self.shard_of = self._placed(keys if keys is not None else pa.nulls(batch.num_rows, pa.binary()), sticky)
             found = placement.split(batch, self.shard_of, shards)
             self.rank, pieces = found.rank, found.pieces
         return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
 
-    def _placed(self, keys: Sequence[bytes | None], sticky: int) -> npt.NDArray[np.uint32]:
+    def _placed(self, keys: pa.BinaryArray, sticky: int) -> npt.NDArray[np.uint32]:
         """The shard of each record: the one that was asked for, else that of its key."""
         placed = placement.shards_for(keys, self.stream.shards, self.stream.hash, sticky)
         if isinstance(self.chosen, list):
@@ -223,23 +222,21 @@ class Chunk:
             self.values, self.keys = _Gone(), None
         return few
 
-    def _take_columns(self) -> tuple[pa.RecordBatch, Sequence[bytes | None] | None]:
+    def _take_columns(self) -> tuple[pa.RecordBatch, pa.BinaryArray | None]:
         """The records as a batch, and their keys where they decide the shard. The chunk keeps none of them."""
         if self.batch is not None:
             is_rows = self.rows is not None
             name = "_timestamp" if is_rows else "timestamp"
             batch, self.batch = _with_times(self.batch, name, self.created_us), None
-            found = keys_of(self.stream, batch, is_rows=is_rows) if self._is_spread() else None
-            return batch, None if found is None else found.to_pylist()
+            return batch, keys_of(self.stream, batch, is_rows=is_rows) if self._is_spread() else None
         columns = (self.values, self.keys, self.headers, self.times)
         self.values, self.keys, self.headers, self.times = _Gone(), None, None, None
         values, keys, headers, times = (_first(column, self.count) for column in columns)
         if self.rows is None:
-            return layouts.build(values or [], keys, headers, times), keys
-        batch = with_envelope(self.rows.build(values or []), keys, headers, times)
-        if self.stream.key and self._is_spread():
-            keys = key_column(batch, self.stream.key).to_pylist()
-        return batch, keys
+            batch = layouts.build(values or [], keys, headers, times)
+        else:
+            batch = with_envelope(self.rows.build(values or []), keys, headers, times)
+        return batch, keys_of(self.stream, batch, is_rows=self.rows is not None) if self._is_spread() else None
 
     def _is_spread(self) -> bool:
         """Whether the keys may decide the shards of its records."""

@@ -61,6 +61,13 @@ def test_every_key_is_placed_as_the_formula_says(keys, shards, data):
     assert [placement.shards_for([key], shards, "crc32", sticky)[0] for key in keys] == by_crc
 
 
+@given(st.lists(st.none() | st.binary(max_size=30) | st.binary(min_size=60, max_size=70), max_size=30), st.data())
+def test_a_column_of_keys_is_placed_like_single_ones(keys, data):
+    first = data.draw(st.integers(0, len(keys)))
+    found = placement.shards_for(pa.array(keys, pa.binary()).slice(first), 4096, "crc32", 7)
+    assert found.tolist() == [7 if key is None else zlib.crc32(key) % 4096 for key in keys[first:]]
+
+
 def test_only_keys_that_are_missing_are_sticky():
     assert placement.shards_for([None, None], 8, "murmur2", 5).tolist() == [5, 5]
     assert placement.shards_for([b""], 8, "crc32", 5).tolist() == [0]
