@@ -35,7 +35,7 @@ SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB
 # What a row, or an item of a list or a map, takes although all of it is null: lists and bytes of fixed size do.
 SCHEMA_ROW_BYTES_MAX: Final = 64 * KIB
-# JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
+# JSON for rows, from clients that know nothing of schemas, takes long to read, and others wait for the same thread.
 # Twice what a producer sends that knows the stream from before it had a schema.
 JSON_BATCH_BYTES_MAX: Final = 2 * MIB
 JSON_BATCH_RECORDS_MAX: Final = 1 << 16
@@ -113,6 +113,8 @@ RECEIVE_BYTES_MAX: Final = 256 * MIB
 # Whoever began a message completes it within this time, unless it is the server that does not read.
 RECEIVE_SECONDS_MAX: Final = 60
 APPEND_BATCHES_MAX: Final = 4_096
+# What the batches of one append are once they are decompressed: thousands of small ones may be the largest there are.
+APPEND_RAW_BYTES_MAX: Final = 8 * PAYLOAD_RAW_BYTES_MAX
 # One client's calls that are not answered yet; with so many it is not read on.
 CALLS_IN_FLIGHT_MAX: Final = 16
 # One answer to `list`: streams as far as they fit, at least one.
