@@ -112,6 +112,12 @@ class RowConverter:
             size += value * _count_matches(values, _BARE_VALUE)
         return size
 
+    def json_size_max(self, count: int, size: int) -> int:
+        """No less than `json_size` of so many values of so many bytes, without looking at them."""
+        sizes = self._json_sizes
+        # What counts has at least two characters.
+        return count * sizes.row.counted(0) + size // 2 * (sizes.item.counted(0) + sizes.value.counted(0))
+
     def cast(self, table: pa.Table) -> pa.Table:
         """A user's table in the columns of the schema, found by name or alias. Values stay what they are: a cast that
         would change one is a SchemaMismatch with the path."""

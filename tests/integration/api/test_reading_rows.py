@@ -524,3 +524,19 @@ def test_a_row_that_outgrows_a_payload_is_made_by_its_reader(hub):
         assert found.to_arrow()["v"].type == pa.list_(pa.int64())
         assert found.to_arrow(metadata=True)["_offset"].to_pylist() == [1, 2]
         assert pc.list_value_length(found.to_arrow()["v"]).to_pylist() == [2_500_000, 2]
+
+
+def test_json_of_which_little_becomes_much_comes_in_pieces(hub):
+    """Empty objects from before the stream had a schema, every row of which takes much room."""
+    count = 5_000
+    hub.streams.create("sparse")
+    with hub.producer() as producer:
+        producer.send_many("sparse", [b"{}"] * count)
+    hub.streams.set_schema("sparse", pa.schema([("id", pa.int64()), ("wide", pa.binary(60_000))]))
+    with hub.consumer("sparse", start="earliest", follow=False) as consumer:
+        offsets = [batch.to_arrow(metadata=True).column("_offset").to_pylist() for batch in consumer.batches()]
+    assert len(offsets) > 1
+    assert [offset for batch in offsets for offset in batch] == list(range(count))
+    asked = {"where": "id IS NULL AND _offset IN (5, 4999)", "columns": ["id", "_offset"]}
+    with hub.consumer("sparse", start="earliest", follow=False, **asked) as consumer:
+        assert [record.offset for record in consumer] == [5, 4_999]
