@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # So many readers must want the same before what one of them gets is kept for the others.
 _READERS_SHARING: Final = 2
+# Of so many schemas of a stream it is remembered what they have of a predicate's columns.
+_ASKED_MAX: Final = 64
 
 
 class Place(Protocol):
@@ -88,7 +90,7 @@ class Selection:
         self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
             self._predicate.columns
         )
-        # By schema: see `_ask`. Schemas of one stream are few.
+        # By schema: see `_ask`.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
         # The columns of a batch that are needed to say which records match, and those that are given; None: all.
         self._given = self._stored_of_given()
@@ -141,6 +143,8 @@ class Selection:
             return {}
         asked = self._asked.get(schema_id)
         if asked is None:
+            if len(self._asked) >= _ASKED_MAX:
+                self._asked.clear()
             asked = self._asked[schema_id] = self._ask(schema_id)
         arrow, names = asked
         try:

@@ -43,6 +43,8 @@ JSON_BATCH_RECORDS_MAX: Final = 1 << 16
 JSON_ROWS_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Names in one object of JSON: a row has no more than its fields and aliases, but a map may have many.
 JSON_OBJECT_NAMES_MAX: Final = 1 << 16
+# What is remembered of each kind of thing that is made of schemas, the schemas themselves among them.
+KEPT_BYTES_MAX: Final = 64 * MIB
 # Versions of one stream's schema.
 SCHEMA_VERSIONS_MAX: Final = 1_000
 # Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of
@@ -161,6 +163,8 @@ assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
 # One record of any stream can be read in another schema, and all the text of its values written.
 assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
 assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
+# What is made of the largest schema is kept too: it may take fifty times as many bytes.
+assert 50 * SCHEMA_BYTES_MAX < KEPT_BYTES_MAX
 assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
 # The largest filter fits beside the ranges. Statistics are little beside what they may describe.
 assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8

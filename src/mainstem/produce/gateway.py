@@ -41,7 +41,7 @@ from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
 from mainstem.log.ledger.base import StreamRow, VersionRow
 from mainstem.produce.admission import check_batches, check_keyed, check_row_batch, has_keys
-from mainstem.registry.rows import converter_of
+from mainstem.registry.rows import converter_of, verify
 
 # How many streams and schemas of theirs are remembered.
 _KNOWN_MAX: Final = 10_000
@@ -216,7 +216,7 @@ class Gateway:
         if row.key and header.layout & HAS_KEY:
             raise InvalidRecord(f"stream {row.name!r}: the key of a row is made of {', '.join(row.key)}")
         try:
-            converter_of(schema).verify(batch)
+            verify(schema, batch)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {row.name!r}: {error}", path=error.path) from None
         keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None

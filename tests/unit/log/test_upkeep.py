@@ -307,7 +307,7 @@ def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
     before = keeping.read(stream)
     barrier = GenerationRow(stream, 1, 2, (5,))
     monkeypatch.setattr(keeping.log._applier, "generations", lambda number: (barrier,))
-    with pytest.raises(Refused, match="shard 0: records 0 to 9 cannot be stored anew.* over a barrier"):
+    with pytest.raises(Refused, match=r"shard 0: records 0 to 9 cannot be stored anew.* over a barrier"):
         keeping.log.upkeep.erase(keeping.row(stream), b"secret")
     assert keeping.read(stream) == before
     assert keeping.log.upkeep.erase(keeping.row(stream), b"unknown") == 0
