@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import mainstem
+from mainstem.core.batch import Batch
 from mainstem.core.errors import RecordTooLarge
 from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX
 from mainstem.testing.server import ServerProcess
@@ -174,11 +176,13 @@ BOMBS_FEW, BOMBS_MANY = 3, 2_000
 async def _send_bombs(address: str, stream: int) -> tuple[list[list[int]], list[set[int]]]:
     """Whether the batches of each client were in the order of its own, and how those of a large append were refused."""
 
+    large = make_batch([bytes(7 << 20)] * 2, stream=stream, compression="zstd")
+
     async def bomb(number: int) -> tuple[list[int], set[int]]:
         host, _, port = address.rpartition(":")
         client = await Client(*await asyncio.open_connection(host, int(port))).hello()
         batches = [
-            make_batch([bytes(7 << 20)] * 2, stream=stream, producer=number, sequence=sequence, compression="zstd")
+            Batch(msgspec.structs.replace(large.header, producer=number, sequence=sequence), large.payload)
             for sequence in range(BOMBS_FEW)
         ]
         await send_append(client, 5, batches)
