@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import mainstem
+from mainstem.consume.selection import Selection
+from mainstem.consume.transcoded import Selected
+from mainstem.core.batch import FetchedBatch
+
 PROGRAM = """
 import os, signal, sys, threading, time
 import mainstem
@@ -47,3 +52,34 @@ def test_interrupts_while_committing_harm_nothing(tmp_path):
         [sys.executable, "-c", PROGRAM, str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Ctrl-C in the middle of a look for matches: what it had found, of this shard and of others, comes again."""
+    apply = Selection.apply
+    calls = 0
+
+    def interrupted(selection: Selection, fetched: FetchedBatch) -> Selected:
+        nonlocal calls
+        calls += 1
+        if calls in (7, 25, 60):
+            raise KeyboardInterrupt
+        return apply(selection, fetched)
+
+    with mainstem.open(tmp_path / "data") as hub, hub.producer() as producer:
+        hub.streams.create("s", shards=4)
+        for number in range(40):
+            producer.send("s", b"%d" % number, key=b"%d" % number).result()
+        monkeypatch.setattr(Selection, "apply", interrupted)
+        seen: list[tuple[int, int]] = []
+        interrupts = 0
+        with hub.consumer("s", start="earliest", follow=False, where="value IS NOT NULL") as consumer:
+            while True:
+                try:
+                    while (record := consumer.poll()) is not None:
+                        seen.append((record.shard, record.offset))
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+        assert interrupts == 3
+        assert len(seen) == len(set(seen)) == 40

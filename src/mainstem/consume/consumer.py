@@ -11,7 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.selection import halves
 from mainstem.consume.view import View
+from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
@@ -114,6 +116,8 @@ class Consumer:
         # The batch being taken apart record by record: its iterator knows how many records are left.
         self._current: RecordBatch | None = None
         self._records: Iterator[Record] = iter(())
+        # Pieces of a batch whose rows are too much to be made at once.
+        self._pieces: deque[FetchedBatch] = deque()
         # Parts of a batch of which some records are no rows, and what is to be said of those between them.
         self._parts: deque[RecordBatch | UndecodedRecords] = deque()
 
@@ -225,6 +229,12 @@ class Consumer:
             self._know(loss.shard)
             self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Ctrl-C, anywhere on the way of a batch from where it was found to here. Whoever goes on reading gets
+                # it again: positions are behind what was yielded, and no further.
+                self._drop_subscription()
+            raise
 
     def _settle(self) -> RecordBatch | None:
         """Leave the batch being taken apart; what is left of it, if anything."""
@@ -244,13 +254,16 @@ class Consumer:
                     self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
                 )
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-            fetched = self._subscription.next(left)
+            fetched = self._pieces.popleft() if self._pieces else self._subscription.next(left)
             if fetched is None:
                 return None
             shard = fetched.header.shard
             self._know(shard)
             end = None if self._ends is None else self._ends[shard]
             if fetched.header.schema_id != self._view.schema_id and self._goes_over(fetched.header.schema_id):
+                continue
+            if not self._view.fits_at_once(fetched):
+                self._pieces.extendleft(reversed(halves(fetched)))
                 continue
             batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end, self._view)
             if self._is_plain and batch.count:
@@ -448,6 +461,7 @@ class Consumer:
         self._drop_subscription()
 
     def _drop_subscription(self) -> None:
+        self._pieces.clear()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             self._counted.add(*msgspec.structs.astuple(subscription.counts))

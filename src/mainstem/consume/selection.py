@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # So many readers must want the same before what one of them gets is kept for the others.
 _READERS_SHARING: Final = 2
+# Of so many schemas of a stream it is remembered what they have of a predicate's columns.
+_ASKED_MAX: Final = 64
 
 
 class Place(Protocol):
@@ -88,7 +90,7 @@ class Selection:
         self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
             self._predicate.columns
         )
-        # By schema: see `_ask`. Schemas of one stream are few.
+        # By schema: see `_ask`.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
         # The columns of a batch that are needed to say which records match, and those that are given; None: all.
         self._given = self._stored_of_given()
@@ -141,6 +143,8 @@ class Selection:
             return {}
         asked = self._asked.get(schema_id)
         if asked is None:
+            if len(self._asked) >= _ASKED_MAX:
+                self._asked.clear()
             asked = self._asked[schema_id] = self._ask(schema_id)
         arrow, names = asked
         try:
@@ -189,15 +193,19 @@ class Selection:
         return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
-        if self._predicate is not None:
-            return self._filter(fetched)
         try:
-            return Selected(self._narrow(fetched))
-        except MainstemError:
-            if not self.is_plain:
+            return self._filter(fetched) if self._predicate is not None else Selected(self._narrow(fetched))
+        except MainstemError as error:
+            if self.is_plain:
+                # A reader without others would have got it like that.
+                return Selected((fetched,))
+            header = fetched.header
+            if not isinstance(error, RecordTooLarge) or header.count < 2 or header.schema_id == self.view.schema_id:
                 raise
-            # A reader without others would have got it like that.
-            return Selected((fetched,))
+        # Its rows are too much to be made at once.
+        schema = self._schema_of(header.schema_id) if header.schema_id and self._schema_of is not None else None
+        parts = [self._apply(half) for half in halves(fetched, schema)]
+        return Selected([batch for part in parts for batch in part.batches], sum(part.undecoded for part in parts))
 
     def _narrow(self, fetched: FetchedBatch) -> Sequence[FetchedBatch]:
         """All records of a batch, with the wanted columns."""
@@ -355,14 +363,7 @@ class Selection:
         count = len(offsets)
         if count > 1 and sum(column.nbytes for column in kept.values()) > PAYLOAD_RAW_BYTES_MAX // 2:
             # Columns of a newer schema, or made of JSON, may take more than what they were made of.
-            half = count // 2
-            middle = int(offsets[half])
-            first = {name: column.slice(0, half) for name, column in kept.items()}
-            second = {name: column.slice(half) for name, column in kept.items()}
-            return [
-                *self._encode(header, first, offsets[:half], base, middle),
-                *self._encode(header, second, offsets[half:], middle, end),
-            ]
+            return self._encode_halves(header, kept, offsets, base, end)
         view = self.view
         kept = dict(kept)
         if count != end - base:
@@ -379,6 +380,18 @@ class Selection:
             _with(header, encoded), schema_id=view.schema_id, span=end - base if count != end - base else 0
         )
         return [FetchedBatch(base, left, encoded.payload)]
+
+    def _encode_halves(
+        self, header: BatchHeader, kept: dict[str, pa.Array], offsets: np.ndarray, base: int, end: int
+    ) -> list[FetchedBatch]:
+        half = len(offsets) // 2
+        middle = int(offsets[half])
+        first = {name: column.slice(0, half) for name, column in kept.items()}
+        second = {name: column.slice(half) for name, column in kept.items()}
+        return [
+            *self._encode(header, first, offsets[:half], base, middle),
+            *self._encode(header, second, offsets[half:], middle, end),
+        ]
 
     def _pack_around(self, fetched: FetchedBatch, decoded: Decoded) -> list[FetchedBatch]:
         """All of a batch, where some values are no rows: these as they are stored, for the reader to say so."""
@@ -422,6 +435,15 @@ class Selections:
             )
             self._made[stream, query] = found
         return found
+
+
+def halves(fetched: FetchedBatch, schema: Schema | None = None) -> list[FetchedBatch]:
+    """A batch of this schema as it is stored, in two pieces or more, which cover the same offsets."""
+    view = View(schema, fetched.header.schema_id)
+    columns = view.decode(fetched).columns
+    stored = Selection(view)
+    offsets = fetched.base + _distances(columns, view)
+    return stored._encode_halves(fetched.header, stored._keep(columns), offsets, fetched.base, fetched.end)
 
 
 def _bind(where: str, view: View) -> "BoundPredicate":

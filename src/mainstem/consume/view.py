@@ -102,6 +102,17 @@ class View:
         beside = {name for name in names if name in METADATA_COLUMNS}
         return Decoded(way.apply(_open(fetched, way.old, {*way.needed(wanted), *beside}), wanted))
 
+    def fits_at_once(self, fetched: FetchedBatch) -> bool:
+        """Whether all rows of a batch that is JSON may be made together: a little text may become much. Of any other
+        batch, and of a single record, this says nothing."""
+        header = fetched.header
+        if header.schema_id or self.schema is None or header.count < 2:
+            return True
+        converter = converter_of(self.schema)
+        if converter.json_size_max(header.count, header.raw_len) <= PROMOTED_BYTES_MAX:
+            return True
+        return converter.json_size(_open(fetched, None, ("value",)).column("value")) <= PROMOTED_BYTES_MAX
+
     def decode_kept(self, fetched: FetchedBatch) -> Decoded:
         """The columns of a batch that has only those of the view left."""
         if fetched.header.schema_id == self.schema_id:

@@ -1,24 +1,19 @@
 """Schemas by their id. An id means the same schema for ever, so what was looked up once is not asked for again."""
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
 
 from mainstem.core.errors import InvalidSchema
+from mainstem.core.kept import Kept
 from mainstem.core.schema import Schema
-
-# More than one process has to do with at a time; those that were not needed for longest go.
-_SCHEMAS_MAX: Final = 1_024
 
 
 class KnownSchemas:
-    """Schemas that were seen, before whoever has them all. Any thread."""
+    """Schemas that were seen, before whoever has them all: those that were not needed for long go, and are asked for
+    again. Any thread."""
 
     def __init__(self, load: Callable[[int], Schema | None]) -> None:
         self._load = load
-        self._known: OrderedDict[int, Schema] = OrderedDict()
-        self._lock = threading.Lock()
+        self._known: Kept[int, Schema | None] = Kept()
 
     def get(self, schema: int) -> Schema:
         """The schema of this id; InvalidSchema if there is none."""
@@ -38,20 +33,11 @@ class KnownSchemas:
 
     def at_hand(self, schema: int) -> Schema | None:
         """The schema if it was seen; nothing is asked."""
-        with self._lock:
-            found = self._known.get(schema)
-            if found is not None:
-                self._known.move_to_end(schema)
-            return found
+        return self._known.get(schema, None)
 
     def add(self, schema: int, known: Schema) -> None:
-        with self._lock:
-            self._known[schema] = known
-            self._known.move_to_end(schema)
-            if len(self._known) > _SCHEMAS_MAX:
-                self._known.popitem(last=False)
+        self._known.add(schema, known, known.size)
 
     def clear(self) -> None:
         """Ids may mean something else from now on: the log was restored, or is another one."""
-        with self._lock:
-            self._known.clear()
+        self._known.clear()

@@ -16,7 +16,6 @@ A batch of rows has the columns of its schema in place of `value`, and behind th
 `_headers`, `_timestamp` and `_offset`. Where the key is made of columns of the row, `_key` is absent.
 """
 
-import functools
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidPayload
+from mainstem.core.kept import kept
 from mainstem.core.schema import Schema
 
 HAS_KEY: Final = 1
@@ -173,7 +173,7 @@ ROW_FIELDS: Final = (
 )
 
 
-@functools.lru_cache(maxsize=1024)
+@kept(lambda layout, schema: schema.size)
 def _row_shape(layout: int, schema: Schema) -> Shape:
     # Without the metadata of the fields: what is only for people and for promotion is no part of a batch.
     fields = [field.remove_metadata() for field in schema.arrow]

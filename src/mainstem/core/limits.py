@@ -35,7 +35,7 @@ SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB
 # What a row, or an item of a list or a map, takes although all of it is null: lists and bytes of fixed size do.
 SCHEMA_ROW_BYTES_MAX: Final = 64 * KIB
-# JSON for rows, from clients that know nothing of schemas, is read where nothing else happens meanwhile.
+# JSON for rows, from clients that know nothing of schemas, takes long to read, and others wait for the same thread.
 # Twice what a producer sends that knows the stream from before it had a schema.
 JSON_BATCH_BYTES_MAX: Final = 2 * MIB
 JSON_BATCH_RECORDS_MAX: Final = 1 << 16
@@ -43,6 +43,8 @@ JSON_BATCH_RECORDS_MAX: Final = 1 << 16
 JSON_ROWS_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Names in one object of JSON: a row has no more than its fields and aliases, but a map may have many.
 JSON_OBJECT_NAMES_MAX: Final = 1 << 16
+# What is remembered of each kind of thing that is made of schemas, the schemas themselves among them.
+KEPT_BYTES_MAX: Final = 64 * MIB
 # Versions of one stream's schema.
 SCHEMA_VERSIONS_MAX: Final = 1_000
 # Barriers of one stream, one for each shard in each change of their number: doubling them again and again needs half of
@@ -113,6 +115,8 @@ RECEIVE_BYTES_MAX: Final = 256 * MIB
 # Whoever began a message completes it within this time, unless it is the server that does not read.
 RECEIVE_SECONDS_MAX: Final = 60
 APPEND_BATCHES_MAX: Final = 4_096
+# What the batches of one append are once they are decompressed: thousands of small ones may be the largest there are.
+APPEND_RAW_BYTES_MAX: Final = 8 * PAYLOAD_RAW_BYTES_MAX
 # One client's calls that are not answered yet; with so many it is not read on.
 CALLS_IN_FLIGHT_MAX: Final = 16
 # One answer to `list`: streams as far as they fit, at least one.
@@ -159,6 +163,8 @@ assert min(COMMAND_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX) >= 2 * SCHEMA_BYTES_MAX
 # One record of any stream can be read in another schema, and all the text of its values written.
 assert min(PROMOTED_BYTES_MAX, FORMATTED_BYTES_MAX) > RECORD_BYTES_MAX * 6
 assert SCHEMA_DEFAULT_BYTES_MAX < SCHEMA_BYTES_MAX
+# What is made of the largest schema is kept too: it may take fifty times as many bytes.
+assert 50 * SCHEMA_BYTES_MAX < KEPT_BYTES_MAX
 assert AVRO_BLOCK_BYTES_MAX <= AVRO_FILE_BYTES_MAX
 # The largest filter fits beside the ranges. Statistics are little beside what they may describe.
 assert FILTER_BYTES_MAX < STATISTICS_BYTES_MAX <= PAYLOAD_RAW_BYTES_MAX // 8

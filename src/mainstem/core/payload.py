@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidPayload, RecordTooLarge
+from mainstem.core.kept import kept
 from mainstem.core.layouts import (
     ARROW_ERRORS,
     FEW,
@@ -304,7 +305,7 @@ def take_columns(
     return Encoded(encoding, kept_layout, count, inspect(pa.py_buffer(made), template.shape, codec_id, count), made)
 
 
-@functools.lru_cache(maxsize=1024)
+@kept(lambda encoding, layout, schema: schema.size)
 def _row_template(encoding: int, layout: int, schema: Schema) -> Template:
     shape, codec = shape_of(layout, schema), _CODEC_OF[encoding]
     nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in shape.schema], schema=shape.schema)
@@ -365,7 +366,7 @@ def _buffers_of(kind: pa.DataType) -> int:
     return 3 if pa.types.is_string(kind) or pa.types.is_binary(kind) else 2
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _parts_of(kind: pa.DataType) -> tuple[int, int]:
     """How many nodes and buffers a column of this type has, its parts included."""
     nodes, buffers = 1, _buffers_of(kind)

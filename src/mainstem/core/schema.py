@@ -10,7 +10,6 @@ string, a dictionary to its values). What Arrow has no place for is kept in the 
 Everything else in metadata is dropped, so that two schemas that mean the same are equal and have the same fingerprint.
 """
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
+from mainstem.core.kept import kept
 from mainstem.core.limits import (
     SCHEMA_BYTES_MAX,
     SCHEMA_DEPTH_MAX,
@@ -36,6 +36,8 @@ ALIASES: Final = b"aliases"
 DOC: Final = b"doc"
 _KEPT: Final = (DEFAULT, ALIASES, DOC)
 _SHOWN_FIELDS: Final = 20
+# How many bytes of memory a byte of a serialized schema becomes.
+_GROWTH: Final = 6
 
 _PLAIN: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_boolean,
@@ -83,6 +85,11 @@ class Schema:
         if len(serialized) > SCHEMA_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(serialized)} bytes; at most {SCHEMA_BYTES_MAX} are possible")
         return _parse(serialized)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return _GROWTH * len(self.serialized)
 
     @property
     def names(self) -> list[str]:
@@ -163,7 +170,7 @@ def count_fields(field: pa.Field) -> int:
     return 1 + sum(count_fields(kind.field(index)) for index in range(kind.num_fields))
 
 
-@functools.lru_cache(maxsize=256)
+@kept(lambda serialized: _GROWTH * len(serialized))
 def _parse(serialized: bytes) -> Schema:
     try:
         return Schema(pa.ipc.read_schema(pa.py_buffer(serialized)))

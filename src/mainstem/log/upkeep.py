@@ -81,6 +81,8 @@ _REWRITTEN_AT_ONCE: Final = 16
 _PAGE_ROWS: Final = 4_096
 _BUSY_SECONDS: Final = 0.05
 _NEVER_US: Final = 1 << 62
+# How often the same entries are tried to be replaced, before that is given up: others may be at them in the same flush.
+_REFUSED_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +514,7 @@ class Upkeep:
             # What was trimmed a moment ago may be of this key too.
             while self._has_rows_to_drop(stream, (stream.id, shard)):
                 self._execute(DropEntries(stream.id, shard, _DROP_ROWS, self._clock.now_us()))
-            offset = row.start
+            offset, refused = row.start, _Refusals(stream.name, shard)
             while offset < row.stable:
                 for entries, groups in self._pieces(stream, shard, offset, row.stable):
                     if groups is None:
@@ -527,7 +529,8 @@ class Upkeep:
                         )
                     try:
                         erased += self._leave(entries, groups, contents, lambda r: without_key(r, key), upshot)
-                    except Refused:
+                    except Refused as error:
+                        refused.note(entries, error)
                         break  # the entries were merged or compacted meanwhile: look at them as they are now
                     offset = entries[-1].end
                 else:
@@ -637,6 +640,27 @@ class Upkeep:
             except Busy:
                 if self._closing.wait(_BUSY_SECONDS):
                     raise
+
+
+class _Refusals:
+    """How often the same entries of a shard could not be replaced. Whoever replaced them first has changed them; if
+    nobody has, they never can be: a batch from an earlier version may reach over a barrier."""
+
+    def __init__(self, stream: str, shard: int) -> None:
+        self._stream = stream
+        self._shard = shard
+        self._entries: list[Entry] = []
+        self._count = 0
+
+    def note(self, entries: Sequence[Entry], error: Refused) -> None:
+        """Refused once more; raises it if that was too often."""
+        self._count = self._count + 1 if self._entries == list(entries) else 1
+        self._entries = list(entries)
+        if self._count >= _REFUSED_MAX:
+            raise Refused(
+                f"stream {self._stream!r} shard {self._shard}: records {entries[0].base} to {entries[-1].end - 1} "
+                f"cannot be stored anew, so what is to be erased of them is still there: {error}"
+            ) from error
 
 
 def _is_to_rewrite(row: BlockRow, now_us: int) -> bool:

@@ -7,6 +7,7 @@ clients that know nothing of rows, are JSON that fits, or tombstones. What is to
 is found out here too, while it is open.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -34,17 +35,21 @@ from mainstem.core.limits import (
     JSON_BATCH_RECORDS_MAX,
     JSON_ROWS_BYTES_MAX,
     KEY_BYTES_MAX,
+    KIB,
 )
 from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
 from mainstem.log.ledger.base import StreamRow, VersionRow
 from mainstem.produce.admission import check_batches, check_keyed, check_row_batch, has_keys
-from mainstem.registry.rows import converter_of
+from mainstem.registry.rows import converter_of, verify
 
 # How many streams and schemas of theirs are remembered.
 _KNOWN_MAX: Final = 10_000
 # What a field of a row in JSON counts beside its size: making the smallest takes half a microsecond.
 _VALUE_BYTES: Final = 32
+# Batches that are larger take milliseconds to look through; rows, which are proven column by column, begin sooner.
+_LONG_BYTES: Final = 256 * KIB
+_LONG_ROWS_BYTES: Final = 64 * KIB
 
 
 def _no_versions(stream: int) -> Sequence[VersionRow]:
@@ -66,7 +71,7 @@ class _Known(NamedTuple):
 
 
 class Gateway:
-    """Says no to batches that must not be stored. One thread. `stream_of` looks a stream up by id, `schema_of` a
+    """Says no to batches that must not be stored. Any thread. `stream_of` looks a stream up by id, `schema_of` a
     schema, `versions_of` the versions of a stream's schema."""
 
     def __init__(
@@ -83,8 +88,20 @@ class Gateway:
         self._known: dict[int, _Known] = {}
         self._remembered = 0
         self._record_bytes_max = record_bytes_max
+        # Guards what is remembered and counted here.
+        self._lock = threading.Lock()
         self.unknown_streams = 0
         self.refused = 0
+
+    def is_long(self, header: BatchHeader) -> bool:
+        """Whether a batch takes so long to admit that others should not wait for it."""
+        if header.raw_len > (_LONG_ROWS_BYTES if header.schema_id else _LONG_BYTES):
+            return True
+        if header.schema_id:
+            return False
+        row = self._stream_of(header.stream)
+        # JSON is to be read, and a single `{}` may be a row of two thousand columns.
+        return row is not None and row.schema_id != 0
 
     def admit(self, header: BatchHeader, data: bytes, *, acknowledge: bool) -> Batch | MainstemError:
         """The batch, safe to store, or why not. What will be acknowledged may be repeated and so needs a number."""
@@ -94,17 +111,26 @@ class Gateway:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
             opened = self._check_payload(row, header, data)
         except MainstemError as error:
-            self.refused += 1
+            self.note_refused(1)
             return error
         if is_worth_statistics(header):
             batch, keys = (None, None) if opened is None else opened
             header = Contents.of(row, self._schema_of).with_statistics(header, batch, keys)
         return Batch(header, data)
 
+    def note_refused(self, count: int) -> None:
+        with self._lock:
+            self.refused += count
+
+    def note_unknown(self) -> None:
+        """Somebody asked for a stream that is not there."""
+        with self._lock:
+            self.unknown_streams += 1
+
     def _check_place(self, header: BatchHeader) -> StreamRow:
         row = self._stream_of(header.stream)
         if row is None:
-            self.unknown_streams += 1
+            self.note_unknown()
             raise UnknownStream(f"no stream has id {header.stream}; look it up by name again")
         if row.deleted_us:
             raise StreamDeleted(f"stream {row.name!r} was deleted")
@@ -131,11 +157,12 @@ class Gateway:
         return schema in known.schemas
 
     def _remember(self, stream: int, known: _Known) -> None:
-        self._remembered += 1 + len(known.schemas)
-        if self._remembered > _KNOWN_MAX:
-            self._known.clear()
-            self._remembered = 1 + len(known.schemas)
-        self._known[stream] = known
+        with self._lock:
+            self._remembered += 1 + len(known.schemas)
+            if self._remembered > _KNOWN_MAX:
+                self._known.clear()
+                self._remembered = 1 + len(known.schemas)
+            self._known[stream] = known
 
     def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> _Opened | None:
         """The batch, safe to use; None of a small one that did not have to be opened."""
@@ -189,7 +216,7 @@ class Gateway:
         if row.key and header.layout & HAS_KEY:
             raise InvalidRecord(f"stream {row.name!r}: the key of a row is made of {', '.join(row.key)}")
         try:
-            converter_of(schema).verify(batch)
+            verify(schema, batch)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {row.name!r}: {error}", path=error.path) from None
         if is_number(batch.schema, row.key):
@@ -209,7 +236,7 @@ class Gateway:
             raise InvalidRecord(f"stream {row.name!r}: a tombstone says which row is gone: it needs a key")
         if values.null_count == len(values):
             return
-        # Reading JSON takes a hundred times as long as looking through a message; nothing else happens meanwhile.
+        # Reading JSON takes a hundred times as long as looking through a message.
         if header.raw_len > JSON_BATCH_BYTES_MAX or header.count > JSON_BATCH_RECORDS_MAX:
             raise RecordTooLarge(
                 f"stream {row.name!r} has a schema: batches of JSON are at most {JSON_BATCH_BYTES_MAX} bytes and "

@@ -1,6 +1,7 @@
 """What a producer knows of the streams it writes to: looked up once, and corrected by what the log answers."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -106,9 +107,17 @@ class KnownStreams:
     def present(self, stream: StreamInfo) -> StreamInfo:
         """The stream with the number of shards that is known by now."""
         known = self._known.get(stream.name)
-        if known is None or known.id != stream.id or known.generation <= stream.generation:
-            return stream
-        return msgspec.structs.replace(stream, shards=known.shards, generation=known.generation)
+        return stream if known is None or known.id != stream.id else _with_shards_of(stream, known)
+
+    def present_all(self, streams: Sequence[StreamInfo]) -> list[StreamInfo]:
+        """The same for streams that travel together. One that is there twice is the same both times: what is known may
+        be older than one of them, where two threads looked it up at once, and some of its records would be refused and
+        others taken."""
+        found = [self.present(stream) for stream in streams]
+        if len(found) > 1:
+            newest = {stream.id: stream for stream in sorted(found, key=lambda stream: stream.generation)}
+            found = [_with_shards_of(stream, newest[stream.id]) for stream in found]
+        return found
 
     def note_shards(self, parcel: Parcel) -> None:
         """What is sent from now on is made for the shards that the log says."""
@@ -122,6 +131,13 @@ class KnownStreams:
         for chunk in parcel.chunks:
             if isinstance(chunk.error, StreamDeleted | UnknownStream):
                 self._known.pop(chunk.stream.name, None)
+
+
+def _with_shards_of(stream: StreamInfo, known: StreamInfo) -> StreamInfo:
+    """The stream with the shards that it had in another look at it, if that was a later one."""
+    if known.generation <= stream.generation:
+        return stream
+    return msgspec.structs.replace(stream, shards=known.shards, generation=known.generation)
 
 
 def _check_name(name: object) -> None:

@@ -27,7 +27,7 @@ from mainstem.core.errors import (
 )
 from mainstem.core.identity import new_producer_id
 from mainstem.core.interrupts import DeferredInterrupt
-from mainstem.core.limits import APPEND_BATCHES_MAX, PRODUCER_IN_FLIGHT_MAX
+from mainstem.core.limits import APPEND_BATCHES_MAX, APPEND_RAW_BYTES_MAX, PRODUCER_IN_FLIGHT_MAX
 from mainstem.produce.chunk import Chunk, Parcel
 from mainstem.produce.known_streams import KnownStreams
 from mainstem.produce.options import ProducerOptions
@@ -196,7 +196,7 @@ class Shipping:
             return None
         # Decided here, where nothing is in flight that comes back: a batch for a new shard is taken whatever became of
         # those before it, so it must not go out while they are made for the old ones.
-        streams = [self._streams.present(chunk.stream) for chunk in self._rolled[0].chunks]
+        streams = self._streams.present_all([chunk.stream for chunk in self._rolled[0].chunks])
         if self._in_flight and (self._reset_wanted or self._are_ahead(streams)):
             return None
         if self._reset_wanted:
@@ -227,7 +227,7 @@ class Shipping:
         batches = [self._numbered(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
         answers = _Answers(self, parcel, owners, batches)
-        for begin, end in _requests(owners):
+        for begin, end in _requests(owners, [batch.header.raw_len for batch in batches]):
             self._port.append(batches[begin:end], timeout, answers.part(begin))
         if not batches:
             self._on_answered(parcel)
@@ -314,16 +314,17 @@ class Shipping:
         self._void = self._void or failed[0].error
 
 
-def _requests(owners: Sequence[Chunk]) -> Iterator[tuple[int, int]]:
-    """Which batches travel together, given the chunk of each: whole chunks, so that one is written or refused whole.
-    A chunk has no more batches than there can be shards."""
-    begin = chunk_begin = 0
+def _requests(owners: Sequence[Chunk], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Which batches travel together, given the chunk and the size of each: whole chunks, so that one is written or
+    refused whole. A chunk has no more batches than there can be shards."""
+    begin = chunk_begin = total = 0
     for index, owner in enumerate(owners):
         if index and owner is not owners[index - 1]:
             chunk_begin = index
-        if index - begin == APPEND_BATCHES_MAX:
+        total += sizes[index]
+        if (index - begin >= APPEND_BATCHES_MAX or total > APPEND_RAW_BYTES_MAX) and begin < chunk_begin:
             yield begin, chunk_begin
-            begin = chunk_begin
+            begin, total = chunk_begin, sum(sizes[chunk_begin : index + 1])
     if owners:
         yield begin, len(owners)
 

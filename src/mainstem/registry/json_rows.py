@@ -10,7 +10,6 @@ fails, smaller parts are parsed on their own; few rows are read one by one, by P
 what is wrong. It, and not Arrow, decides what a bad row is.
 """
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mainstem.core.kept import kept
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
 from mainstem.core.plain import first_repeated
@@ -291,7 +291,7 @@ def _mask(array: pa.BooleanArray) -> np.ndarray:
     return found
 
 
-@functools.lru_cache(maxsize=256)
+@kept(lambda schema: schema.size)
 def _plan_of(schema: Schema) -> _Plan | None:
     """How Arrow's parser reads rows of this schema; None if it has types that it cannot read as we write them."""
     fields: list[pa.Field] = []

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.errors import IncompatibleSchema, RecordTooLarge
+from mainstem.core.kept import kept
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.plain import one_line
@@ -50,7 +51,7 @@ def promote_pieces(batch: pa.RecordBatch, old: Schema, new: Schema) -> Iterator[
         yield from promote_pieces(batch.slice(half), old, new)
 
 
-@functools.lru_cache(maxsize=256)
+@kept(lambda old, new: old.size + new.size)
 def promotion(old: Schema, new: Schema) -> "Promotion":
     """How rows of `old` become rows of `new`; IncompatibleSchema if that cannot be."""
     return Promotion(old, new)

@@ -6,7 +6,6 @@ the general way, `takers`, which takes more and knows the path of what is wrong.
 later, many rows at a time.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.errors import SchemaMismatch
+from mainstem.core.kept import kept
 from mainstem.core.layouts import shape_of
 from mainstem.core.schema import Schema, count_fields, null_bits
 from mainstem.registry import columns
@@ -112,20 +112,17 @@ class RowConverter:
             size += value * _count_matches(values, _BARE_VALUE)
         return size
 
+    def json_size_max(self, count: int, size: int) -> int:
+        """No less than `json_size` of so many values of so many bytes, without looking at them."""
+        sizes = self._json_sizes
+        # What counts has at least two characters.
+        return count * sizes.row.counted(0) + size // 2 * (sizes.item.counted(0) + sizes.value.counted(0))
+
     def cast(self, table: pa.Table) -> pa.Table:
         """A user's table in the columns of the schema, found by name or alias. Values stay what they are: a cast that
         would change one is a SchemaMismatch with the path."""
         try:
             return columns.cast(table, self.schema, self.arrow, self.fields)
-        except Misfit as misfit:
-            raise _mismatch(misfit) from None
-
-    def verify(self, batch: pa.RecordBatch) -> None:
-        """Whether a batch that has the schema's columns keeps what the schema promises beyond their types: no nulls
-        where there must be none, and times that every reader can show. SchemaMismatch names the path and the row."""
-        try:
-            for place, field in enumerate(self.arrow):
-                columns.verify(batch.column(place), field)
         except Misfit as misfit:
             raise _mismatch(misfit) from None
 
@@ -164,6 +161,8 @@ class _JsonSizes(NamedTuple):
         return cls(_NullSize.of(schema.arrow), item.or_larger(value), value)
 
 
+# How many times the size of its schema a converter has: it is a function of hundreds of lines.
+_CONVERTER_GROWTH: Final = 7
 # An item of an array, or a value of an object, that is null or an object: it may be far larger than its text.
 _BARE_ITEM: Final = r"[\[,]\s*[n{]"
 _BARE_VALUE: Final = r":\s*[n{]"
@@ -180,10 +179,20 @@ def _count_matches(values: pa.BinaryArray, pattern: str) -> int:
     return int(pc.sum(pc.count_substring_regex(values, pattern)).as_py() or 0)
 
 
-@functools.lru_cache(maxsize=256)
+@kept(lambda schema: _CONVERTER_GROWTH * schema.size)
 def converter_of(schema: Schema) -> RowConverter:
-    """The converter of a schema: making one takes a millisecond, so it is kept."""
+    """The converter of a schema: making one takes a millisecond, and for the widest a third of a second."""
     return RowConverter(schema)
+
+
+def verify(schema: Schema, batch: pa.RecordBatch) -> None:
+    """Whether a batch that has the schema's columns keeps what the schema promises beyond their types: no nulls where
+    there must be none, and times that every reader can show. SchemaMismatch names the path and the row."""
+    try:
+        for place, field in enumerate(shape_of(0, schema).schema):
+            columns.verify(batch.column(place), field)
+    except Misfit as misfit:
+        raise _mismatch(misfit) from None
 
 
 def _mismatch(misfit: Misfit) -> SchemaMismatch:

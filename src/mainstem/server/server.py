@@ -35,6 +35,9 @@ from mainstem.transport.wire import ReceiveBudget
 logger = logging.getLogger("mainstem.server")
 
 _READ_THREADS: Final = 2
+# Long looks at what clients send: one at a time, so that at most one batch is decompressed for them, and the loop has
+# no more than one rival for the interpreter.
+_ADMISSION_THREADS: Final = 1
 _BACKLOG: Final = 1_024
 _TICK_SECONDS: Final = 1.0
 # A connection must say hello within this time.
@@ -79,6 +82,7 @@ class Server:
         self.push_encoder = PushEncoder()
         self.selections = Selections(self.log.schema, "lz4")
         self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
+        self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
         self._calls = CallQueue(self._carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
@@ -145,7 +149,8 @@ class Server:
                 session.connection.close()
         await asyncio.sleep(0)
         self._calls.close()
-        self.read_pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self.admission_pool, self.read_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -275,7 +280,7 @@ class Server:
         except UnknownStream:
             if call.auto_create and self.settings.auto_create:
                 return None
-            self.gateway.unknown_streams += 1
+            self.gateway.note_unknown()
             raise
 
     def run_call(self, session: Session, call: Call, answered: Answered) -> None:

@@ -15,10 +15,12 @@ from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    RecordTooLarge,
     ServerStopping,
 )
 from mainstem.core.events import Event
 from mainstem.core.limits import (
+    APPEND_RAW_BYTES_MAX,
     CALLS_IN_FLIGHT_MAX,
     CLIENT_NAME_CHARS_MAX,
     CREDIT_BYTES_MAX,
@@ -26,6 +28,7 @@ from mainstem.core.limits import (
     ERROR_TEXTS_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     MIB,
+    PAYLOAD_RAW_BYTES_MAX,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
 from mainstem.log.batcher import Outcomes, Submission
@@ -62,6 +65,8 @@ _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 _HEARD_SECONDS: Final = 1.0
 # How long the batches of one message are looked at before everybody else has a turn.
 _ADMIT_SECONDS: Final = 0.005
+# So many batches may each be as large as one can be.
+_PLAIN_BATCHES_MAX: Final = APPEND_RAW_BYTES_MAX // PAYLOAD_RAW_BYTES_MAX
 
 
 # The batches of a message, with their places in it.
@@ -85,6 +90,15 @@ class PendingAppend:
         self.errors: dict[int, MainstemError] = {}
         self.size = 0
 
+    def take(self, index: int, header: BatchHeader, admitted: Batch | MainstemError) -> None:
+        """What was found of the batch at this place."""
+        if isinstance(admitted, MainstemError):
+            self.errors[index] = admitted
+        else:
+            self.admitted.append(admitted)
+            self.places.append(index)
+            self.size += header.stored_len
+
 
 class Session:
     """State of one connection. The loop's thread only; completions arrive through the server's `deliver`."""
@@ -99,8 +113,9 @@ class Session:
         self._calls_in_flight = 0
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
-        # Whether an append is being looked at, in several turns of the loop.
+        # Whether an append is being looked at, in several turns of the loop, and one batch of it by another thread.
         self._is_admitting = False
+        self._aside: asyncio.Future[Batch | MainstemError] | None = None
         self._welcomed = False
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
@@ -162,6 +177,9 @@ class Session:
         self.subscriptions.clear()
         self._waiting.clear()
         self._is_admitting = False
+        if self._aside is not None:
+            # It may still be in line, with its bytes.
+            self._aside.cancel()
         self._server.on_session_lost(self)
 
     # Requests.
@@ -228,39 +246,70 @@ class Session:
         timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
         patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if append.acknowledge else 0.0
         pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout, patience)
+        if pending.total > _PLAIN_BATCHES_MAX and sum([header.raw_len for header in append.batches]) > (
+            APPEND_RAW_BYTES_MAX
+        ):
+            self._refuse_bulk(pending)
+            return
         self._admit(pending, enumerate(zip(append.batches, message.payloads, strict=True)))
 
+    def _refuse_bulk(self, pending: PendingAppend) -> None:
+        error = RecordTooLarge(
+            f"the {pending.total} batches of this append are over {APPEND_RAW_BYTES_MAX} bytes once they are "
+            "decompressed; send fewer at a time"
+        )
+        self._server.gateway.note_refused(pending.total)
+        pending.errors = dict.fromkeys(range(pending.total), error)
+        self._waiting.append(pending)
+        self._server.submit_soon(self)
+
     def _admit(self, pending: PendingAppend, batches: _Batches) -> None:
-        """Look at batches for a moment; if that was not enough, others have their turn before it goes on. Meanwhile no
-        message of this client is handled, so appends keep their order."""
+        """Look at batches for a moment; if that was not enough, others have their turn before it goes on. One that
+        takes long is looked at aside. Meanwhile no message of this client is handled, so appends keep their order."""
         gateway, clock = self._server.gateway, self._server.clock
         until = clock.monotonic() + _ADMIT_SECONDS
         for index, (header, payload) in batches:
-            admitted = gateway.admit(header, payload, acknowledge=pending.acknowledge)
-            if isinstance(admitted, MainstemError):
-                pending.errors[index] = admitted
-            else:
-                pending.admitted.append(admitted)
-                pending.places.append(index)
-                pending.size += header.stored_len
+            if gateway.is_long(header):
+                self._admit_aside(pending, batches, index, header, payload)
+                return
+            pending.take(index, header, gateway.admit(header, payload, acknowledge=pending.acknowledge))
             if index + 1 < pending.total and clock.monotonic() >= until:
-                self._admit_later(pending, batches)
+                self._pause_admission()
+                asyncio.get_running_loop().call_soon(self._admit_more, pending, batches)
                 return
         self._waiting.append(pending)
         self._server.submit_soon(self)
 
-    def _admit_later(self, pending: PendingAppend, batches: _Batches) -> None:
+    def _admit_aside(
+        self, pending: PendingAppend, batches: _Batches, index: int, header: BatchHeader, payload: bytes
+    ) -> None:
+        """Have one batch looked at by another thread, then go on with those after it."""
+        self._pause_admission()
+        server = self._server
+        look = partial(server.gateway.admit, header, payload, acknowledge=pending.acknowledge)
+
+        def go_on(looked_at: "asyncio.Future[Batch | MainstemError]") -> None:
+            self._aside = None
+            self._admit_more(pending, batches, lambda: pending.take(index, header, looked_at.result()))
+
+        self._aside = asyncio.get_running_loop().run_in_executor(server.admission_pool, look)
+        self._aside.add_done_callback(go_on)
+
+    def _pause_admission(self) -> None:
         assert self.connection is not None
         self._is_admitting = True
         self.connection.pause("admission")
-        asyncio.get_running_loop().call_soon(self._admit_more, pending, batches)
 
-    def _admit_more(self, pending: PendingAppend, batches: _Batches) -> None:
+    def _admit_more(
+        self, pending: PendingAppend, batches: _Batches, take_last: Callable[[], None] | None = None
+    ) -> None:
         if not self._is_admitting:
             return  # the client is gone
         self._is_admitting = False
         assert self.connection is not None
         try:
+            if take_last is not None:
+                take_last()
             self._admit(pending, batches)
         except Exception as error:  # as for a message that is handled at once
             self.connection.fail(ProtocolError(f"this message could not be handled: {type(error).__name__}: {error}"))

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -229,3 +230,34 @@ def test_the_order_of_a_key_outlives_erasures_on_both_sides_of_a_barrier(tmp_pat
         assert hub.streams.erase("orders", before).records == 1
         with hub.consumer("orders", start="earliest", follow=False) as consumer:
             assert [record.value for record in consumer] == [b"old", b"new"]
+
+
+def test_what_was_looked_up_too_early_tears_nothing(tmp_path, monkeypatch):
+    """A thread's answer about a stream comes late, after the stream got more shards and another thread knows them: in
+    one parcel there is something for the old shards and something for the new ones."""
+    with mainstem.open(tmp_path / "data") as hub, hub.producer(linger=60.0) as producer:
+        hub.streams.create("s", shards=1)
+        producer.prepare("s")
+        asked, may_come = threading.Event(), threading.Event()
+        call = producer._streams._port.call
+
+        def delayed(*args: Any) -> Any:
+            answer = call(*args)
+            if threading.current_thread().name == "late":
+                asked.set()
+                assert may_come.wait(10)
+            return answer
+
+        monkeypatch.setattr(producer._streams._port, "call", delayed)
+        late = threading.Thread(target=producer.prepare, args=("s",), name="late")
+        late.start()
+        assert asked.wait(10)
+        acks = [producer.send("s", b"%d" % number, key=b"%d" % number) for number in range(50)]
+        hub.streams.alter("s", shards=4)
+        acks += [producer.send("s", b"chosen", shard=shard) for shard in (3, 0, 3)]
+        may_come.set()
+        late.join()
+        places = {ack.result(10) for ack in acks}
+        assert len(places) == len(acks)
+        with hub.consumer("s", start="earliest", follow=False) as consumer:
+            assert {(record.shard, record.offset) for record in consumer} == places

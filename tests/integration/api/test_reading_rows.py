@@ -524,3 +524,50 @@ def test_a_row_that_outgrows_a_payload_is_made_by_its_reader(hub):
         assert found.to_arrow()["v"].type == pa.list_(pa.int64())
         assert found.to_arrow(metadata=True)["_offset"].to_pylist() == [1, 2]
         assert pc.list_value_length(found.to_arrow()["v"]).to_pylist() == [2_500_000, 2]
+
+
+def test_json_of_which_little_becomes_much_comes_in_pieces(hub):
+    """Empty objects from before the stream had a schema, every row of which takes much room."""
+    count = 5_000
+    hub.streams.create("sparse")
+    with hub.producer() as producer:
+        producer.send_many("sparse", [b"{}"] * count)
+    hub.streams.set_schema("sparse", pa.schema([("id", pa.int64()), ("wide", pa.binary(60_000))]))
+    with hub.consumer("sparse", start="earliest", follow=False) as consumer:
+        offsets = [batch.to_arrow(metadata=True).column("_offset").to_pylist() for batch in consumer.batches()]
+    assert len(offsets) > 1
+    assert [offset for batch in offsets for offset in batch] == list(range(count))
+    asked = {"where": "id IS NULL AND _offset IN (5, 4999)", "columns": ["id", "_offset"]}
+    with hub.consumer("sparse", start="earliest", follow=False, **asked) as consumer:
+        assert [record.offset for record in consumer] == [5, 4_999]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"where": "id >= 0"}, {"columns": ["id"]}],
+    ids=["all", "where", "columns"],
+)
+def test_what_was_pushed_before_a_reader_knew_a_newer_schema_is_not_lost(tmp_path, options):
+    """A server is ahead of its reader by what fits the reader's prefetch: batches of newer schemas arrive before it has
+    asked for them as such."""
+    columns = [pa.field("id", pa.int64())]
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("s", schema=pa.schema(columns))
+        with hub.consumer("s", start="earliest", **options) as consumer, hub.producer() as producer:
+            producer.send("s", {"id": 0}).result()
+            first = consumer.poll(10)
+            assert first is not None
+            ids = [first.value["id"]]
+            for version in range(1, 4):
+                columns.append(described(pa.field(f"c{version}", pa.int64()), default=version))
+                hub.streams.set_schema("s", pa.schema(columns))
+                producer.prepare("s")
+                for number in range(10):
+                    producer.send("s", {"id": 10 * version + number, f"c{version}": -number}).result()
+            time.sleep(0.2)
+            while (record := consumer.poll(1)) is not None:
+                ids.append(record.value["id"])
+                if not options.get("columns"):
+                    version, number = divmod(record.value["id"], 10)
+                    assert record.value[f"c{version}"] == -number
+            assert ids == [0, *range(10, 40)]

@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import mainstem
+from mainstem.core.batch import Batch
+from mainstem.core.errors import RecordTooLarge
 from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.connection import FramedConnection
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import OffsetsAtTimeCall
 from mainstem.transport.wire import PREFIX, Hello, Kind, pack
-from tests.unit.server.parts import serving
+from tests.unit.log.parts import make_batch
+from tests.unit.server.parts import Client, send_append, serving
 
 WAIT_SECONDS_MAX = 30
 
@@ -149,3 +153,51 @@ def test_a_name_of_any_length_is_refused_and_the_hub_works_on(hub):
         hub.streams.get("x" * 2 * MESSAGE_HEADER_BYTES_MAX)
     with hub.producer() as producer:
         assert producer.send("orders", b"v").result(10) == (0, 0)
+
+
+def test_the_memory_of_a_server_stays_bounded_under_bombs(tmp_path):
+    """Batches of a few hundred bytes that are 14 MiB once they are decompressed: as many as one message takes are
+    refused together, and those that are taken are looked at one after the other, whoever sent them."""
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        stream = hub.streams.create("bombs").id
+        before = server.memory_bytes()
+        few, many = asyncio.run(_send_bombs(server.address, stream))
+        with hub.producer() as producer:
+            producer.send("bombs", b"served").result(WAIT_SECONDS_MAX)
+        assert few == [[0, 1, 2]] * BOMBERS
+        assert many == [{RecordTooLarge.code}] * BOMBERS
+        assert _memory_peak(server) - before < 256 << 20
+
+
+BOMBERS = 20
+BOMBS_FEW, BOMBS_MANY = 3, 2_000
+
+
+async def _send_bombs(address: str, stream: int) -> tuple[list[list[int]], list[set[int]]]:
+    """Whether the batches of each client were in the order of its own, and how those of a large append were refused."""
+
+    large = make_batch([bytes(7 << 20)] * 2, stream=stream, compression="zstd")
+
+    async def bomb(number: int) -> tuple[list[int], set[int]]:
+        host, _, port = address.rpartition(":")
+        client = await Client(*await asyncio.open_connection(host, int(port))).hello()
+        batches = [
+            Batch(msgspec.structs.replace(large.header, producer=number, sequence=sequence), large.payload)
+            for sequence in range(BOMBS_FEW)
+        ]
+        await send_append(client, 5, batches)
+        few = await client.next_but(Kind.PONG)
+        await send_append(client, 6, [batches[0]] * BOMBS_MANY)
+        many = await client.next_but(Kind.PONG)
+        client.writer.close()
+        order = sorted(range(BOMBS_FEW), key=few.header.bases.__getitem__)
+        assert not few.header.errors
+        return order, {error.code for error in many.header.errors.values()}
+
+    found = await asyncio.gather(*(bomb(number) for number in range(1, BOMBERS + 1)))
+    return [few for few, _ in found], [many for _, many in found]
+
+
+def _memory_peak(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10

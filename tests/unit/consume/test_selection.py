@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from mainstem.consume.record import RecordBatch
-from mainstem.consume.selection import Selection, Selections
+from mainstem.consume.selection import Selection, Selections, halves
 from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
 from mainstem.core import layouts, payload, statistics
@@ -20,6 +20,7 @@ from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, RecordTooLarge, SchemaMismatch
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX
 from mainstem.core.schema import METADATA_COLUMNS, Schema, described
+from mainstem.registry.rows import converter_of
 from mainstem.transport.port import Query
 from tests.unit.consume.rows import (
     SCHEMA,
@@ -319,8 +320,33 @@ def test_json_of_which_little_becomes_much_is_not_made_at_once():
     wide = Schema(pa.schema([(f"c{place}", pa.int64()) for place in range(1_000)]))
     view = View(wide, SCHEMA_ID)
     assert view.decode(json_batch(*[{}] * 100)).columns.num_columns == 1_000
+    batch = json_batch(*[{}] * 40_000, base=7)
     with pytest.raises(RecordTooLarge, match="made of JSON at once"):
-        view.decode(json_batch(*[{}] * 40_000))
+        view.decode(batch)
+    assert not view.fits_at_once(batch)
+    pieces = halves(batch)
+    assert covers(pieces, batch)
+    assert all(map(view.fits_at_once, pieces))
+    selection = Selection(View(wide, SCHEMA_ID, columns=["c7", "_offset"]), "_offset IN (7, 20006, 20007, 40006)")
+    selected = selection.apply(batch)
+    assert covers(selected.batches, batch)
+    assert [offset for offset, _ in read(selected.batches, selection.view)] == [7, 20_006, 20_007, 40_006]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.int64(), [b"{}"] * 3),
+        (pa.list_(pa.struct([("a", pa.int64()), ("b", pa.int64())])), [b'{"c": [{}, null,{},{}]}', b"{}"]),
+        (pa.map_(pa.string(), pa.struct([("a", pa.int64())])), [b'{"c": {"x":{},"y":null, "z" : {}}}']),
+        (pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.int64())]))), [b'{"c":{"x":[{},{}],"y":null}}']),
+    ],
+    ids=["plain", "list", "map", "map of lists"],
+)
+def test_how_large_json_may_become_is_bounded_without_looking(kind, values):
+    converter = converter_of(Schema(pa.schema([("c", kind)])))
+    column = pa.array(values, pa.binary())
+    assert 0 < converter.json_size(column) <= converter.json_size_max(len(values), sum(map(len, values)))
 
 
 def test_what_is_no_row_matches_nothing_and_is_counted():

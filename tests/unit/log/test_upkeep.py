@@ -4,11 +4,12 @@ import errno
 
 import pytest
 
-from mainstem.core.errors import DataLoss
+from mainstem.core.errors import DataLoss, Refused
 from mainstem.log import compaction, merger, upkeep
 from mainstem.log.administration import Administration
 from mainstem.log.compaction import KeyIndex
 from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
+from mainstem.log.ledger.base import GenerationRow
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.registry import compatibility
@@ -297,6 +298,21 @@ def test_an_erased_key_is_gone_for_every_reader_at_once(keeping, cold):
     # Written again it is there again.
     keeping.write(stream, (b"secret", b"new"))
     assert keeping.read(stream, cold=False)[200] == (b"secret", b"new")
+
+
+def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
+    """A batch over a barrier, which no writer makes any more: it stays as it is, and whoever erases is told."""
+    stream = keeping.create()
+    keeping.write(stream, *((b"secret" if number == 3 else b"k%d" % number, b"v") for number in range(10)))
+    before = keeping.read(stream)
+    barrier = GenerationRow(stream, 1, 2, (5,))
+    monkeypatch.setattr(keeping.log._applier, "generations", lambda number: (barrier,))
+    with pytest.raises(Refused, match=r"shard 0: records 0 to 9 cannot be stored anew.* over a barrier"):
+        keeping.log.upkeep.erase(keeping.row(stream), b"secret")
+    assert keeping.read(stream) == before
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"unknown") == 0
+    monkeypatch.undo()
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
 
 
 def test_erasing_everything_leaves_offsets_without_records(keeping):

@@ -91,10 +91,17 @@ def test_a_chunk_travels_in_one_request(monkeypatch):
     """So that it is written or refused as a whole."""
     monkeypatch.setattr("mainstem.produce.shipping.APPEND_BATCHES_MAX", 4)
     first, second, third = (parcel(0, None).chunks[0] for _ in range(3))
-    assert list(_requests([])) == []
-    assert list(_requests([first] * 4)) == [(0, 4)]
-    assert list(_requests([first] * 3 + [second] * 3 + [third])) == [(0, 3), (3, 7)]
-    assert list(_requests([first] + [second] * 4 + [third] * 4)) == [(0, 1), (1, 5), (5, 9)]
+    monkeypatch.setattr("mainstem.produce.shipping.APPEND_RAW_BYTES_MAX", 10)
+
+    def requests(*owners: Chunk, size: int = 1) -> list[tuple[int, int]]:
+        return list(_requests(owners, [size] * len(owners)))
+
+    assert requests() == []
+    assert requests(*[first] * 4) == [(0, 4)]
+    assert requests(*[first] * 3, *[second] * 3, third) == [(0, 3), (3, 7)]
+    assert requests(first, *[second] * 4, *[third] * 4) == [(0, 1), (1, 5), (5, 9)]
+    assert requests(first, second, third, size=5) == [(0, 2), (2, 3)]
+    assert requests(first, *[second] * 3, third, size=5) == [(0, 1), (1, 4), (4, 5)], "a chunk is never split"
 
 
 def test_a_chunk_of_which_a_part_was_written_is_not_sent_again():

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from mainstem.core.errors import InvalidSchema, SchemaMismatch
 from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
 from mainstem.core.schema import Schema, described
-from mainstem.registry.rows import BadRow, RowConverter, converter_of
+from mainstem.registry.rows import BadRow, RowConverter, converter_of, verify
 
 ITEM = pa.struct([pa.field("price", pa.decimal128(10, 2), nullable=False), pa.field("count", pa.int8())])
 ORDERS = Schema(
@@ -614,13 +614,13 @@ def test_tables_get_defaults_and_aliases_and_lose_nothing() -> None:
 
 def test_verify_tells_nulls_and_times_out_of_range() -> None:
     converter = RowConverter(ORDERS)
-    converter.verify(converter.to_batch([{"id": 1, "items": [{"price": 1}, None]}]))
+    verify(converter.schema, converter.to_batch([{"id": 1, "items": [{"price": 1}, None]}]))
     with pytest.raises(SchemaMismatch, match=r"id must be int64, not null \(row 1\)"):
-        converter.verify(converter.to_batch([{"id": 1}, None]))
+        verify(converter.schema, converter.to_batch([{"id": 1}, None]))
     batch = converter.to_batch([{"id": 1}, {"id": 2}])
     times = pa.array([0, 2**62], pa.timestamp("us", "UTC"))
     with pytest.raises(SchemaMismatch, match=r"placed .* out of range"):
-        converter.verify(batch.set_column(4, batch.schema.field(4), times))
+        verify(converter.schema, batch.set_column(4, batch.schema.field(4), times))
 
 
 # Little that unpacks to much.

@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mainstem.core.batch import Batch
 from mainstem.core.kinds import Address
 from mainstem.core.limits import RECEIVE_SHARE_BYTES
 from mainstem.core.settings import Settings
@@ -14,9 +17,12 @@ from mainstem.server.session import Session
 from mainstem.server.sockets import address_of, bind
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.loop import new_loop
-from mainstem.transport.wire import Hello, Kind, Message, MessageReader, pack
+from mainstem.transport.port import Answer, CreateStreamCall
+from mainstem.transport.wire import Append, Hello, Kind, Message, MessageReader, error_from, pack
+from tests.unit.log.parts import FOREVER_US
 
 SECONDS_MAX = 30
+_UUID = "0123456789abcdef" * 2
 
 
 class Client:
@@ -51,6 +57,12 @@ class Client:
                 raise ConnectionError
             self._got += self._messages.feed(data)
         return self._got.pop(0)
+
+    async def next_but(self, kind: Kind) -> Message:
+        """The next message that is not of this kind."""
+        while (message := await self.next()).kind == kind:
+            pass
+        return message
 
 
 class Rig:
@@ -90,6 +102,28 @@ async def come_to(is_so: Callable[[], bool]) -> None:
     """Turn the loop until it is so."""
     while not is_so():  # noqa: ASYNC110  # nothing announces it
         await asyncio.sleep(0.001)
+
+
+async def create(client: Client, name: str = "orders", uuid: str = _UUID) -> int:
+    await client.send(Kind.CALL, 1, CreateStreamCall(name, retention_us=FOREVER_US, uuid=uuid))
+    answer = (await client.next()).header
+    assert isinstance(answer, Answer), answer
+    return answer.streams[0].id
+
+
+async def send_append(client: Client, id_: int, batches: list[Batch]) -> None:
+    await client.send(
+        Kind.APPEND, id_, Append([batch.header for batch in batches]), [batch.payload for batch in batches]
+    )
+
+
+async def last_error(client: Client) -> Exception:
+    """The error with which the server ends the connection."""
+    message = await client.next()
+    assert (message.kind, message.id) == (Kind.ERROR, 0)
+    with pytest.raises(ConnectionError):
+        await client.next()
+    return error_from(message.header)
 
 
 @asynccontextmanager

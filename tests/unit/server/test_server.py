@@ -23,38 +23,19 @@ from mainstem.server.session import PendingAppend, Session
 from mainstem.transport.port import (
     Answer,
     Call,
-    CreateStreamCall,
     DeleteStreamCall,
     GetStreamCall,
     OffsetsAtTimeCall,
     StatisticsCall,
 )
 from mainstem.transport.wire import PREFIX, Append, Kind, Message, error_from, pack
-from tests.unit.log.parts import FOREVER_US, make_batch
-from tests.unit.server.parts import Client, Rig, come_to, run, serving
-
-UUID = "0123456789abcdef" * 2
-
-
-async def create(client: Client, name: str = "orders") -> int:
-    await client.send(Kind.CALL, 1, CreateStreamCall(name, retention_us=FOREVER_US, uuid=UUID))
-    answer = (await client.next()).header
-    assert isinstance(answer, Answer), answer
-    return answer.streams[0].id
+from tests.unit.log.parts import make_batch
+from tests.unit.server.parts import Client, Rig, come_to, create, last_error, run, send_append, serving
 
 
 async def statistics(client: Client) -> dict[str, int]:
     await client.send(Kind.CALL, 2, StatisticsCall())
     return (await client.next()).header.counters
-
-
-async def last_error(client: Client) -> Exception:
-    """The error with which the server ends the connection."""
-    message = await client.next()
-    assert (message.kind, message.id) == (Kind.ERROR, 0)
-    with pytest.raises(ConnectionError):
-        await client.next()
-    return error_from(message.header)
 
 
 # Who is disconnected.
@@ -274,12 +255,6 @@ def take_long(rig: Rig, monkeypatch: pytest.MonkeyPatch, error_at: int = -1) -> 
 
     monkeypatch.setattr(rig.server.gateway, "admit", slowly)
     return seen
-
-
-async def send_append(client: Client, id_: int, batches: list[Batch]) -> None:
-    await client.send(
-        Kind.APPEND, id_, Append([batch.header for batch in batches]), [batch.payload for batch in batches]
-    )
 
 
 def test_others_have_their_turn_while_a_long_append_is_looked_at(tmp_path, monkeypatch):
