@@ -22,6 +22,7 @@ from tests.faults import (
     kill_upkeep,
     ledger_lost,
     mixes,
+    more_shards,
     power_loss,
     read_beside,
     restart_large,
@@ -105,6 +106,7 @@ SUITES: dict[str, Suite] = {
         chunk=100,
         bugs={"compact_too_much": 3, "free_too_early": 3, "filter_too_little": 1},
     ),
+    "more_shards": Suite(more_shards.run, slice=6, full=500, chunk=50, bugs={"run_ahead": 1}),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
     ),

@@ -20,6 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
@@ -287,6 +288,16 @@ def ignore_checksum() -> Iterator[None]:
 def stale_reader() -> Iterator[None]:
     """A reader of a folder is not told that another process wrote to it."""
     with _patched(SqliteLedgerReader, "data_version", lambda self: 1):
+        yield
+
+
+@_bug
+def run_ahead() -> Iterator[None]:
+    """A reader of a stream that got more shards does not wait until it has what was written before."""
+    with (
+        _patched(Barriers, "holds", lambda self, shard, offset: False),
+        _patched(Barriers, "allowed", lambda self, shard, batches: batches),
+    ):
         yield
 
 
