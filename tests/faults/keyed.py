@@ -119,7 +119,9 @@ class Reading:
         return _some(strange)
 
     def _risen(self, written: Written) -> list[str]:
-        return _some([f"{name} {number} was erased" for name, number in self.got if number < written.erased.get(name, 0)])
+        return _some(
+            [f"{name} {number} was erased" for name, number in self.got if number < written.erased.get(name, 0)]
+        )
 
     def _chooses(self, name: str, number: int, place: Place | None) -> bool:
         return self.chosen is None or (place is not None and self.chosen.chooses(name, number, place))

@@ -219,7 +219,9 @@ class _Trial:
         self._form = _Form(is_rows=rng.random() < 0.5)
         # Cursors that were saved on the way, with what their reader had by then.
         self._saved: list[tuple[str, Reading]] = []
-        self._writers = [_Writer(self._form, number, self.written, random.Random(rng.random())) for number in range(PRODUCERS)]
+        self._writers = [
+            _Writer(self._form, number, self.written, random.Random(rng.random())) for number in range(PRODUCERS)
+        ]
 
     def _save(self, reader: _Reader) -> None:
         self._saved.append((reader.cursor, reader.reading.copy(f"cursor {reader.cursor!r} of {reader.reading.title}")))

@@ -26,6 +26,7 @@ from tests.faults import (
     power_loss,
     read_beside,
     restart_large,
+    schema_changes,
     two_writers,
     upgrade_kill,
 )
@@ -107,6 +108,7 @@ SUITES: dict[str, Suite] = {
         bugs={"compact_too_much": 3, "free_too_early": 3, "filter_too_little": 1},
     ),
     "more_shards": Suite(more_shards.run, slice=6, full=500, chunk=50, bugs={"run_ahead": 1}),
+    "schema_changes": Suite(schema_changes.run, slice=6, full=300, chunk=50, bugs={"forget_aliases": 6}),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
     ),

@@ -42,6 +42,7 @@ from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from mainstem.log.upgrade import Backup
+from mainstem.registry import promotion
 from mainstem.transport.wire import MessageReader
 
 # What is planted in this process now, in the order in which it was.
@@ -298,6 +299,18 @@ def run_ahead() -> Iterator[None]:
         _patched(Barriers, "holds", lambda self, shard, offset: False),
         _patched(Barriers, "allowed", lambda self, shard, batches: batches),
     ):
+        yield
+
+
+@_bug
+def forget_aliases() -> Iterator[None]:
+    """Rows from before a column was renamed are read as if they had nothing in it."""
+
+    def by_name(readers: Any, writers: Any) -> list[Any]:
+        names = {field.name: field for field in writers}
+        return [(field, names.get(field.name)) for field in readers]
+
+    with _patched(promotion, "matched", by_name):
         yield
 
 
