@@ -22,9 +22,11 @@ from tests.faults import (
     kill_upkeep,
     ledger_lost,
     mixes,
+    more_shards,
     power_loss,
     read_beside,
     restart_large,
+    schema_changes,
     two_writers,
     upgrade_kill,
 )
@@ -105,6 +107,8 @@ SUITES: dict[str, Suite] = {
         chunk=100,
         bugs={"compact_too_much": 3, "free_too_early": 3, "filter_too_little": 1},
     ),
+    "more_shards": Suite(more_shards.run, slice=6, full=500, chunk=50, bugs={"run_ahead": 1}),
+    "schema_changes": Suite(schema_changes.run, slice=6, full=300, chunk=50, bugs={"forget_aliases": 6}),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
     ),

@@ -530,6 +530,8 @@ class Upkeep:
                     try:
                         erased += self._leave(entries, groups, contents, lambda r: without_key(r, key), upshot)
                     except Refused as error:
+                        if self._commits.has_failed():
+                            raise
                         refused.note(entries, error)
                         break  # the entries were merged or compacted meanwhile: look at them as they are now
                     offset = entries[-1].end

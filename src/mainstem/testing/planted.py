@@ -20,6 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
@@ -41,6 +42,7 @@ from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger import apply
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from mainstem.log.upgrade import Backup
+from mainstem.registry import promotion
 from mainstem.transport.wire import MessageReader
 
 # What is planted in this process now, in the order in which it was.
@@ -287,6 +289,28 @@ def ignore_checksum() -> Iterator[None]:
 def stale_reader() -> Iterator[None]:
     """A reader of a folder is not told that another process wrote to it."""
     with _patched(SqliteLedgerReader, "data_version", lambda self: 1):
+        yield
+
+
+@_bug
+def run_ahead() -> Iterator[None]:
+    """A reader of a stream that got more shards does not wait until it has what was written before."""
+    with (
+        _patched(Barriers, "holds", lambda self, shard, offset: False),
+        _patched(Barriers, "allowed", lambda self, shard, batches: batches),
+    ):
+        yield
+
+
+@_bug
+def forget_aliases() -> Iterator[None]:
+    """Rows from before a column was renamed are read as if they had nothing in it."""
+
+    def by_name(readers: Any, writers: Any) -> list[Any]:
+        names = {field.name: field for field in writers}
+        return [(field, names.get(field.name)) for field in readers]
+
+    with _patched(promotion, "matched", by_name):
         yield
 
 

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from mainstem.core.errors import DataLoss, Refused
+from mainstem.core.errors import DataLoss, FolderUnusable, Refused
 from mainstem.log import compaction, merger, upkeep
 from mainstem.log.administration import Administration
 from mainstem.log.compaction import KeyIndex
@@ -325,6 +325,18 @@ def test_erasing_everything_leaves_offsets_without_records(keeping):
     assert (entry.base, entry.span, entry.count, entry.block, entry.length) == (0, 10, 0, 0, 0)
     keeping.write(stream, (b"a", b"after"))
     assert keeping.read(stream) == {10: (b"a", b"after")}
+
+
+def test_an_erasure_that_meets_a_failing_disk_says_so(tmp_path):
+    """It is not taken for one that others overtook, which is tried again until it is done."""
+    disk = FailingDisk(at=0)
+    log = Log(tmp_path / "data", disk=disk)
+    stream = make_stream(log)
+    append(log, make_keyed_batch([(b"k", b"1", 1), (b"other", b"2", 1)], stream=stream))
+    disk._at = len(disk.calls) + 1
+    with pytest.raises(FolderUnusable, match="the disk failed"):
+        log.upkeep.erase(log.reader.require_stream(stream), b"k")
+    log.close()
 
 
 def test_the_bytes_of_an_erased_key_are_off_the_disk_when_it_was_said(keeping, short_runs):
