@@ -28,6 +28,8 @@ from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, READ_RECORD_BYTES_MAX, T
 from mainstem.core.payload import Encoded
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import Range
+from mainstem.log.contents import Contents
+from mainstem.log.ledger.base import StreamRow
 from mainstem.registry.promotion import Promotion, promotion
 from mainstem.transport.port import Query
 
@@ -411,16 +413,18 @@ class Selections:
         self.cache = Transcoded(TRANSCODED_BYTES_MAX)
         self._made: weakref.WeakValueDictionary[tuple[int, Query], Selection] = weakref.WeakValueDictionary()
 
-    def get(self, stream: int, key: Sequence[str], query: Query) -> Selection:
+    def get(self, stream: StreamRow, query: Query) -> Selection:
         """The selection of this query; whoever reads with it puts himself among its readers."""
-        found = self._made.get((stream, query))
+        found = self._made.get((stream.id, query))
         if found is None:
             schema = self._schema_of(query.schema_id) if query.schema_id else None
+            # A reader that does not know of a rename asks for rows of a schema from before it.
+            key = Contents.of(stream, self._schema_of).names_in(query.schema_id, stream.key)
             view = View(schema, query.schema_id, columns=query.columns, key=key, schema_of=self._schema_of)
             found = Selection(
                 view, query.where, schema_of=self._schema_of, compression=self._compression, cache=self.cache
             )
-            self._made[stream, query] = found
+            self._made[stream.id, query] = found
         return found
 
 

@@ -550,7 +550,7 @@ def _feed(
 ) -> Feed:
     if query is None:
         return Feed(reader, row, offsets, ends)
-    select = partial(selections.get, row.id, row.key, query)
+    select = partial(selections.get, row, query)
     return Feed(reader, row, offsets, ends, select, is_plain=query.is_plain)
 
 

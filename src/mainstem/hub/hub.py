@@ -13,6 +13,7 @@ from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.kinds import render_duration
+from mainstem.core.matching import names_before
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
 from mainstem.hub.overview import Overview, look
@@ -102,6 +103,13 @@ class Streams:
 
     def _require_same(self, info: StreamInfo, given: dict[str, Any]) -> None:
         schema = given.pop("schema", b"")
+        if schema and info.schema:
+            # Who knows an older version of the schema knows columns by the names that they had.
+            now = {was: name for name, was in names_before(Schema.parse(info.schema), Schema.parse(schema)).items()}
+            if "key" in given:
+                given["key"] = tuple(now.get(name, name) for name in given["key"])
+            if "index" in given:
+                given["index"] = tuple(now[name] for name in given["index"] if name in now)
         other = [
             f"{option.removesuffix('_us')} is {_shown(option, has)}, not {_shown(option, value)}"
             for option, value in given.items()

@@ -15,6 +15,7 @@ from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
 from mainstem.core.limits import STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
+from mainstem.core.matching import names_before
 from mainstem.core.schema import Schema
 from mainstem.log.ledger.base import StreamRow
 
@@ -27,19 +28,28 @@ def no_schema(schema: int) -> Schema:
 
 
 class Contents(NamedTuple):
-    """The batches of one stream. Any thread."""
+    """The batches of one stream. Any thread. `key` and `indexed` are names of the schema `schema_id`; batches of others
+    may have other names for the same columns."""
 
     schema_of: SchemaOf = no_schema
     key: tuple[str, ...] = ()
     indexed: tuple[str, ...] = ()
+    schema_id: int = 0
 
     @classmethod
     def of(cls, stream: StreamRow, schema_of: SchemaOf) -> "Contents":
-        return cls(schema_of, stream.key, stream.index)
+        return cls(schema_of, stream.key, stream.index, stream.schema_id)
 
     def schema(self, schema_id: int) -> Schema | None:
         """The schema of this id; None if it is that of records without one."""
         return self.schema_of(schema_id) if schema_id else None
+
+    def names_in(self, schema_id: int, names: tuple[str, ...]) -> tuple[str, ...]:
+        """What columns of the stream are called in another of its schemas; those that it lacks are left out."""
+        if not names or schema_id in (0, self.schema_id) or not self.schema_id:
+            return names
+        called = names_before(self.schema_of(self.schema_id), self.schema_of(schema_id))
+        return tuple(called[name] for name in names if name in called)
 
     def decode(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch:
         """The batch, which was checked when it was stored."""
@@ -49,7 +59,7 @@ class Contents(NamedTuple):
     def keys(self, schema_id: int, batch: pa.RecordBatch) -> pa.BinaryArray | None:
         """The key of every record of a batch, null where it has none; None if none has."""
         if schema_id and self.key:
-            return key_column(batch, self.key)
+            return key_column(batch, self.names_in(schema_id, self.key))
         name = "_key" if schema_id else "key"
         return batch.column(name) if name in batch.schema.names else None
 
@@ -80,8 +90,8 @@ class Contents(NamedTuple):
         known = statistics.collect(
             batch if header.schema_id else None,
             key=keys,
-            index=self.indexed,
-            columns=self.key,
+            index=self.names_in(header.schema_id, self.indexed),
+            columns=self.names_in(header.schema_id, self.key),
             times=(header.time_low, header.time_high),
             described_bytes=header.raw_len,
         )

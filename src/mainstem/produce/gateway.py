@@ -192,7 +192,7 @@ class Gateway:
             converter_of(schema).verify(batch)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {row.name!r}: {error}", path=error.path) from None
-        keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
+        keys = Contents.of(row, self._schema_of).keys(header.schema_id, batch)
         check_row_batch(row.name, batch, keys)
         check_keyed(row.name, row.cleanup, keys is not None and not keys.null_count)
         return _Opened(batch, keys)

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from mainstem.core.errors import IncompatibleSchema, RecordTooLarge
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
+from mainstem.core.matching import matched
 from mainstem.core.plain import one_line
 from mainstem.core.schema import METADATA_COLUMNS, Schema, default_of, null_bits
-from mainstem.registry.compatibility import fits_list, matched, widens
+from mainstem.registry.compatibility import fits_list, widens
 from mainstem.registry.defaults import constant_of
 from mainstem.registry.texts import as_list, shown_only
 from mainstem.registry.types import is_list, is_nested, type_text

@@ -154,8 +154,8 @@ class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
 
 class SetSchemaCall(msgspec.Struct, frozen=True, tag="set_schema"):
     """The next version of a stream's schema, or its first, checked against those before it as `compatibility` says:
-    None stands for what the stream has. With `dry_run` nothing is changed. Answered with the stream. The version that
-    is the newest already stays the newest."""
+    None stands for what the stream has. Answered with the stream. With `dry_run` nothing is changed, and only its key
+    and index are as they would be. The version that is the newest already stays the newest."""
 
     name: str
     schema: bytes

@@ -31,6 +31,7 @@ from tests.unit.consume.rows import (
     records_of,
     rows_of,
     select,
+    stream_row,
     view,
 )
 from tests.unit.log.parts import NOW_US
@@ -306,7 +307,7 @@ def test_only_a_tombstone_has_no_value():
 
 
 def test_a_tombstone_is_one_for_several_readers_too():
-    selection = Selections(lambda schema_id: SCHEMA).get(1, (), Query("", None, SCHEMA_ID))
+    selection = Selections(lambda schema_id: SCHEMA).get(stream_row(1), Query("", None, SCHEMA_ID))
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.update(readers)
     batch = json_batch({}, None, {"id": 1}, {"id": "x"})
@@ -401,7 +402,7 @@ def test_what_is_too_large_for_a_payload_leaves_as_it_is_stored(columns, where):
 
 def test_sharing_fails_for_nobody_who_could_read_alone(monkeypatch):
     selections = Selections({4: LISTS}.__getitem__)
-    selection = selections.get(1, (), Query("", None, 4))
+    selection = selections.get(stream_row(1), Query("", None, 4))
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.update(readers)
     large = records_of([b'{"v":[%s]}' % b",".join([b"1"] * length) for length in (1, 2_500_000, 2)])
@@ -527,9 +528,9 @@ def test_what_several_readers_want_is_made_once(monkeypatch):
     made: Counter[str] = Counter()
     selections = Selections(lambda schema_id: SCHEMA)
     query = Query("id > 3", None, SCHEMA_ID)
-    selection = selections.get(1, (), query)
-    assert selections.get(1, (), query) is selection
-    assert selections.get(2, (), query) is not selection
+    selection = selections.get(stream_row(1), query)
+    assert selections.get(stream_row(1), query) is selection
+    assert selections.get(stream_row(2), query) is not selection
 
     class Reader:
         pass
@@ -559,7 +560,7 @@ def test_what_several_readers_want_is_made_once(monkeypatch):
 def test_other_bytes_at_the_same_offsets_are_something_else():
     """After an erasure the batch that stands there is another one: nothing of the old is given."""
     selections = Selections(lambda schema_id: SCHEMA)
-    selection = selections.get(1, (), Query("id >= 0", ("name",), SCHEMA_ID))
+    selection = selections.get(stream_row(1), Query("id >= 0", ("name",), SCHEMA_ID))
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.update(readers)
     secret = rows_of([{"id": 1, "name": "secret"}, {"id": 2, "name": "b"}])
@@ -571,7 +572,7 @@ def test_other_bytes_at_the_same_offsets_are_something_else():
 
 def test_json_is_converted_for_several_readers_only():
     selections = Selections(lambda schema_id: SCHEMA)
-    selection = selections.get(1, (), Query("", None, SCHEMA_ID))
+    selection = selections.get(stream_row(1), Query("", None, SCHEMA_ID))
     batch = json_batch({"id": 1}, {"id": 2})
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.add(readers[0])
