@@ -32,7 +32,7 @@ def test_rows_from_before_and_after_a_rename_are_found_by_one_name(hub):
     hub.streams.set_schema("orders", THIRD)
     assert hub.streams.get("orders").key == ("order",)
     write(hub, {"order": 1, "town": "Rom", "note": "d"})
-    assert [record.value["note"] for record in hub.find("orders", "\"order\" = 1")] == ["a", "c", "d"]
+    assert [record.value["note"] for record in hub.find("orders", '"order" = 1')] == ["a", "c", "d"]
     assert [record.value["note"] for record in hub.find("orders", "_key = '1'")] == ["a", "c", "d"]
     assert [record.value["note"] for record in hub.find("orders", "town = 'Rom'")] == ["b", "d"]
     with hub.consumer("orders", start="earliest", follow=False) as consumer:
