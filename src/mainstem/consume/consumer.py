@@ -17,6 +17,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
     Closed,
     DataLoss,
+    IncompatibleSchema,
     InvalidCursor,
     InvalidPredicate,
     InvalidSetting,
@@ -64,7 +65,9 @@ class Consumer:
 
     Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
     `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
-    in `record.undecoded`. Where there is a `where` they match nothing and are counted.
+    in `record.undecoded`. The same holds under a `where`, unless what is beside their rows says that they cannot match.
+    Rows of an older schema that cannot be read in the newest one raise IncompatibleSchema, with their offsets; the next
+    call goes on after them, and "skip" passes over them, too.
     """
 
     def __init__(
@@ -299,21 +302,31 @@ class Consumer:
 
     def _separate(self, batch: RecordBatch) -> bool:
         """Whether some records of a batch are no rows and must not come out like others: then its parts wait, the last
-        of which covers all to its end."""
-        if batch.is_of_rows or self._on_bad == "keep" or not (bad := batch.bad()):
+        of which covers all to its end. IncompatibleSchema says that none can be read; the reader then stands after
+        them."""
+        try:
+            bad = batch.undecoded()
+        except IncompatibleSchema:
+            self._offsets[batch.shard] = max(self._offsets[batch.shard], batch.end)
+            if self._on_bad != "skip":
+                raise
+            self._counted.undecoded += batch.count
+            self._parts = deque([batch.slice(batch.count, batch.count)])
+            return True
+        if self._on_bad == "keep" or not bad:
             return False
         parts: deque[RecordBatch | UndecodedRecords] = deque()
         at = 0
-        for run in _runs([row.index for row in bad]):
+        for run in _runs([row.index for row in bad], batch.offsets()):
             if run.start > at:
-                parts.append(batch.part(at, run.start))
+                parts.append(batch.slice(at, run.start))
             at = run.stop
             if self._on_bad == "raise":
                 why = next(row for row in bad if row.index == run.start)
                 parts.append(self._undecoded(batch, run, why))
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
-            parts.append(batch.part(at, batch.count))
+            parts.append(batch.slice(at, batch.count))
         if isinstance(parts[-1], RecordBatch):
             parts[-1].end = batch.end
         self._parts = parts
@@ -521,11 +534,11 @@ def _names(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _runs(indexes: Sequence[int]) -> Iterator[range]:
-    """Ascending numbers as ranges."""
+def _runs(indexes: Sequence[int], offsets: Sequence[int]) -> Iterator[range]:
+    """Records by their places in a batch, ascending, as ranges whose offsets follow each other."""
     first = last = indexes[0]
     for index in indexes[1:]:
-        if index != last + 1:
+        if index != last + 1 or offsets[index] != offsets[last] + 1:
             yield range(first, last + 1)
             first = index
         last = index

@@ -172,6 +172,11 @@ def test_what_is_no_row_is_shown_or_counted(cli, name):
         b'"id"\n1\n',
         f"1 record of {name} left out: no rows of its schema\n",
     )
+    chosen = cli.run("tail", name, *EARLIEST, "--where", "id = 1", "--output", "raw")
+    assert (chosen.stdout, chosen.stderr.decode()) == (
+        b'{"id":1}\n',
+        f"1 record of {name} left out: no rows of its schema\n",
+    )
 
 
 def test_wrong_usage(typed, name):

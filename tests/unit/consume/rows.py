@@ -101,7 +101,7 @@ def read(batches: Sequence[FetchedBatch], through: View) -> list[tuple[int, Any]
 def select(batch: FetchedBatch, where: str = "", through: View | None = None) -> list[tuple[int, Any]]:
     """What a selection leaves of a batch; it must cover the same offsets."""
     through = through or view()
-    left = Selection(through, where).apply(batch).batches
+    left = Selection(through, where).apply(batch)
     assert covers(left, batch)
     return read(left, through)
 
