@@ -4,7 +4,7 @@ A batch holds rows of the schema that its header names, or, where that names non
 stream of rows these are tombstones, or rows as JSON; they have their keys beside them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,11 +20,17 @@ from mainstem.core.schema import Schema
 from mainstem.log.ledger.base import StreamRow
 
 SchemaOf = Callable[[int], Schema]
+# How rows of one schema become rows of another in which they are the same; None if they cannot.
+Promote = Callable[[Schema, Schema], Callable[[pa.RecordBatch], pa.RecordBatch] | None]
 
 
 def no_schema(schema: int) -> Schema:
     """For logs that have none."""
     raise InvalidSchema(f"no schema has id {schema}")
+
+
+def never_promoted(old: Schema, new: Schema) -> None:
+    """For who leaves rows in the schema they were written with."""
 
 
 class Contents(NamedTuple):
@@ -35,6 +41,9 @@ class Contents(NamedTuple):
     key: tuple[str, ...] = ()
     indexed: tuple[str, ...] = ()
     schema_id: int = 0
+    # In which of these schemas, the newest first, rows of an older one may be stored anew.
+    versions: Sequence[int] = ()
+    promote: Promote = never_promoted
 
     @classmethod
     def of(cls, stream: StreamRow, schema_of: SchemaOf) -> "Contents":
@@ -50,6 +59,25 @@ class Contents(NamedTuple):
             return names
         called = names_before(self.schema_of(self.schema_id), self.schema_of(schema_id))
         return tuple(called[name] for name in names if name in called)
+
+    def target(self, schema_id: int) -> int:
+        """The newest schema in which rows of this one are the same; what has the same one can be in one batch."""
+        if not schema_id:
+            return schema_id
+        older = self.schema_of(schema_id)
+        for newer in self.versions:
+            if newer == schema_id or self.promote(older, self.schema_of(newer)) is not None:
+                return newer
+        return schema_id
+
+    def decode_as(self, schema_id: int, header: BatchHeader, data: Buffer) -> pa.RecordBatch:
+        """The batch as rows of the target of its schema."""
+        batch = self.decode(header, data)
+        if header.schema_id == schema_id:
+            return batch
+        way = self.promote(self.schema_of(header.schema_id), self.schema_of(schema_id))
+        assert way is not None, "a group has one target"
+        return way(batch)
 
     def decode(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch:
         """The batch, which was checked when it was stored."""

@@ -57,6 +57,13 @@ def promotion(old: Schema, new: Schema) -> "Promotion":
     return Promotion(old, new)
 
 
+def lossless(old: Schema, new: Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
+    """How rows of `old` become rows of `new`, if every value of theirs is in them as well; what they lack they then
+    have. None if something would be left out, or replaced by a default."""
+    way = promotion(old, new)
+    return way.apply if way.is_lossless else None
+
+
 class Promotion:
     """The way from one schema to another. Immutable, used by any thread. A column that cannot be read is an error only
     for who wants it."""
