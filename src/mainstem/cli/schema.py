@@ -51,7 +51,7 @@ def show(
     found = next((each for each in versions if each.version == version), None) if version else versions[-1]
     if found is None:
         raise UnknownStream(f"stream {name!r} has versions 1 to {versions[-1].version} of its schema, and no {version}")
-    _print(found.parse(), name, output)
+    _print(found.schema, name, output)
     print(f"version {found.version} of {versions[-1].version}, set {time_text(found.created_us)}", file=sys.stderr)
 
 

@@ -44,6 +44,8 @@ from mainstem.transport.port import (
 Start = str | datetime | Cursor
 OnBad = Literal["raise", "skip", "keep"]
 PREFETCH_BYTES = 8 * MIB
+# Offsets of a consumer that is shown.
+_SHOWN_SHARDS = 8
 
 
 class Consumer:
@@ -122,7 +124,7 @@ class Consumer:
 
     def _look_through(self, info: StreamInfo) -> View:
         """The view of the stream's rows as `info` says they are."""
-        schema = Schema.parse(info.schema) if info.schema else None
+        schema = Schema.parse(info.schema_bytes) if info.schema_bytes else None
         return View(schema, info.schema_id, columns=self._columns, key=info.key, schema_of=self._port.schema)
 
     @property
@@ -470,6 +472,13 @@ class Consumer:
         self._port.check_usable()
         if self._closed:
             raise Closed("this consumer is closed; open another with hub.consumer(...)")
+
+    def __repr__(self) -> str:
+        where = f" where {self._where}" if self._where else ""
+        state = ", closed" if self._closed else ""
+        offsets = ", ".join(map(str, self.cursor.offsets[:_SHOWN_SHARDS]))
+        more = ", ..." if len(self._offsets) > _SHOWN_SHARDS else ""
+        return f"<Consumer {self._info.name}{where}: at {offsets}{more}{state}>"
 
     def __enter__(self) -> "Consumer":
         return self

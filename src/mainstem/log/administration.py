@@ -222,7 +222,7 @@ class Lookup:
             gone_by_us=gone_by,
             restored=self._restored(row) if with_restored else (),
             schema_id=row.schema_id,
-            schema=b"" if is_listed or not row.schema_id else self._schemas.get(row.schema_id).serialized,
+            schema_bytes=b"" if is_listed or not row.schema_id else self._schemas.get(row.schema_id).serialized,
             schema_version=row.schema_version,
             key=row.key,
             index=row.index,
