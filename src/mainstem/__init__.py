@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         Record,
         RecordBatch,
         Schema,
+        SchemaInfo,
         StreamInfo,
     )
 
@@ -118,6 +119,7 @@ __all__ = [
     "Refused",
     "Retriable",
     "Schema",
+    "SchemaInfo",
     "SchemaMismatch",
     "ServerStopping",
     "StaleGeneration",

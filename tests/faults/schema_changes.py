@@ -230,7 +230,7 @@ class _Trial:
 
     def _settle_schema(self, hub: Hub) -> None:
         """After a death: whether the last change has happened is asked of the log."""
-        names = [name for name in hub.streams.schemas(STREAM)[-1].parse().arrow.names if name not in _OWN]
+        names = [name for name in hub.streams.schemas(STREAM)[-1].schema.arrow.names if name not in _OWN]
         last = len(self.model.versions) - 1
         if tuple(names) == self.model.versions[last].signature() and self._is_in_force(hub, last):
             self.model.newest = last

@@ -16,7 +16,7 @@ from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
-from mainstem.transport.port import Erasure, StreamInfo
+from mainstem.transport.port import Erasure, SchemaInfo, StreamInfo
 
 # Beside these, the package shows its errors.
 PACKAGE = {"Cursor", "connect", "open"}
@@ -32,6 +32,7 @@ CLASSES = {
     "Record",
     "RecordBatch",
     "Schema",
+    "SchemaInfo",
     "StreamInfo",
 }
 
@@ -44,17 +45,18 @@ NAMES = {
     Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded",
     Record: "headers key offset shard timestamp timestamp_us undecoded value",
     RecordBatch: (
-        "bad count end first is_of_rows last offset offsets part records shard stream to_arrow to_csv to_dicts "
-        "to_ndjson to_pandas to_polars values"
+        "count end first last offset offsets records shard slice stream to_arrow to_csv to_dicts to_ndjson "
+        "to_pandas to_polars undecoded values"
     ),
     Found: "count index opened seconds skipped to_arrow to_dicts to_pandas undecoded",
     mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (
         "bytes cleanup compatibility created_us ends epoch generation generations gone_by_us hash id index key missing "
-        "name oldest_us records restored retention_bytes retention_us schema schema_id schema_version shard_records "
-        "shards starts statistics_bytes tombstone_us uuid waiting_bytes"
+        "name oldest_us records restored retention_bytes retention_us schema schema_bytes schema_id schema_version "
+        "shard_records shards starts statistics_bytes tombstone_us uuid waiting_bytes"
     ),
+    SchemaInfo: "created_us id schema schema_bytes version",
     Erasure: "gone_by_us records",
     ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_bad on_full",
 }
@@ -130,7 +132,7 @@ def test_the_objects(tmp_path):
             objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
             found_records = hub.find("s", "_offset = 0")
             schema = mainstem.Schema(pa.schema([("id", pa.int64())]))
-            objects += [hub.streams.erase("s", b"k"), found_records, schema]
+            objects += [hub.streams.erase("s", b"k"), found_records, schema, SchemaInfo(1, schema.serialized)]
             found = {type(thing): public(dir(thing)) for thing in objects}
     found[ProducerOptions] = public(dir(ProducerOptions()))
     expected = {kind: set(names.split()) for kind, names in NAMES.items()}

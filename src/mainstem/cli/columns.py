@@ -48,10 +48,8 @@ def check_columnar(output: str, others: Sequence[str] = ()) -> None:
 def row_columns(hub: "Hub", name: str) -> list[str] | None:
     """The columns that rows of a stream have now, so that they are the same from the first batch to the last; None for
     a stream without a schema."""
-    from mainstem.core.schema import Schema
-
     schema = hub.streams.get(name).schema
-    return Schema.parse(schema).names if schema else None
+    return None if schema is None else schema.names
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.core.schema import Schema
+    from mainstem.transport.port import StreamInfo
 
 app = typer.Typer(help="Show, check and set the schemas of streams.", rich_markup_mode=None)
 
@@ -50,7 +51,7 @@ def show(
     found = next((each for each in versions if each.version == version), None) if version else versions[-1]
     if found is None:
         raise UnknownStream(f"stream {name!r} has versions 1 to {versions[-1].version} of its schema, and no {version}")
-    _print(found.parse(), name, output)
+    _print(found.schema, name, output)
     print(f"version {found.version} of {versions[-1].version}, set {time_text(found.created_us)}", file=sys.stderr)
 
 
@@ -62,16 +63,19 @@ def check(
     """Say whether a schema could be the next one of a stream, and change nothing.
 
     The exit code is 0 if it could, and 1 if readers or writers of an earlier version could not live with it; what is in
-    the way stands on standard error.
+    the way stands on standard error. It says, too, if columns of the key or the index would get another name, or go.
     """
     given = load(file)
     try:
         with existing(name), hubs.writing(loaded, data) as hub:
+            before = hub.streams.get(name)
             info = hub.streams.set_schema(name, given, compatibility=_mode(compatibility), dry_run=True)
     except IncompatibleSchema as error:
         print(f"mainstem: {error}", file=sys.stderr)
         return ExitCode.FAILURE
     print(f"{name} could have it ({compatibility or info.compatibility}); mainstem schema set {name} {file}")
+    for line in _renamed(before, info):
+        print(f"then {line}")
     return ExitCode.OK
 
 
@@ -92,11 +96,23 @@ def set_(
     """
     given = load(file)
     with existing(name), hubs.writing(loaded, data) as hub:
+        before = hub.streams.get(name)
         info = hub.streams.set_schema(name, given, compatibility=_mode(compatibility))
     if json:
         print_json({"stream": name, "version": info.schema_version, "compatibility": info.compatibility})
         return
     print(f"{name} has version {info.schema_version} of its schema; the next one must be {info.compatibility}")
+    for line in _renamed(before, info):
+        print(line)
+
+
+def _renamed(before: "StreamInfo", after: "StreamInfo") -> list[str]:
+    """What a schema changes of what the stream names columns for."""
+    return [
+        f"its {what} is {', '.join(now) or 'empty'}, not {', '.join(was)}"
+        for what, was, now in (("key", before.key, after.key), ("index", before.index, after.index))
+        if was != now
+    ]
 
 
 def _mode(text: str | None) -> Any:

@@ -226,7 +226,14 @@ def trim(
 def erase(
     loaded: Loaded,
     name: Name,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, as text; all of its records go.")],
+    key: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...",
+            help="The key, as text; all of its records go. Of a key of several columns, their values one after "
+            "another.",
+        ),
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Data = None,
     json: Json = False,
@@ -238,9 +245,10 @@ def erase(
     """
     with existing(name), hubs.writing(loaded, data) as hub:
         if not yes:
-            _confirm(f"Erase all records of key {key!r} of {name}", f"erasing a key of {name!r}")
-        # The bytes as they stand on the command line: a key need not be text.
-        erased = hub.streams.erase(name, os.fsencode(key))
+            _confirm(f"Erase all records of key {', '.join(map(repr, key))} of {name}", f"erasing a key of {name!r}")
+        # The bytes as they stand on the command line: a key need not be text. A number is written as its text.
+        parts = tuple(map(os.fsencode, key))
+        erased = hub.streams.erase(name, parts[0] if len(parts) == 1 else parts)
     if json:
         gone_by = time_text(erased.gone_by_us) if erased.gone_by_us else None
         print_json({"stream": name, "records": erased.records, "gone_by": gone_by})
@@ -324,7 +332,7 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
         return
     records = counted(info.records, "record")
     print(f"{info.name}: {records}, {size_text(info.bytes)}, {_kept(info)}, keys placed by {info.hash}")
-    if info.schema:
+    if info.schema_bytes:
         print(_schema_line(info))
     if info.statistics_bytes:
         print(f"{size_text(info.statistics_bytes)} of it are statistics and filters, so that less has to be read")
@@ -343,7 +351,7 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
 def _schema_line(info: "StreamInfo") -> str:
     from mainstem.core.schema import Schema
 
-    names = Schema.parse(info.schema).names
+    names = Schema.parse(info.schema_bytes).names
     shown = ", ".join(names[:_COLUMNS_SHOWN])
     more = f" and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
     parts = [f"rows of {shown}{more} (version {info.schema_version}, {info.compatibility})"]

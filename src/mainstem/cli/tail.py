@@ -78,7 +78,7 @@ def tail(
 
     With --columns a line of text, json or raw is the JSON of these columns. csv and arrow go out batch by batch, avro
     and table at the end: those two do not follow. Records that are no rows of the stream's schema are left out of
-    formats with columns, and counted on standard error.
+    formats with columns, and wherever --where is given, and counted on standard error.
 
     With a cursor file nothing is skipped and nothing repeated from one call to the next, even when the program that
     reads our output ends early: the cursor stands after the last record it took.
@@ -100,7 +100,10 @@ def tail(
     stop = _Stop(deferred=file is not None)
     with (
         hubs.reading(loaded, data) as hub,
-        hub.consumer(name, start=begin, follow=follow, where=where, columns=wanted, on_bad="keep") as consumer,
+        # What is no row is shown as it is; nobody knows whether it is what was asked for.
+        hub.consumer(
+            name, start=begin, follow=follow, where=where, columns=wanted, on_bad="skip" if where else "keep"
+        ) as consumer,
     ):
         outlet = Outlet(sys.stdout.fileno(), exact=file is not None, stopped=stop.is_wanted)
         poured = Tail(
@@ -121,6 +124,7 @@ def tail(
             raise
         finally:
             outlet.close()
+        tell_undecoded(consumer.undecoded if where else 0, name)
     return stop.code or (ExitCode.FAILURE if poured.losses else ExitCode.OK)
 
 

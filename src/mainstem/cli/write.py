@@ -84,7 +84,7 @@ def write(
         if infer:
             blocks = _infer(hub, name, form, input_, blocks)
         info = _info(hub, name)
-        if info is not None and info.schema:
+        if info is not None and info.schema_bytes:
             rows = _typed_rows(input_, form, key, info, stop, blocks)
         else:
             rows = _rows(input_, form, key, key_separator, stop, blocks)
@@ -248,7 +248,7 @@ def _typed_rows(
         case "frames":
             return typed_rows.frames(stop.between(blocks))
         case "csv":
-            return stop.between(typed_rows.csv_rows(input_, Schema.parse(info.schema), key))
+            return stop.between(typed_rows.csv_rows(input_, Schema.parse(info.schema_bytes), key))
         case _:
             if key is not None:
                 raise UsageProblem("--key is not for Parquet into a stream with a schema; call the column _key instead")

@@ -19,6 +19,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
     Closed,
     DataLoss,
+    IncompatibleSchema,
     InvalidCursor,
     InvalidPredicate,
     InvalidSetting,
@@ -45,6 +46,8 @@ from mainstem.transport.port import (
 Start = str | datetime | Cursor
 OnBad = Literal["raise", "skip", "keep"]
 PREFETCH_BYTES = 8 * MIB
+# Offsets of a consumer that is shown.
+_SHOWN_SHARDS = 8
 
 
 class Consumer:
@@ -66,7 +69,9 @@ class Consumer:
 
     Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
     `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
-    in `record.undecoded`. Where there is a `where` they match nothing and are counted.
+    in `record.undecoded`. The same holds under a `where`, unless what is beside their rows says that they cannot match.
+    Rows of an older schema that cannot be read in the newest one raise IncompatibleSchema, with their offsets; the next
+    call goes on after them, and "skip" passes over them, too.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Consumer:
 
     def _look_through(self, info: StreamInfo) -> View:
         """The view of the stream's rows as `info` says they are."""
-        schema = Schema.parse(info.schema) if info.schema else None
+        schema = Schema.parse(info.schema_bytes) if info.schema_bytes else None
         return View(schema, info.schema_id, columns=self._columns, key=info.key, schema_of=self._port.schema)
 
     @property
@@ -312,21 +317,31 @@ class Consumer:
 
     def _separate(self, batch: RecordBatch) -> bool:
         """Whether some records of a batch are no rows and must not come out like others: then its parts wait, the last
-        of which covers all to its end."""
-        if batch.is_of_rows or self._on_bad == "keep" or not (bad := batch.bad()):
+        of which covers all to its end. IncompatibleSchema says that none can be read; the reader then stands after
+        them."""
+        try:
+            bad = batch.undecoded()
+        except IncompatibleSchema:
+            self._offsets[batch.shard] = max(self._offsets[batch.shard], batch.end)
+            if self._on_bad != "skip":
+                raise
+            self._counted.undecoded += batch.count
+            self._parts = deque([batch.slice(batch.count, batch.count)])
+            return True
+        if self._on_bad == "keep" or not bad:
             return False
         parts: deque[RecordBatch | UndecodedRecords] = deque()
         at = 0
-        for run in _runs([row.index for row in bad]):
+        for run in _runs([row.index for row in bad], batch.offsets()):
             if run.start > at:
-                parts.append(batch.part(at, run.start))
+                parts.append(batch.slice(at, run.start))
             at = run.stop
             if self._on_bad == "raise":
                 why = next(row for row in bad if row.index == run.start)
                 parts.append(self._undecoded(batch, run, why))
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
-            parts.append(batch.part(at, batch.count))
+            parts.append(batch.slice(at, batch.count))
         if isinstance(parts[-1], RecordBatch):
             parts[-1].end = batch.end
         self._parts = parts
@@ -472,6 +487,13 @@ class Consumer:
         if self._closed:
             raise Closed("this consumer is closed; open another with hub.consumer(...)")
 
+    def __repr__(self) -> str:
+        where = f" where {self._where}" if self._where else ""
+        state = ", closed" if self._closed else ""
+        offsets = ", ".join(map(str, self.cursor.offsets[:_SHOWN_SHARDS]))
+        more = ", ..." if len(self._offsets) > _SHOWN_SHARDS else ""
+        return f"<Consumer {self._info.name}{where}: at {offsets}{more}{state}>"
+
     def __enter__(self) -> "Consumer":
         return self
 
@@ -535,11 +557,11 @@ def _names(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _runs(indexes: Sequence[int]) -> Iterator[range]:
-    """Ascending numbers as ranges."""
+def _runs(indexes: Sequence[int], offsets: Sequence[int]) -> Iterator[range]:
+    """Records by their places in a batch, ascending, as ranges whose offsets follow each other."""
     first = last = indexes[0]
     for index in indexes[1:]:
-        if index != last + 1:
+        if index != last + 1 or offsets[index] != offsets[last] + 1:
             yield range(first, last + 1)
             first = index
         last = index

@@ -213,7 +213,7 @@ class Feed:
         converted: list[FetchedBatch] = []
         for batch in batches:
             try:
-                left = selection.apply(batch).batches
+                left = selection.apply(batch)
             except Exception:
                 if not converted:
                     raise
@@ -298,8 +298,7 @@ class Feed:
         else:
             selected = selection.apply(batch)
             self.counts.opened += 1
-            self.counts.undecoded += selected.undecoded
-            for left in selected.batches:
+            for left in selected:
                 passed.add(left)
                 size += len(left.payload) + BATCH_OVERHEAD_BYTES
         return size

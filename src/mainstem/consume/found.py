@@ -20,7 +20,7 @@ class Found(Sequence[Record]):
     """The records that match, in order within each shard. Immutable; any thread.
 
     `opened` batches were looked into for it, `skipped` ones were not; `seconds` is how long it took. `undecoded`
-    records were no rows of the stream's schema and so could not match.
+    records were no rows of the stream's schema, so that nobody can say whether they match.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ def find(port: Port, stream: str, where: Any, limit: int | None, columns: Sequen
     begun = clock.monotonic()
     batches: list[RecordBatch] = []
     left = limit
-    with Consumer(port, stream, "earliest", follow=False, where=where, columns=columns, clock=clock) as consumer:
+    with Consumer(
+        port, stream, "earliest", follow=False, where=where, columns=columns, on_bad="skip", clock=clock
+    ) as consumer:
         for batch in consumer.batches():
             taken = batch if left is None else batch.first(left)
             batches.append(taken)

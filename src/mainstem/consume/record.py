@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from mainstem.consume.view import METADATA_SCHEMA, Decoded, View
 from mainstem.core.batch import FetchedBatch
+from mainstem.core.errors import IncompatibleSchema
 from mainstem.core.markup import cut, table
 from mainstem.core.times import from_us
 from mainstem.registry import formats
@@ -172,7 +173,7 @@ class RecordBatch:
             found = columns.column(view.time_name).cast(pa.int64())
             times = (found.fill_null(time) if found.null_count else found).to_pylist()
         made = map(Record, self.values(), keys, repeat(self.shard), self.offsets(), times, headers)
-        bad = self.bad()
+        bad = self.undecoded()
         if bad:
             stored = self._stored_values()
             records = list(made)
@@ -188,24 +189,20 @@ class RecordBatch:
         if self._view.columns is None:
             tombstones = self._opened.tombstones
             found = () if tombstones is None else np.flatnonzero(tombstones[self._skip : self._skip + self.count])
-            for index in (*found, *(row.index for row in self.bad())):
+            for index in (*found, *(row.index for row in self.undecoded())):
                 rows[index] = None
         return rows
 
     # Rows that could not be made.
 
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether every record is a row, or none needs to be one."""
-        header = self._fetched.header
-        return self._view.schema is None or bool(header.schema_id) or not header.count
-
-    def bad(self) -> Sequence[BadRow]:
-        """Which records are no rows of the schema, and why: their bytes are JSON of something else, or no JSON."""
+    def undecoded(self) -> Sequence[BadRow]:
+        """Which records are no rows of the schema, by their places in the batch, and why: their bytes are JSON of
+        something else, or no JSON. IncompatibleSchema if they are rows of an older schema that cannot be read in the
+        newest one."""
+        if self._view.schema is None or self._fetched.header.schema_id == self._view.schema_id or not self.count:
+            return ()
         self._narrow()
         assert self._opened is not None
-        if not self._opened.bad:
-            return ()
         own = range(self._skip, self._skip + self.count)
         return [BadRow(row.index - self._skip, row.path, row.reason) for row in self._opened.bad if row.index in own]
 
@@ -216,35 +213,47 @@ class RecordBatch:
 
     # Parts.
 
-    def last(self, count: int) -> "RecordBatch":
-        """The last `count` records as a batch of their own."""
-        return self.part(self.count - count, self.count)
+    def first(self, count: int) -> "RecordBatch":
+        """The first `count` records as a batch of their own; all if there are no more."""
+        return self if self.count <= count else self.slice(0, count)
 
-    def part(self, first: int, stop: int) -> "RecordBatch":
-        """The records from the `first` to before the `stop`-th. It covers all up to the next record; the last part of a
-        batch covers all that the batch does."""
+    def last(self, count: int) -> "RecordBatch":
+        """The last `count` records as a batch of their own; all if there are no more."""
+        return self if self.count <= count else self.slice(self.count - count, self.count)
+
+    def slice(self, start: int, stop: int) -> "RecordBatch":
+        """The records from the `start`-th to before the `stop`-th, as a batch of their own. It covers all offsets up to
+        the next record; the last part of a batch covers all that the batch does."""
+        start, stop, _ = slice(start, stop).indices(self.count)
+        stop = max(start, stop)
         offsets = self.offsets()
         found = RecordBatch.__new__(RecordBatch)
         found.stream, found.shard = self.stream, self.shard
         found._fetched, found._view, found._opened = self._fetched, self._view, self._opened
-        found._skip = self._skip + first
-        found._columns = None if self._columns is None else self._columns.slice(first, stop - first)
-        found._offsets = None if self._offsets is None else self._offsets[first:stop]
+        found._skip = self._skip + start
+        found._columns = None if self._columns is None else self._columns.slice(start, stop - start)
+        found._offsets = None if self._offsets is None else self._offsets[start:stop]
         found.end = self.end if stop >= self.count else offsets[stop]
-        found.count = stop - first
-        found.offset = offsets[first] if stop > first else found.end
+        found.count = stop - start
+        found.offset = offsets[start] if stop > start else found.end
         return found
-
-    def first(self, count: int) -> "RecordBatch":
-        """The first `count` records as a batch of their own; all if there are no more."""
-        return self if self.count <= count else self.part(0, count)
 
     def _narrow(self) -> pa.RecordBatch:
         if self._columns is None:
             if self._opened is None:
-                self._opened = self._view.decode_kept(self._fetched)
+                self._opened = self._open()
             self._columns = self._opened.columns.slice(self._skip, self.count)
         return self._columns
+
+    def _open(self) -> Decoded:
+        try:
+            return self._view.decode_kept(self._fetched)
+        except IncompatibleSchema as error:
+            raise IncompatibleSchema(
+                f"stream {self.stream!r} shard {self.shard}: rows {self.offset} to {self.end - 1} cannot be read in "
+                f"the newest schema: {error}; read other columns of them (columns=), set a schema in which the new "
+                "column has another name, or pass over them with on_bad='skip'"
+            ) from None
 
 
 def _headers(pairs: list[tuple[str, bytes]] | None) -> dict[str, bytes] | None:

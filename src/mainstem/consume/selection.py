@@ -23,11 +23,13 @@ from mainstem.consume.view import Decoded, View
 from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
-from mainstem.core.errors import InvalidPayload, MainstemError, RecordTooLarge
+from mainstem.core.errors import IncompatibleSchema, InvalidPayload, MainstemError, RecordTooLarge
 from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, READ_RECORD_BYTES_MAX, TRANSCODED_BYTES_MAX
 from mainstem.core.payload import Encoded
-from mainstem.core.schema import Schema
+from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.core.statistics import Range
+from mainstem.log.contents import Contents
+from mainstem.log.ledger.base import StreamRow
 from mainstem.registry.promotion import Promotion, promotion
 from mainstem.transport.port import Query
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 _READERS_SHARING: Final = 2
 # Of so many schemas of a stream it is remembered what they have of a predicate's columns.
 _ASKED_MAX: Final = 64
+_METADATA: Final = frozenset(METADATA_COLUMNS)
 
 
 class Place(Protocol):
@@ -178,7 +181,7 @@ class Selection:
         """What of a batch is wanted. One that is wanted as it is stays as it is."""
         header = fetched.header
         if not header.count or (self.is_plain and not self._is_to_convert(header)):
-            return Selected((fetched,))
+            return (fetched,)
         if self._cache is None or len(self.readers) < _READERS_SHARING:
             return self._apply(fetched)
         content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
@@ -194,18 +197,20 @@ class Selection:
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
         try:
-            return self._filter(fetched) if self._predicate is not None else Selected(self._narrow(fetched))
+            return self._narrow(fetched) if self._predicate is None else self._filter(fetched)
+        except IncompatibleSchema:
+            # The reader finds it out as well, and says where.
+            return (fetched,)
         except MainstemError as error:
             if self.is_plain:
                 # A reader without others would have got it like that.
-                return Selected((fetched,))
+                return (fetched,)
             header = fetched.header
             if not isinstance(error, RecordTooLarge) or header.count < 2 or header.schema_id == self.view.schema_id:
                 raise
         # Its rows are too much to be made at once.
         schema = self._schema_of(header.schema_id) if header.schema_id and self._schema_of is not None else None
-        parts = [self._apply(half) for half in halves(fetched, schema)]
-        return Selected([batch for part in parts for batch in part.batches], sum(part.undecoded for part in parts))
+        return [batch for half in halves(fetched, schema) for batch in self._apply(half)]
 
     def _narrow(self, fetched: FetchedBatch) -> Sequence[FetchedBatch]:
         """All records of a batch, with the wanted columns."""
@@ -219,7 +224,8 @@ class Selection:
         return self._fitting(fetched, None, lambda: self._pack(fetched, decoded.columns, None))
 
     def _filter(self, fetched: FetchedBatch) -> Selected:
-        """The records of a batch for which the predicate is true."""
+        """The records of a batch for which the predicate is true, and those that are no rows but could be meant: what
+        becomes of these is for the reader to say."""
         header = fetched.header
         decoded = self.view.decode(fetched, self._tested)
         tombstones = decoded.tombstones if self.view.columns is None else None
@@ -229,14 +235,14 @@ class Selection:
             left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
         elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
             left = [fetched]
-        elif tombstones is not None and (mask & tombstones).any():
-            # In columns nothing would tell it from a row of nulls.
+        elif any(mask[row.index] for row in decoded.bad) or (tombstones is not None and (mask & tombstones).any()):
+            # In columns there is no place for what is no row, and nothing would tell a tombstone from a row of nulls.
             left = self._as_stored(fetched, mask)
         else:
             some = mask if count < len(mask) else None
             columns = self._rest(fetched, decoded)
             left = self._fitting(fetched, some, lambda: self._pack(fetched, columns, some))
-        return Selected(left, len(decoded.bad))
+        return left
 
     def _fitting(
         self, fetched: FetchedBatch, mask: np.ndarray | None, make: Callable[[], list[FetchedBatch]]
@@ -284,7 +290,7 @@ class Selection:
         return self.view.decode(fetched, self._given).columns
 
     def _match(self, fetched: FetchedBatch, decoded: Decoded) -> np.ndarray:
-        """For every record of a batch, whether the predicate is true for it."""
+        """For every record of a batch, whether the predicate is true for it, or may be for what is no row."""
         assert self._predicate is not None
         header = fetched.header
         offsets: Sequence[int] | np.ndarray = ()
@@ -296,10 +302,25 @@ class Selection:
             table = self.view.assemble(table, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
-        if decoded.bad:
+        if decoded.bad and not _METADATA.issuperset(self._predicate.columns):
             mask = mask.copy()
-            mask[[row.index for row in decoded.bad]] = False
+            for row in decoded.bad:
+                mask[row.index] = self._may_match(fetched, decoded, row.index)
         return mask
+
+    def _may_match(self, fetched: FetchedBatch, decoded: Decoded, index: int) -> bool:
+        """Whether the predicate could be true for a record of which only what is beside its row is known."""
+        assert self._predicate is not None
+        if _METADATA.isdisjoint(self._predicate.columns):
+            return True
+        columns, header = decoded.columns.slice(index, 1), fetched.header
+        offset = fetched.base + (
+            int(_distances(columns, self.view)[0]) if header.layout & layouts.HAS_OFFSETS else index
+        )
+        beside = self.view.assemble(columns, ("_key", "_timestamp"), header.shard, (), header.time_low)
+        time, key = beside.column("_timestamp").cast(pa.int64())[0].as_py(), beside.column("_key")[0].as_py()
+        known = self._place(header.shard, offset, offset + 1, time, time)
+        return self._predicate.may_match({**known, "_key": Range(key, key, key is None, key is None)})
 
     def _stored(self, names: Iterable[str]) -> frozenset[str]:
         """The columns of a batch, as its layout calls them, that these columns of the view are made of; and what is
@@ -424,16 +445,18 @@ class Selections:
         self.cache = Transcoded(TRANSCODED_BYTES_MAX)
         self._made: weakref.WeakValueDictionary[tuple[int, Query], Selection] = weakref.WeakValueDictionary()
 
-    def get(self, stream: int, key: Sequence[str], query: Query) -> Selection:
+    def get(self, stream: StreamRow, query: Query) -> Selection:
         """The selection of this query; whoever reads with it puts himself among its readers."""
-        found = self._made.get((stream, query))
+        found = self._made.get((stream.id, query))
         if found is None:
             schema = self._schema_of(query.schema_id) if query.schema_id else None
+            # A reader that does not know of a rename asks for rows of a schema from before it.
+            key = Contents.of(stream, self._schema_of).names_in(query.schema_id, stream.key)
             view = View(schema, query.schema_id, columns=query.columns, key=key, schema_of=self._schema_of)
             found = Selection(
                 view, query.where, schema_of=self._schema_of, compression=self._compression, cache=self.cache
             )
-            self._made[stream, query] = found
+            self._made[stream.id, query] = found
         return found
 
 

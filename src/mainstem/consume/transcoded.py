@@ -7,7 +7,6 @@ on its bytes and on what is asked; both are in the key, so nothing here can be o
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
 
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES
@@ -15,11 +14,8 @@ from mainstem.core.limits import BATCH_OVERHEAD_BYTES
 Key = tuple[Hashable, ...]
 
 
-class Selected(NamedTuple):
-    """What is left of a batch, and how many of its records were no rows of the schema and so could not match."""
-
-    batches: Sequence[FetchedBatch]
-    undecoded: int = 0
+# What is left of a batch.
+Selected = Sequence[FetchedBatch]
 
 
 class Transcoded:
@@ -77,4 +73,4 @@ class Transcoded:
 
 
 def _bytes(made: Selected) -> int:
-    return BATCH_OVERHEAD_BYTES + sum(len(batch.payload) + BATCH_OVERHEAD_BYTES for batch in made.batches)
+    return BATCH_OVERHEAD_BYTES + sum(len(batch.payload) + BATCH_OVERHEAD_BYTES for batch in made)

@@ -98,7 +98,8 @@ class View:
         way = promotion(self._schema_of(header.schema_id), self.schema)
         if names is None:
             return Decoded(way.apply(_open(fetched, way.old, None)))
-        wanted = {name for name in names if name in self.schema.names} or {self.schema.names[0]}
+        assert self.kept is not None
+        wanted = {name for name in names if name in self.schema.names} or {self.kept.names[0]}
         beside = {name for name in names if name in METADATA_COLUMNS}
         return Decoded(way.apply(_open(fetched, way.old, {*way.needed(wanted), *beside}), wanted))
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core.errors import InvalidSchema, SchemaMismatch
+from mainstem.core.errors import SchemaMismatch
 from mainstem.core.limits import KEY_FIELDS_MAX
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, check_named
 
 _LENGTH_BYTES: Final = 4
 # How a whole number of at most 64 bits is written in a key, and nothing else.
@@ -26,14 +26,7 @@ WHOLE_NUMBER: Final = re.compile(rb"0|-?[1-9][0-9]{0,19}")
 
 def check_key_fields(schema: Schema, fields: Sequence[str]) -> None:
     """Whether rows of this schema can have these columns as their key; InvalidSchema says which cannot."""
-    if len(fields) > KEY_FIELDS_MAX:
-        raise InvalidSchema(f"a key of {len(fields)} columns; at most {KEY_FIELDS_MAX} are possible")
-    for at, name in enumerate(fields):
-        kind = schema.field(name).type
-        if name in fields[:at]:
-            raise InvalidSchema(f"column {name!r} is in the key twice")
-        if not can_be_key(kind):
-            raise InvalidSchema(f"column {name!r} is {kind}, which cannot be a key; use text, bytes or whole numbers")
+    check_named(schema, fields, "key", KEY_FIELDS_MAX, can_be_key, "use text, bytes or whole numbers")
 
 
 def can_be_key(kind: pa.DataType) -> bool:

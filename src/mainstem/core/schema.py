@@ -12,7 +12,7 @@ Everything else in metadata is dropped, so that two schemas that mean the same a
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -126,6 +126,21 @@ class Schema:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema.parse, (self.serialized,)
+
+
+def check_named(
+    schema: Schema, names: Sequence[str], role: str, count_max: int, can_be: Callable[[pa.DataType], bool], hint: str
+) -> None:
+    """Whether these columns can be what a stream names them for, its key or its index; InvalidSchema says which cannot
+    be, and what could."""
+    if len(names) > count_max:
+        raise InvalidSchema(f"{len(names)} columns are named for the {role}; at most {count_max} are possible")
+    for at, name in enumerate(names):
+        kind = schema.field(name).type
+        if name in names[:at]:
+            raise InvalidSchema(f"column {name!r} is in the {role} twice")
+        if not can_be(kind):
+            raise InvalidSchema(f"column {name!r} is {kind}, which cannot be in the {role}; {hint}")
 
 
 def default_of(field: pa.Field) -> tuple[bool, Any]:

@@ -44,7 +44,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core import bloom
-from mainstem.core.errors import InvalidPayload, InvalidSchema
+from mainstem.core.errors import InvalidPayload
 from mainstem.core.keys import WHOLE_NUMBER
 from mainstem.core.limits import (
     FILTER_BYTES_MAX,
@@ -54,7 +54,7 @@ from mainstem.core.limits import (
     STATISTICS_BYTES_MAX,
     STATISTICS_RANGES_MAX,
 )
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, check_named
 
 VERSION: Final = 1
 KEY: Final = "_key"
@@ -117,14 +117,7 @@ def can_be_indexed(kind: pa.DataType) -> bool:
 
 def check_index_fields(schema: Schema, fields: Sequence[str]) -> None:
     """Whether these columns can have filters; InvalidSchema says which cannot."""
-    if len(fields) > INDEX_FIELDS_MAX:
-        raise InvalidSchema(f"an index of {len(fields)} columns; at most {INDEX_FIELDS_MAX} are possible")
-    for at, name in enumerate(fields):
-        kind = schema.field(name).type
-        if name in fields[:at]:
-            raise InvalidSchema(f"column {name!r} is in the index twice")
-        if not can_be_indexed(kind):
-            raise InvalidSchema(f"column {name!r} is {kind}, which cannot be indexed; name a column of single values")
+    check_named(schema, fields, "index", INDEX_FIELDS_MAX, can_be_indexed, "name a column of single values")
 
 
 def _form_of(kind: pa.DataType) -> int | None:

@@ -7,7 +7,7 @@ from mainstem.core.schema import Schema
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack, BatchAck
 from mainstem.produce.producer import Producer
-from mainstem.transport.port import Erasure, StreamInfo
+from mainstem.transport.port import Erasure, SchemaInfo, StreamInfo
 
 __all__ = [
     "Ack",
@@ -20,5 +20,6 @@ __all__ = [
     "Record",
     "RecordBatch",
     "Schema",
+    "SchemaInfo",
     "StreamInfo",
 ]

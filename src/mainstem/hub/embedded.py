@@ -45,6 +45,7 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
 from mainstem.registry import compatibility
+from mainstem.registry.promotion import lossless
 from mainstem.transport.port import (
     Answer,
     AppendDone,
@@ -85,7 +86,7 @@ class LogPort:
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk | None = None,
     ) -> None:
-        self.log = Log(path, options, clock=clock, disk=disk)
+        self.log = Log(path, options, clock=clock, disk=disk, promote=lossless)
         try:
             self._start(auto_create_shards)
         except BaseException:
@@ -550,7 +551,7 @@ def _feed(
 ) -> Feed:
     if query is None:
         return Feed(reader, row, offsets, ends)
-    select = partial(selections.get, row.id, row.key, query)
+    select = partial(selections.get, row, query)
     return Feed(reader, row, offsets, ends, select, is_plain=query.is_plain)
 
 

@@ -10,9 +10,11 @@ from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
 from mainstem.consume.found import Found, find
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import FolderLocked, InvalidSetting, MainstemError
+from mainstem.core.errors import FolderLocked, InvalidRecord, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
+from mainstem.core.keys import check_key, key_of
 from mainstem.core.kinds import render_duration
+from mainstem.core.matching import names_before
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
 from mainstem.hub.overview import Overview, look
@@ -102,14 +104,23 @@ class Streams:
 
     def _require_same(self, info: StreamInfo, given: dict[str, Any]) -> None:
         schema = given.pop("schema", b"")
+        if schema and info.schema_bytes:
+            # Who knows an older version of the schema knows columns by the names that they had.
+            now = {
+                was: name for name, was in names_before(Schema.parse(info.schema_bytes), Schema.parse(schema)).items()
+            }
+            if "key" in given:
+                given["key"] = tuple(now.get(name, name) for name in given["key"])
+            if "index" in given:
+                given["index"] = tuple(now[name] for name in given["index"] if name in now)
         other = [
             f"{option.removesuffix('_us')} is {_shown(option, has)}, not {_shown(option, value)}"
             for option, value in given.items()
             if (has := getattr(info, option)) != value
         ]
         # Who knows an older version of the schema has the right stream.
-        if schema and all(known.parse() != Schema.parse(schema) for known in self.schemas(info.name)):
-            other.append("its schema is another one" if info.schema else "it has no schema")
+        if schema and all(known.schema != Schema.parse(schema) for known in self.schemas(info.name)):
+            other.append("its schema is another one" if info.schema_bytes else "it has no schema")
         if other:
             raise InvalidSetting(f"stream {info.name!r} exists already, with other options: {'; '.join(other)}")
 
@@ -181,12 +192,34 @@ class Streams:
         before_us = None if before is None else to_us(before)
         return self._port.call(TrimStreamCall(name, before_us, offset, shard)).streams[0]
 
-    def erase(self, name: str, key: bytes | str) -> Erasure:
+    def erase(self, name: str, key: bytes | str | int | tuple[Any, ...]) -> Erasure:
         """Take away every record of one key that is there now. When this returns nobody can read them any more; the
-        answer says how many there were, and when their last bytes are off the disk."""
-        erased = self._port.call(EraseKeyCall(name, key.encode() if isinstance(key, str) else key)).erased
+        answer says how many there were, and when their last bytes are off the disk.
+
+        Where the key is made of several columns, give their values as a tuple; where it is one, its value.
+        """
+        if isinstance(key, str | int | tuple):
+            key = self._key_of(name, key)
+        erased = self._port.call(EraseKeyCall(name, key)).erased
         assert erased is not None
         return erased
+
+    def _key_of(self, name: str, key: str | int | tuple[Any, ...]) -> bytes:
+        """The bytes of a key that is given by its values; of text for any stream."""
+        info = self._port.call(GetStreamCall(name)).streams[0]
+        columns = info.key or ("key",)
+        parts = key if isinstance(key, tuple) else (key,)
+        if len(parts) != len(columns):
+            made_of = ", ".join(columns)
+            raise InvalidRecord(
+                f"stream {name!r}: the key is made of {made_of}, not of {len(parts)} values; as a tuple"
+            )
+        found = key_of(dict(zip(columns, parts, strict=True)), columns)
+        if found is None:
+            raise InvalidRecord(f"stream {name!r}: what has no {' or no '.join(columns)} has no key")
+        if info.key and info.schema is not None:
+            check_key(found, info.schema, info.key)
+        return found
 
     def delete(self, name: str) -> None:
         """Stop writes and reads at once; the name is free for a new stream. The space comes back within a day."""

@@ -25,7 +25,7 @@ import msgspec
 
 from mainstem.consume.record import Record
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidCursor, InvalidRequest, UnknownStream
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidRequest, InvalidSetting, UnknownStream
 from mainstem.core.schema import Schema
 from mainstem.produce.admission import check_envelope, check_row, check_size
 from mainstem.produce.dead_letters import ERROR, KIND, OWN_HEADERS, UNREADABLE, dead_stream_of
@@ -56,7 +56,7 @@ class _Redriven(msgspec.Struct, frozen=True):
 _NOTES: Final[dict[str, type[_Redriving | _Redriven]]] = {"redriving": _Redriving, "redriven": _Redriven}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Redriven:
     """What a redrive did, or would do. Reasons are those of the stream today, each with its number of letters."""
 
@@ -70,6 +70,13 @@ class Redriven:
     # Corrections that belong to no letter, or to one that was put back earlier.
     unused: list[int] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        fitting, failing = self.fitting.total(), self.failing.total()
+        unused = f", {len(self.unused)} corrections unused" if self.unused else ""
+        return (
+            f"<Redriven {self.redriven} put back, {fitting} fitting, {failing} failing, {self.earlier} earlier{unused}>"
+        )
+
 
 class Redrive:
     """One run over the dead letters of a stream. `corrections` has rows that take the place of letters, by offset."""
@@ -77,12 +84,12 @@ class Redrive:
     def __init__(self, hub: "Hub", stream: str, corrections: Mapping[int, Mapping[str, Any]], bytes_max: int) -> None:
         self._hub = hub
         self._stream = stream
-        self._corrections = dict(corrections)
+        self._corrections = _checked(corrections)
         self._bytes_max = bytes_max
         self._info = info = hub.streams.get(stream)
-        if not info.schema:
+        if not info.schema_bytes:
             raise InvalidRequest(f"stream {stream!r} has no schema, so nothing was ever refused for it")
-        self._rows: RowConverter = converter_of(Schema.parse(info.schema))
+        self._rows: RowConverter = converter_of(Schema.parse(info.schema_bytes))
         try:
             self._dead = hub.streams.get(dead_stream_of(stream))
         except UnknownStream:
@@ -203,6 +210,17 @@ class Redrive:
                 with suppress(DataLoss):
                     yield from consumer
                     return
+
+
+def _checked(corrections: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    if not isinstance(corrections, Mapping):
+        raise InvalidSetting(f"corrections are rows by the offset of their letter, not {type(corrections).__name__}")
+    for offset, row in corrections.items():
+        if type(offset) is not int or offset < 0:
+            raise InvalidSetting(f"corrections: {offset!r} is not the offset of a dead letter, which is a whole number")
+        if not isinstance(row, Mapping):
+            raise InvalidSetting(f"corrections: for letter {offset} give a row as a dict, not {type(row).__name__}")
+    return dict(corrections)
 
 
 def _is_letter(record: Record) -> bool:

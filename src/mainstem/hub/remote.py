@@ -190,8 +190,8 @@ class RemotePort:
         answer = retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
         for stream in answer.streams:
             # Whoever looks a stream up needs its schema next.
-            if stream.schema and self._schemas.at_hand(stream.schema_id) is None:
-                self._schemas.add(stream.schema_id, Schema.parse(stream.schema))
+            if stream.schema_bytes and self._schemas.at_hand(stream.schema_id) is None:
+                self._schemas.add(stream.schema_id, Schema.parse(stream.schema_bytes))
         return answer
 
     def schema(self, schema: int) -> Schema:
@@ -199,7 +199,7 @@ class RemotePort:
         return self._schemas.get(schema)
 
     def _load_schema(self, schema: int) -> Schema:
-        return self.call(SchemaCall(schema)).schemas[0].parse()
+        return self.call(SchemaCall(schema)).schemas[0].schema
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         append = PendingAppend(batches, self._clock.monotonic() + timeout, done)

@@ -17,6 +17,7 @@ from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
+    IncompatibleSchema,
     InvalidRequest,
     InvalidSchema,
     InvalidSetting,
@@ -29,14 +30,15 @@ from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import check_key_fields
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import (
-    INDEX_FIELDS_MAX,
     LIST_BYTES_MAX,
     RESTORED_EPOCHS_MAX,
     SHARDS_PER_STREAM_MAX,
 )
+from mainstem.core.matching import names_before
 from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.core.schema import Schema
+from mainstem.core.statistics import check_index_fields
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, SetSchema, TrimShard
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
@@ -220,7 +222,7 @@ class Lookup:
             gone_by_us=gone_by,
             restored=self._restored(row) if with_restored else (),
             schema_id=row.schema_id,
-            schema=b"" if is_listed or not row.schema_id else self._schemas.get(row.schema_id).serialized,
+            schema_bytes=b"" if is_listed or not row.schema_id else self._schemas.get(row.schema_id).serialized,
             schema_version=row.schema_version,
             key=row.key,
             index=row.index,
@@ -360,12 +362,11 @@ class Administration(Lookup):
             row = self._require(call.name)
             # The newest version again: a call that is repeated changes nothing more.
             is_same = bool(row.schema_id) and self._schemas.get(row.schema_id) == schema
-            if not is_same:
-                self._check_next_schema(row, schema, call.compatibility or row.compatibility)
+            named = row if is_same else self._check_next_schema(row, schema, call.compatibility or row.compatibility)
             if call.dry_run:
-                return self._found(row)
+                return self._found(named)
             try:
-                self._store_schema(row, schema, call.compatibility, is_same=is_same)
+                self._store_schema(named, schema, call.compatibility, is_same=is_same)
             except Refused:
                 if self._require(call.name).schema_version == row.schema_version:
                     raise
@@ -373,19 +374,23 @@ class Administration(Lookup):
             return self._found(self._require(call.name))
         raise Refused(f"others change the schema of {call.name!r} all the time; try again")
 
-    def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> None:
-        _check_columns(schema, row.key, row.index)
+    def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> StreamRow:
+        """The stream with its key and its index as the schema calls their columns, if it may have it."""
         earlier = [self._schemas.get(version.schema_id) for version in self._ledger.load_versions(row.id)]
         self._check_schema(schema, earlier, compatibility)
+        return _renamed(row, schema, earlier) if earlier else row
 
     def _store_schema(self, row: StreamRow, schema: Schema, compatibility: str | None, *, is_same: bool) -> None:
+        """The schema, for a stream whose key and index have the names that it has for them."""
         if is_same:
             if compatibility not in (None, row.compatibility):
                 self._log.execute(AlterStream(row.id, compatibility=compatibility))
             return
         version, now_us = row.schema_version + 1, self._clock.now_us()
-        command = SetSchema(row.id, schema.serialized, schema.fingerprint, version, now_us, compatibility)
-        self._log.execute(command)
+        names = (row.key, row.index)
+        self._log.execute(
+            SetSchema(row.id, schema.serialized, schema.fingerprint, version, now_us, compatibility, *names)
+        )
         logger.info(Event("stream has a new schema", stream=row.name, version=version))
 
     def _trim(self, call: TrimStreamCall) -> Answer:
@@ -480,13 +485,34 @@ def _check_compatibility(compatibility: str | None) -> None:
 def _check_columns(schema: Schema, key: Sequence[str], index: Sequence[str]) -> None:
     """The columns that a stream names are there, and of a type that can be what they are for."""
     check_key_fields(schema, key)
-    if len(index) > INDEX_FIELDS_MAX:
-        raise InvalidSchema(f"an index of {len(index)} columns; at most {INDEX_FIELDS_MAX} are possible")
-    for at, name in enumerate(index):
-        if name in index[:at]:
-            raise InvalidSchema(f"column {name!r} is in the index twice")
-        if pa.types.is_nested(schema.field(name).type):
-            raise InvalidSchema(f"index column {name!r} is {schema.field(name).type}; index plain columns")
+    check_index_fields(schema, index)
+
+
+def _renamed(row: StreamRow, schema: Schema, earlier: Sequence[Schema]) -> StreamRow:
+    """The stream with its key and its index as its next schema calls their columns. What the schema does not have any
+    more goes from the index; the key is in the rows for ever, so every version must have it."""
+    before = earlier[-1]
+    now = {was: name for name, was in names_before(schema, before).items()}
+    if gone := [name for name in row.key if name not in now]:
+        raise IncompatibleSchema(
+            f"column {gone[0]!r} is part of the key of stream {row.name!r} and cannot go; keep it, or give the column "
+            f"that takes its place the alias {gone[0]!r}"
+        )
+    key = tuple(now[name] for name in row.key)
+    index = tuple(now[name] for name in row.index if name in now)
+    for version, older in enumerate(earlier, 1):
+        known, found = names_before(before, older), names_before(schema, older)
+        for name, was in zip(key, (known[name] for name in row.key), strict=True):
+            if found.get(name) != was:
+                raise IncompatibleSchema(
+                    f"column {name!r} is part of the key of stream {row.name!r}, and rows of version {version} have it "
+                    f"as {was!r}; keep that as an alias"
+                )
+    try:
+        _check_columns(schema, key, index)
+    except InvalidSchema as error:
+        raise IncompatibleSchema(f"stream {row.name!r}: {error}") from None
+    return row._replace(key=key, index=index)
 
 
 def _check_cleanup(

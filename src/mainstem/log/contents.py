@@ -4,7 +4,7 @@ A batch holds rows of the schema that its header names, or, where that names non
 stream of rows these are tombstones, or rows as JSON; they have their keys beside them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,10 +15,13 @@ from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
 from mainstem.core.limits import STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
+from mainstem.core.matching import names_before
 from mainstem.core.schema import Schema
 from mainstem.log.ledger.base import StreamRow
 
 SchemaOf = Callable[[int], Schema]
+# How rows of one schema become rows of another in which they are the same; None if they cannot.
+Promote = Callable[[Schema, Schema], Callable[[pa.RecordBatch], pa.RecordBatch] | None]
 
 
 def no_schema(schema: int) -> Schema:
@@ -26,20 +29,55 @@ def no_schema(schema: int) -> Schema:
     raise InvalidSchema(f"no schema has id {schema}")
 
 
+def never_promoted(old: Schema, new: Schema) -> None:
+    """For who leaves rows in the schema they were written with."""
+
+
 class Contents(NamedTuple):
-    """The batches of one stream. Any thread."""
+    """The batches of one stream. Any thread. `key` and `indexed` are names of the schema `schema_id`; batches of others
+    may have other names for the same columns."""
 
     schema_of: SchemaOf = no_schema
     key: tuple[str, ...] = ()
     indexed: tuple[str, ...] = ()
+    schema_id: int = 0
+    # In which of these schemas, the newest first, rows of an older one may be stored anew.
+    versions: Sequence[int] = ()
+    promote: Promote = never_promoted
 
     @classmethod
     def of(cls, stream: StreamRow, schema_of: SchemaOf) -> "Contents":
-        return cls(schema_of, stream.key, stream.index)
+        return cls(schema_of, stream.key, stream.index, stream.schema_id)
 
     def schema(self, schema_id: int) -> Schema | None:
         """The schema of this id; None if it is that of records without one."""
         return self.schema_of(schema_id) if schema_id else None
+
+    def names_in(self, schema_id: int, names: tuple[str, ...]) -> tuple[str, ...]:
+        """What columns of the stream are called in another of its schemas; those that it lacks are left out."""
+        if not names or schema_id in (0, self.schema_id) or not self.schema_id:
+            return names
+        called = names_before(self.schema_of(self.schema_id), self.schema_of(schema_id))
+        return tuple(called[name] for name in names if name in called)
+
+    def target(self, schema_id: int) -> int:
+        """The newest schema in which rows of this one are the same; what has the same one can be in one batch."""
+        if not schema_id:
+            return schema_id
+        older = self.schema_of(schema_id)
+        for newer in self.versions:
+            if newer == schema_id or self.promote(older, self.schema_of(newer)) is not None:
+                return newer
+        return schema_id
+
+    def decode_as(self, schema_id: int, header: BatchHeader, data: Buffer) -> pa.RecordBatch:
+        """The batch as rows of the target of its schema."""
+        batch = self.decode(header, data)
+        if header.schema_id == schema_id:
+            return batch
+        way = self.promote(self.schema_of(header.schema_id), self.schema_of(schema_id))
+        assert way is not None, "a group has one target"
+        return way(batch)
 
     def decode(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch:
         """The batch, which was checked when it was stored."""
@@ -49,7 +87,7 @@ class Contents(NamedTuple):
     def keys(self, schema_id: int, batch: pa.RecordBatch) -> pa.BinaryArray | None:
         """The key of every record of a batch, null where it has none; None if none has."""
         if schema_id and self.key:
-            return key_column(batch, self.key)
+            return key_column(batch, self.names_in(schema_id, self.key))
         name = "_key" if schema_id else "key"
         return batch.column(name) if name in batch.schema.names else None
 
@@ -80,8 +118,8 @@ class Contents(NamedTuple):
         known = statistics.collect(
             batch if header.schema_id else None,
             key=keys,
-            index=self.indexed,
-            columns=self.key,
+            index=self.names_in(header.schema_id, self.indexed),
+            columns=self.names_in(header.schema_id, self.key),
             times=(header.time_low, header.time_high),
             described_bytes=header.raw_len,
         )

@@ -53,7 +53,7 @@ class AlterStream(msgspec.Struct, frozen=True, tag="alter"):
 
 class SetSchema(msgspec.Struct, frozen=True, tag="set_schema"):
     """The next version of a stream's schema. `version` must be the present one + 1: whoever checked the schema against
-    an older one is refused. None leaves the compatibility as it is."""
+    an older one is refused. None leaves a value as it is; `key` and `index` change where columns got another name."""
 
     stream: int
     schema: bytes
@@ -61,6 +61,8 @@ class SetSchema(msgspec.Struct, frozen=True, tag="set_schema"):
     version: int
     created_us: int
     compatibility: str | None = None
+    key: tuple[str, ...] | None = None
+    index: tuple[str, ...] | None = None
 
 
 class DescribeSchema(msgspec.Struct, frozen=True, tag="describe_schema"):

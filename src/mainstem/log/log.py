@@ -27,6 +27,7 @@ from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
+from mainstem.log.contents import Promote, never_promoted
 from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Command, Done, Rejected, Replacement
@@ -77,9 +78,11 @@ class Log:
         *,
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk | None = None,
+        promote: Promote = never_promoted,
     ) -> None:
         options = options or LogOptions()
         disk = disk or LocalDisk()
+        self._promote = promote
         self.path = path
         self.clock = clock
         require_no_backup(path)
@@ -152,6 +155,7 @@ class Log:
             self.clock,
             options.pace,
             self.schemas.get,
+            self._promote,
         )
         # What a read or a snapshot met; a commit that meets damage fails, and with it the log.
         self.ledger_damage: LedgerDamaged | None = None

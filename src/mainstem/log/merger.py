@@ -5,7 +5,7 @@ entries are stored anew as few large batches, so that the ledger stays small and
 where it got one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from mainstem.core.limits import MIB, STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
@@ -28,13 +28,14 @@ class MergePlan(NamedTuple):
     settled: int
 
 
-def plan_merge(entries: Sequence[Entry]) -> MergePlan:
-    """What to do about entries of one shard that follow each other, up to RUN_ENTRIES of them."""
+def plan_merge(entries: Sequence[Entry], target: Callable[[int], int] = int) -> MergePlan:
+    """What to do about entries of one shard that follow each other, up to RUN_ENTRIES of them. Those whose schemas have
+    the same target can be in one batch."""
     settled = entries[0].base
     run: list[Entry] = []
     size = 0
     for entry in entries:
-        if not _is_small(entry) or (run and not _are_alike(run[0], entry)):
+        if not _is_small(entry) or (run and not _are_alike(run[0], entry, target)):
             if len(run) >= _RUN_ENTRIES_MIN:
                 return MergePlan(run, run[-1].end)
             # An entry that only differs from those before it may begin a run.
@@ -60,5 +61,7 @@ def _is_small(entry: Entry) -> bool:
     return entry.length < _SMALL_BYTES and entry.span < _SMALL_RECORDS
 
 
-def _are_alike(first: Entry, second: Entry) -> bool:
-    return (first.schema_id, first.transaction) == (second.schema_id, second.transaction)
+def _are_alike(first: Entry, second: Entry, target: Callable[[int], int]) -> bool:
+    if first.transaction != second.transaction:
+        return False
+    return first.schema_id == second.schema_id or target(first.schema_id) == target(second.schema_id)

@@ -4,7 +4,7 @@ Offsets never change. Where records are left out, a batch covers more offsets th
 column says which are left; where none is left, an entry without bytes says so.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -126,10 +126,12 @@ def _replacement(
 # Taking apart.
 
 
-def grouped(batches: Sequence[FetchedBatch], barriers: Collection[int]) -> list[Sequence[FetchedBatch]]:
-    """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. A group has one
-    schema, and stands on one side of every barrier, its offsets without records too: readers wait with a batch that
-    reaches over a barrier, and so with what it has from before it."""
+def grouped(
+    batches: Sequence[FetchedBatch], barriers: Collection[int], target: Callable[[int], int] = int
+) -> list[Sequence[FetchedBatch]]:
+    """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. The schemas of a
+    group have one target, or are one. It stands on one side of every barrier, its offsets without records too: readers
+    wait with a batch that reaches over a barrier, and so with what it has from before it."""
     cut = [piece for batch in batches for piece in _cut(batch, barriers)]
     groups: list[Sequence[FetchedBatch]] = []
     begin = size = 0
@@ -137,12 +139,12 @@ def grouped(batches: Sequence[FetchedBatch], barriers: Collection[int]) -> list[
     for index, batch in enumerate(cut):
         header = batch.header
         # What only stands for offsets without a record goes with any schema.
-        is_other = header.count and schema_id is not None and header.schema_id != schema_id
+        is_other = header.count and schema_id is not None and target(header.schema_id) != schema_id
         if index > begin and (is_other or batch.base in barriers or size + header.raw_len > _GROUP_RAW_BYTES):
             groups.append(cut[begin:index])
             begin, size, schema_id = index, 0, None
         size += header.raw_len
-        schema_id = header.schema_id if header.count else schema_id
+        schema_id = target(header.schema_id) if header.count else schema_id
     groups.append(cut[begin:])
     return groups
 
@@ -163,11 +165,12 @@ _PLAIN_FIELDS: Final = tuple(layouts.FULL_SCHEMA.field(name) for name in ("key",
 
 
 def records_of(batches: Sequence[FetchedBatch], contents: Contents = Contents()) -> Records:  # noqa: B008  # immutable
-    """The records of batches of one schema that follow each other."""
-    schema_id = next((batch.header.schema_id for batch in batches if batch.header.count), 0)
+    """The records of batches of a group that follow each other, as rows of their one schema, or of their one target."""
+    schema_ids = {batch.header.schema_id for batch in batches if batch.header.count}
+    schema_id = contents.target(max(schema_ids)) if len(schema_ids) > 1 else max(schema_ids, default=0)
     schema = contents.schema(schema_id)
     fields = _PLAIN_FIELDS if schema is None else (*layouts.shape_of(0, schema).schema, *_COMPANIONS)
-    parts = list(_parts(batches, contents, {field.name for field in fields}))
+    parts = list(_parts(batches, contents, schema_id, {field.name for field in fields}))
     used = [field for field in fields if any(field.name in part.columns for part in parts)]
     return Records(
         first=batches[0].base,
@@ -187,7 +190,7 @@ class _Part(NamedTuple):
     columns: dict[str, pa.Array]
 
 
-def _parts(batches: Sequence[FetchedBatch], contents: Contents, names: set[str]) -> Iterator[_Part]:
+def _parts(batches: Sequence[FetchedBatch], contents: Contents, schema_id: int, names: set[str]) -> Iterator[_Part]:
     """The records of each batch; of a run of tiny ones together. Those are looked into without pyarrow, a call of which
     takes longer than they are worth, and gives the interpreter away."""
     run: list[tuple[FetchedBatch, list[list[bytes]]]] = []
@@ -199,7 +202,7 @@ def _parts(batches: Sequence[FetchedBatch], contents: Contents, names: set[str])
         if columns is not None:
             run.append((batch, columns))
         elif batch.header.count:
-            decoded = contents.decode(batch.header, batch.payload)
+            decoded = contents.decode_as(schema_id, batch.header, batch.payload)
             named = {name: decoded.column(name) for name in decoded.schema.names if name in names}
             yield _Part(_offsets(batch, decoded), _times(batch.header, decoded), named)
     if run:

@@ -32,7 +32,10 @@ from mainstem.core.errors import (
     Closed,
     DataLoss,
     DiskFull,
+    IncompatibleSchema,
+    InvalidPayload,
     MainstemError,
+    RecordTooLarge,
     Refused,
     StreamDeleted,
     UnknownStream,
@@ -41,7 +44,7 @@ from mainstem.core.events import Event
 from mainstem.core.limits import KIB, MIB
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.compaction import KeyIndex, is_due, tombstones, without_key
-from mainstem.log.contents import Contents, SchemaOf, no_schema
+from mainstem.log.contents import Contents, Promote, SchemaOf, never_promoted, no_schema
 from mainstem.log.flush import (
     Command,
     Done,
@@ -151,6 +154,7 @@ class Upkeep:
         clock: Clock,
         pace: Pace,
         schema_of: SchemaOf = no_schema,
+        promote: Promote = never_promoted,
     ) -> None:
         self._commits = commits
         self._ledger = ledger
@@ -159,6 +163,7 @@ class Upkeep:
         self._clock = clock
         self.pace = pace
         self._schema_of = schema_of
+        self._promote = promote
         self._rests = pace.share < 1
         # Of the step under way, rests that it has taken already.
         self._rested_seconds = 0.0
@@ -369,13 +374,14 @@ class Upkeep:
         settled = max(self._settled.get(key, 0), row.merged, row.start)
         noted = max(row.merged, row.start)
         looked = 0
+        contents = self._mergeable(stream)
         while row.stable - settled >= RUN_ENTRIES:
             entries = self._ledger.entries_from(stream.id, shard, settled, RUN_ENTRIES)
             if not entries:
                 return
-            plan = plan_merge(entries)
+            plan = plan_merge(entries, contents.target)
             if plan.entries:
-                self._merge_run(stream, plan.entries, plan.settled)
+                self._merge_run(stream, contents, plan.entries, plan.settled)
                 noted = plan.settled
                 looked = 0
                 yield
@@ -389,23 +395,38 @@ class Upkeep:
                 noted, looked = settled, 0
                 yield
 
-    def _merge_run(self, stream: StreamRow, entries: Sequence[Entry], settled: int) -> None:
+    def _mergeable(self, stream: StreamRow) -> Contents:
+        """The batches of a stream, those of older schemas as rows of a newer one where they are the same in it: then
+        batches of producers that have not heard of it go together with those of others."""
+        contents = Contents.of(stream, self._schema_of)
+        if stream.schema_version < 2:
+            return contents
+        versions = dict.fromkeys(version.schema_id for version in reversed(self._ledger.load_versions(stream.id)))
+        return contents._replace(versions=tuple(versions), promote=self._promote)
+
+    def _merge_run(self, stream: StreamRow, contents: Contents, entries: Sequence[Entry], settled: int) -> None:
         try:
-            groups = self._groups(stream, entries)
-        except DataLoss as loss:
-            logger.warning(Event("entries that cannot be read are not merged", error=loss))
+            groups = self._groups(stream, entries, contents.target)
+            pieces = (records_of(group, contents) for group in groups)
+            replacement = remade(entries, pieces, self._upshot(merged=settled))
+        except (DataLoss, IncompatibleSchema, InvalidPayload, RecordTooLarge) as error:
+            # Some rows are too large, or too far away in time, for a newer schema.
+            is_mixed = len({entry.schema_id for entry in entries}) > 1
+            if not isinstance(error, DataLoss) and not is_mixed:
+                raise
+            logger.warning(Event("entries that cannot be read, or not as one, are not merged", error=error))
             self._execute(NoteUpkeep(stream.id, entries[0].shard, merged=settled))
             return
-        contents = Contents.of(stream, self._schema_of)
-        pieces = (records_of(group, contents) for group in groups)
-        self._execute(remade(entries, pieces, self._upshot(merged=settled)))
+        self._execute(replacement)
         self._counts["entries_merged"] += len(entries)
 
-    def _groups(self, stream: StreamRow, entries: Sequence[Entry]) -> list[Sequence[FetchedBatch]]:
+    def _groups(
+        self, stream: StreamRow, entries: Sequence[Entry], target: Callable[[int], int] = int
+    ) -> list[Sequence[FetchedBatch]]:
         """The batches of these entries, in groups that are stored anew each by itself."""
         batches = list(self._gently(self._reader.load(stream, entries)))
         # Looked up after the entries: a barrier that is set later stands behind them.
-        return grouped(batches, barriers_of(self._ledger.load_generations(stream.id), entries[0].shard))
+        return grouped(batches, barriers_of(self._ledger.load_generations(stream.id), entries[0].shard), target)
 
     def _upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
         now_us = self._clock.now_us()

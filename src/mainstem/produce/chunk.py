@@ -80,7 +80,7 @@ class Chunk:
         self.parcel = parcel
         # The thread that may add without the producer's lock, and the one that may add bytes like that; 0 if none may.
         self.owner = owner
-        self.owner_of_bytes = 0 if stream.schema else owner
+        self.owner_of_bytes = 0 if stream.schema_bytes else owner
         self.is_sealed = False
         # How many records there are, once sealed.
         self.count = 0
@@ -398,6 +398,16 @@ class Ack(msgspec.Struct, gc=False):
         if parcel.is_done:
             parcel.run_callbacks()
 
+    def __repr__(self) -> str:
+        if not self.done():
+            return f"<Ack {self.stream}: under way>"
+        if self.chunk.error is not None:
+            return f"<Ack {self.stream}: {type(self.chunk.error).__name__}>"
+        if not self.chunk.bases:
+            return f"<Ack {self.stream}: sent>"
+        shard, offset = self.chunk.placed(self.index)
+        return f"<Ack {self.stream}: shard {shard}, offset {offset}>"
+
 
 class BatchAck(msgspec.Struct, gc=False):
     """The fate of a table given to `send_batch`, or of what was given to `send_many`.
@@ -407,6 +417,13 @@ class BatchAck(msgspec.Struct, gc=False):
 
     chunks: list[Chunk]
     dead: list[Ack] = msgspec.field(default_factory=list)
+
+    def __repr__(self) -> str:
+        if not self.done():
+            return "<BatchAck: under way>"
+        error = next((chunk.error for chunk in self.chunks if chunk.error is not None), None)
+        dead = f", {len(self.dead)} dead letters" if self.dead else ""
+        return f"<BatchAck: {'done' if error is None else type(error).__name__}{dead}>"
 
     def done(self) -> bool:
         return all(chunk.parcel.is_done for chunk in self.chunks) and all(ack.done() for ack in self.dead)

@@ -219,11 +219,13 @@ class Gateway:
             verify(schema, batch)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {row.name!r}: {error}", path=error.path) from None
-        if is_number(batch.schema, row.key):
+        contents = Contents.of(row, self._schema_of)
+        named = contents.names_in(header.schema_id, row.key)
+        if is_number(batch.schema, named):
             # Its text, which nobody needs here, would take as long as all the other checks.
-            keys, nulls = None, batch.column(row.key[0]).null_count
+            keys, nulls = None, batch.column(named[0]).null_count
         else:
-            keys = key_column(batch, row.key) if row.key else batch.column("_key") if header.layout & HAS_KEY else None
+            keys = contents.keys(header.schema_id, batch)
             nulls = batch.num_rows if keys is None else keys.null_count
         check_row_batch(row.name, batch, keys)
         check_keyed(row.name, row.cleanup, not nulls)

@@ -68,7 +68,7 @@ class KnownStreams:
                 found = self._port.call(call, min(self._options.delivery_timeout, _NEWER_TIMEOUT)).streams[0]
             self._newest[info.name] = (found, self._clock.monotonic())
         is_newer = (found.id, found.schema_version) > (info.id, info.schema_version)
-        return self.present(found) if found.schema and is_newer else None
+        return self.present(found) if found.schema_bytes and is_newer else None
 
     def adopt(self, info: StreamInfo) -> None:
         """What `newer` found is what is known from now on."""
@@ -97,7 +97,7 @@ class KnownStreams:
     def infer(self, stream: str, table: pa.Table) -> StreamInfo:
         """A stream that got the schema of a table, if it had none."""
         info = self.look_up(stream)
-        if not info.schema:
+        if not info.schema_bytes:
             check_may_wait(f"giving {stream!r} a schema")
             schema = Schema(rows_schema(table))
             self._port.call(SetSchemaCall(stream, schema.serialized), self._options.delivery_timeout)

@@ -94,6 +94,9 @@ class Producer:
         _producers.add(self)
         self.send = self._make_send()
 
+    def __repr__(self) -> str:
+        return f"<Producer acks={self._options.acks}, on_bad={self._options.on_bad}>"
+
     @property
     def dropped(self) -> int:
         """How many records were dropped unsent: only with acks="none"."""
@@ -205,18 +208,18 @@ class Producer:
 
     def _send_general(self, stream: str, value: Any, key: Any, headers: Any, timestamp: Any, shard: Any = None) -> Ack:
         info = self._streams.get(stream)
-        if isinstance(value, Mapping) and not info.schema:
+        if isinstance(value, Mapping) and not info.schema_bytes:
             # It may have one by now.
             info = self._streams.look_up(stream)
         if shard is not None:
             info, shard = self._with_shard(info, shard)
-        if info.schema and value is not None:
+        if info.schema_bytes and value is not None:
             return self._send_row(info, value, key, headers, timestamp, shard)
         if info.key and key is not None:
             key = self._key_of_columns(info, key)
         value = check_value(stream, value)
         key, headers, time_us = check_envelope(stream, key, headers, timestamp)
-        if info.schema and key is None:
+        if info.schema_bytes and key is None:
             raise InvalidRecord(f"stream {stream!r}: a tombstone says which row is gone: give its key")
         check_keyed(stream, info.cleanup, key is not None)
         return self._put(info, None, value, key, headers, time_us, len(value or b""), shard)
@@ -225,14 +228,14 @@ class Producer:
         """The key of a tombstone, which rows of the stream can have: any other would delete nothing."""
         try:
             found = _key_of(info, key)
-            if found is not None and info.schema:
+            if found is not None and info.schema_bytes:
                 try:
-                    check_key(found, Schema.parse(info.schema), info.key)
+                    check_key(found, Schema.parse(info.schema_bytes), info.key)
                 except SchemaMismatch:
                     newer = self._streams.newer(info)
                     if newer is None:
                         raise
-                    check_key(found, Schema.parse(newer.schema), newer.key)
+                    check_key(found, Schema.parse(newer.schema_bytes), newer.key)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {info.name!r}: {error}", path=error.path) from None
         return found
@@ -346,11 +349,11 @@ class Producer:
         if not values:
             return BatchAck([])
         info = self._streams.get(stream)
-        if not info.schema and any(isinstance(value, Mapping) for value in values):
+        if not info.schema_bytes and any(isinstance(value, Mapping) for value in values):
             info = self._streams.look_up(stream)
         if shard is not None:
             info, shard = self._with_shard(info, shard)
-        if info.schema:
+        if info.schema_bytes:
             return self._send_many_rows(info, values, keys, shard)
         return self._send_batches(info, columns(values, keys), None, shard, atomic=False)
 
@@ -364,10 +367,10 @@ class Producer:
                     f"stream {info.name!r}: the key of a row is made of {made_of}; give keys for tombstones only"
                 )
             keys = [None if key is None else self._key_of_columns(info, key) for key in keys]
-        rows = converter_of(Schema.parse(info.schema))
+        rows = converter_of(Schema.parse(info.schema_bytes))
         runs, bad = many_rows.as_runs(rows, values, keys)
         if bad and (newer := self._streams.newer(info)) is not None:
-            newer_rows = converter_of(Schema.parse(newer.schema))
+            newer_rows = converter_of(Schema.parse(newer.schema_bytes))
             newer_runs, newer_bad = many_rows.as_runs(newer_rows, values, keys)
             if len(newer_bad) < len(bad):
                 self._streams.adopt(newer)
@@ -399,32 +402,32 @@ class Producer:
         one batch or belong to several shards.
         """
         info = self._streams.get(stream)
-        headers = "_headers" if info.schema or infer else "headers"
+        headers = "_headers" if info.schema_bytes or infer else "headers"
         # A server looks at every value, too.
         is_checked_later = partial(goes_as_it_is, info) if self._port.checks_values else lambda _: False
         table = tables.from_user(data, headers, is_checked_later)
-        if infer and not info.schema:
+        if infer and not info.schema_bytes:
             info = self._streams.infer(stream, table)
         if shard is not None:
             info, shard = self._with_shard(info, shard)
-        if not info.schema:
+        if not info.schema_bytes:
             return self._send_batches(info, tables.as_batches(table), None, shard, atomic=atomic)
         try:
             info, batches = self._row_batches(info, table)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {stream!r}: {error}", path=error.path) from None
-        return self._send_batches(info, batches, converter_of(Schema.parse(info.schema)), shard, atomic=atomic)
+        return self._send_batches(info, batches, converter_of(Schema.parse(info.schema_bytes)), shard, atomic=atomic)
 
     def _row_batches(self, info: StreamInfo, table: Any) -> tuple[StreamInfo, list[Any]]:
         """A table as batches of rows, and the stream with the schema that they have."""
         try:
-            return info, as_row_batches(info, converter_of(Schema.parse(info.schema)), table)
+            return info, as_row_batches(info, converter_of(Schema.parse(info.schema_bytes)), table)
         except SchemaMismatch as error:
             newer = self._streams.newer(info)
             if newer is None:
                 raise
             try:
-                batches = as_row_batches(newer, converter_of(Schema.parse(newer.schema)), table)
+                batches = as_row_batches(newer, converter_of(Schema.parse(newer.schema_bytes)), table)
             except SchemaMismatch:
                 raise error from None
         self._streams.adopt(newer)
@@ -590,7 +593,7 @@ class Producer:
 
 def _row_of(info: StreamInfo, value: Any) -> tuple[RowConverter, Any, int]:
     """A row as it is put into a chunk, with the converter of its schema and its size; or SchemaMismatch."""
-    rows = converter_of(Schema.parse(info.schema))
+    rows = converter_of(Schema.parse(info.schema_bytes))
     is_json = isinstance(value, bytes | bytearray | memoryview | str)
     taken, size = rows.convert_json(value) if is_json else rows.convert(value)
     return rows, taken, size

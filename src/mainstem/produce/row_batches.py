@@ -70,9 +70,9 @@ def as_row_batches(stream: StreamInfo, rows: RowConverter, table: pa.Table) -> l
 
 def goes_as_it_is(stream: StreamInfo, table: pa.Table) -> bool:
     """Whether a user's table is sent without reading what its offsets point to: no cast, no keys, nothing nested."""
-    if not stream.schema or stream.key:
+    if not stream.schema_bytes or stream.key:
         return False
-    schema = Schema.parse(stream.schema).arrow
+    schema = Schema.parse(stream.schema_bytes).arrow
     is_same = table.schema.names == schema.names and table.schema.types == schema.types
     return is_same and not any(map(pa.types.is_nested, schema.types))
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from mainstem.core.errors import IncompatibleSchema, InvalidSetting
 from mainstem.core.limits import ERROR_TEXT_CHARS_MAX
+from mainstem.core.matching import matched
 from mainstem.core.plain import one_line
 from mainstem.core.schema import Schema, aliases_of, default_of
 from mainstem.registry.review import reviewed
@@ -75,19 +76,6 @@ def violations(new: Schema, old: Sequence[Schema], mode: str) -> list[Violation]
 def check_mode(mode: str) -> None:
     if mode not in MODES:
         raise InvalidSetting(f"compatibility is one of {', '.join(MODES)}, not {one_line(repr(mode), 40)}")
-
-
-def matched(readers: Sequence[pa.Field], writers: Sequence[pa.Field]) -> list[tuple[pa.Field, pa.Field | None]]:
-    """For each field of a reader the one that was written for it: by its name, else by an alias of either."""
-    left = {field.name: field for field in writers}
-    found: dict[str, pa.Field] = {field.name: left.pop(field.name) for field in readers if field.name in left}
-    for field in readers:
-        if field.name not in found and (name := next((alias for alias in aliases_of(field) if alias in left), None)):
-            found[field.name] = left.pop(name)
-    for field in readers:
-        if field.name not in found and (name := next((n for n in left if field.name in aliases_of(left[n])), None)):
-            found[field.name] = left.pop(name)
-    return [(field, found.get(field.name)) for field in readers]
 
 
 def widens(old: pa.DataType, new: pa.DataType) -> bool:

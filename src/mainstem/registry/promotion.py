@@ -20,9 +20,10 @@ from mainstem.core.errors import IncompatibleSchema, RecordTooLarge
 from mainstem.core.kept import kept
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
+from mainstem.core.matching import matched
 from mainstem.core.plain import one_line
 from mainstem.core.schema import METADATA_COLUMNS, Schema, default_of, null_bits
-from mainstem.registry.compatibility import fits_list, matched, widens
+from mainstem.registry.compatibility import fits_list, widens
 from mainstem.registry.defaults import constant_of
 from mainstem.registry.texts import as_list, shown_only
 from mainstem.registry.types import is_list, is_nested, type_text
@@ -53,12 +54,20 @@ def promote_pieces(batch: pa.RecordBatch, old: Schema, new: Schema) -> Iterator[
 
 @kept(lambda old, new: old.size + new.size)
 def promotion(old: Schema, new: Schema) -> "Promotion":
-    """How rows of `old` become rows of `new`; IncompatibleSchema if that cannot be."""
+    """How rows of `old` become rows of `new`."""
     return Promotion(old, new)
 
 
+def lossless(old: Schema, new: Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
+    """How rows of `old` become rows of `new`, if every value of theirs is in them as well; what they lack they then
+    have. None if something would be left out, or replaced by a default."""
+    way = promotion(old, new)
+    return way.apply if way.is_lossless else None
+
+
 class Promotion:
-    """The way from one schema to another. Immutable, used by any thread."""
+    """The way from one schema to another. Immutable, used by any thread. A column that cannot be read is an error only
+    for who wants it."""
 
     def __init__(self, old: Schema, new: Schema) -> None:
         self.old = old
@@ -70,6 +79,8 @@ class Promotion:
         self.unchanged = frozenset(field.name for field, was in pairs if was is not None and field.type == was.type)
         self._growth = _growth_of(pairs)
         self._columns = {field.name: _column(field, was) for field, was in pairs}
+        # Whether a row is the same after it: every value of it has a place, and what may be null still may.
+        self.is_lossless = _has_all(pa.struct(list(new.arrow)), pa.struct(list(old.arrow)))
 
     def needed(self, columns: Collection[str] | None = None) -> list[str]:
         """Which columns of the old schema are needed for these of the new one, in their order; None: for all."""
@@ -94,11 +105,34 @@ class Promotion:
         )
 
 
+def _is_lossless(field: pa.Field, was: pa.Field | None) -> bool:
+    """Whether a field can be made of what was written for it, and has every value of it."""
+    if was is None:
+        return field.nullable or default_of(field)[0]
+    return (field.nullable or not was.nullable) and _has_all(field.type, was.type)
+
+
+def _has_all(new: pa.DataType, old: pa.DataType) -> bool:
+    if pa.types.is_struct(new) and pa.types.is_struct(old):
+        pairs = matched(list(new), list(old))
+        return sum(was is not None for _, was in pairs) == old.num_fields and all(
+            _is_lossless(field, was) for field, was in pairs
+        )
+    if is_list(new) and is_list(old):
+        return fits_list(old, new) and _is_lossless(new.value_field, old.value_field)
+    if pa.types.is_map(new) and pa.types.is_map(old):
+        return _has_all(new.key_type, old.key_type) and _is_lossless(new.item_field, old.item_field)
+    return old == new or (not is_nested(new) and not is_nested(old) and widens(old, new))
+
+
 # One step for each field. Steps work on slices: they keep to the values that an array shows.
 
 
 def _column(field: pa.Field, was: pa.Field | None) -> _Step:
-    step = _field(field.name, field, was)
+    try:
+        step = _field(field.name, field, was)
+    except IncompatibleSchema as error:
+        return functools.partial(_refused, str(error))
     if was is None or field.nullable or not was.nullable:
         return step
     return functools.partial(_without_nulls, field.name, constant_of(field, field.name), step)
@@ -130,6 +164,10 @@ def _step(path: str, new: pa.DataType, old: pa.DataType) -> _Step:
             f"{one_line(type_text(new), 60)}"
         )
     return functools.partial(_cast, path, new)
+
+
+def _refused(why: str, array: pa.Array) -> pa.Array:
+    raise IncompatibleSchema(why)
 
 
 def _same(array: pa.Array) -> pa.Array:

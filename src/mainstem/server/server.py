@@ -24,6 +24,7 @@ from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import compatibility
+from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.session import PendingAppend, Session
@@ -69,7 +70,7 @@ class Server:
             free_bytes_min=settings.free_bytes_min,
             ballast_bytes=settings.ballast_bytes,
         )
-        self.log = Log(settings.data, options, clock=clock, disk=disk)
+        self.log = Log(settings.data, options, clock=clock, disk=disk, promote=lossless)
         self._administration = Administration(
             self.log,
             check_schema=compatibility.check,

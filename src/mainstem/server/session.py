@@ -411,7 +411,7 @@ class Session:
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
             query = subscribe.query
-            select = None if query is None else partial(server.selections.get, row.id, row.key, query)
+            select = None if query is None else partial(server.selections.get, row, query)
             feed = Feed(
                 server.log.reader,
                 row,

@@ -32,7 +32,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     ended in that backup; a list of streams leaves it out. `oldest_us` is about when the first record that can be read
     was written, as far as that was asked and is known, else 0.
 
-    `schema` is the newest version of its schema, serialized; a stream without one has none, and a list leaves it out.
+    `schema` is the newest version of its schema; a stream without one has none, and a list leaves it out.
     `key` and `index` name columns of it; `compatibility` says what its next version must keep to. `generations` has,
     for each change of the number of shards, how many there are since, and where those that were there before ended; a
     list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
@@ -61,7 +61,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     restored: tuple[tuple[int, tuple[int, ...]], ...] = ()
     oldest_us: int = 0
     schema_id: int = 0
-    schema: Serialized = b""
+    schema_bytes: Serialized = msgspec.field(default=b"", name="schema")
     schema_version: int = 0
     key: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
@@ -69,6 +69,11 @@ class StreamInfo(msgspec.Struct, frozen=True):
     generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
     statistics_bytes: int = 0
     missing: tuple[int, ...] = ()
+
+    @property
+    def schema(self) -> Schema | None:
+        """The newest version of its schema; its `arrow` is a pyarrow.Schema."""
+        return Schema.parse(self.schema_bytes) if self.schema_bytes else None
 
     @property
     def records(self) -> int:
@@ -89,7 +94,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
         return f"<StreamInfo {self.name}: {shards}, {self.records} records, {self.bytes:,} bytes{schema}>"
 
     def _repr_html_(self) -> str:
-        schema = Schema.parse(self.schema).names if self.schema else []
+        schema = self.schema.names if self.schema else []
         facts = {
             "shards": self.shards,
             "records": self.records,
@@ -154,8 +159,8 @@ class AlterStreamCall(msgspec.Struct, frozen=True, tag="alter"):
 
 class SetSchemaCall(msgspec.Struct, frozen=True, tag="set_schema"):
     """The next version of a stream's schema, or its first, checked against those before it as `compatibility` says:
-    None stands for what the stream has. With `dry_run` nothing is changed. Answered with the stream. The version that
-    is the newest already stays the newest."""
+    None stands for what the stream has. Answered with the stream. With `dry_run` nothing is changed, and only its key
+    and index are as they would be. The version that is the newest already stays the newest."""
 
     name: str
     schema: bytes
@@ -219,15 +224,23 @@ class ConnectionsCall(msgspec.Struct, frozen=True, tag="connections"):
 
 
 class SchemaInfo(msgspec.Struct, frozen=True):
-    """A schema, serialized. `version` and `created_us` are of the stream that was asked about, else 0."""
+    """A schema, and which version of a stream's it is since when; 0 where none was asked about."""
 
     id: int
-    schema: bytes
+    schema_bytes: bytes = msgspec.field(name="schema")
     version: int = 0
     created_us: int = 0
 
-    def parse(self) -> Schema:
-        return Schema.parse(self.schema)
+    @property
+    def schema(self) -> Schema:
+        """The schema; its `arrow` is a pyarrow.Schema."""
+        return Schema.parse(self.schema_bytes)
+
+    def __repr__(self) -> str:
+        return f"<SchemaInfo version {self.version}: {self.schema!r}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>version {self.version}</p>{self.schema._repr_html_()}"
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):

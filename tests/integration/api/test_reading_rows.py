@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import mainstem
-from mainstem.core.errors import InvalidPredicate, InvalidSetting, UndecodedRecords
+from mainstem.core.errors import IncompatibleSchema, InvalidPredicate, InvalidSetting, UndecodedRecords
 from mainstem.core.schema import described
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
@@ -360,11 +360,51 @@ def test_what_is_no_row_may_be_skipped_or_kept(hub):
     assert [record.value for record in found[1:3]] == [None, None]
 
 
-def test_what_is_no_row_matches_nothing(hub):
+def test_what_is_no_row_is_said_under_a_predicate_too(hub):
     mixed(hub)
-    with hub.consumer("orders", start="earliest", follow=False, where="id >= 0") as consumer:
-        assert [record.value["id"] for record in consumer] == [0, 3, 5]
+    with hub.consumer("orders", start="earliest", follow=False, where="id >= 3") as consumer:
+        with pytest.raises(UndecodedRecords) as caught:
+            next(consumer)
+        assert (caught.value.stream, caught.value.shard, caught.value.first, caught.value.last) == ("orders", 0, 1, 2)
+        assert [record.value["id"] for record in consumer] == [3, 5]
         assert consumer.undecoded == 2
+    with hub.consumer("orders", start="earliest", follow=False, where="id >= 3", on_bad="skip") as consumer:
+        assert [record.value["id"] for record in consumer] == [3, 5]
+        assert consumer.undecoded == 2
+    with hub.consumer("orders", start="earliest", follow=False, where="id >= 3", on_bad="keep") as consumer:
+        assert [record.undecoded for record in consumer] == [b"no json", b'{"id": "x"}', None, None]
+    found = hub.find("orders", "id >= 3")
+    assert (len(found), found.undecoded) == (2, 2)
+
+
+def test_what_is_no_row_is_not_said_where_it_cannot_be_meant(hub):
+    mixed(hub)
+    with hub.consumer("orders", start="earliest", follow=False, where="_offset > 2 AND id >= 0") as consumer:
+        assert [record.offset for record in consumer] == [3, 5]
+        assert consumer.undecoded == 0
+
+
+@pytest.mark.parametrize("where", [None, "_offset >= 0", "n <> 'x'"])
+def test_rows_that_the_newest_schema_cannot_have_are_said_once_with_their_place(hub, where):
+    hub.streams.create("orders", schema={"n": "int64", "note": "string"}, compatibility="none")
+    with hub.producer() as producer:
+        producer.send_many("orders", [{"n": 1, "note": "a"}, {"n": 2, "note": "b"}]).result(10)
+        hub.streams.set_schema("orders", {"n": "string", "note": "string"})
+        producer.send("orders", {"n": "three", "note": "c"}).result(10)
+    with hub.consumer("orders", start="earliest", follow=False, where=where) as consumer:
+        said = r"stream 'orders' shard 0: rows 0 to 1 .* column 'n' is int64 in these rows and cannot be read as string"
+        with pytest.raises(IncompatibleSchema, match=said):
+            next(consumer)
+        assert [record.value["n"] for record in consumer] == ["three"]
+    with hub.consumer("orders", start="earliest", follow=False, where=where, on_bad="skip") as consumer:
+        assert [record.offset for record in consumer] == [2]
+        assert consumer.undecoded == 2
+    with hub.consumer("orders", start="earliest", follow=False, columns=["note"]) as consumer:
+        assert [record.value["note"] for record in consumer] == ["a", "b", "c"]
+
+
+def test_what_is_no_row_leaves_with_columns(hub):
+    mixed(hub)
     with hub.consumer("orders", start="earliest", follow=False, columns=["id"]) as consumer:
         assert next(consumer).value == {"id": 0}
         with pytest.raises(UndecodedRecords):

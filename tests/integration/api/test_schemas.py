@@ -29,17 +29,17 @@ BREAKING = FIRST.append(pa.field("amount", pa.float64(), nullable=False))
 def test_a_stream_is_created_with_a_schema(hub):
     made = hub.streams.create("orders", schema=FIRST, key="id", index=["city"], compatibility="full")
     assert (made.schema_version, made.key, made.index, made.compatibility) == (1, ("id",), ("city",), "full")
-    assert Schema.parse(made.schema) == Schema(FIRST)
+    assert made.schema == Schema(FIRST)
     assert hub._port.schema(made.schema_id) == Schema(FIRST)
     found = hub.streams.get("orders")
     assert (found.schema_id, found.schema, found.key) == (made.schema_id, made.schema, ("id",))
     (listed,) = hub.streams.list()
-    assert (listed.schema, listed.schema_id, listed.index) == (b"", made.schema_id, ("city",))
+    assert (listed.schema, listed.schema_id, listed.index) == (None, made.schema_id, ("city",))
 
 
 def test_a_schema_may_be_given_in_other_forms(hub):
     made = hub.streams.create("orders", schema={"id": "int64", "city": "string"})
-    assert Schema.parse(made.schema) == Schema(FIRST)
+    assert made.schema == Schema(FIRST)
 
 
 def test_a_stream_gets_its_first_schema_later(hub):
@@ -51,10 +51,10 @@ def test_a_stream_gets_its_first_schema_later(hub):
 def test_versions_are_listed(hub):
     hub.streams.create("orders", schema=FIRST)
     changed = hub.streams.set_schema("orders", SECOND)
-    assert (changed.schema_version, Schema.parse(changed.schema)) == (2, Schema(SECOND))
+    assert (changed.schema_version, changed.schema) == (2, Schema(SECOND))
     found = hub.streams.schemas("orders")
     assert [version.version for version in found] == [1, 2]
-    assert [version.parse() for version in found] == [Schema(FIRST), Schema(SECOND)]
+    assert [version.schema for version in found] == [Schema(FIRST), Schema(SECOND)]
     assert found[0].created_us <= found[1].created_us
     with pytest.raises(UnknownStream):
         hub.streams.schemas("nobody")
@@ -67,7 +67,7 @@ def test_many_large_versions_are_listed_in_several_answers(hub):
         hub.streams.set_schema("orders", wide.append(pa.field(f"more_{number}", pa.int64())))
     found = hub.streams.schemas("orders")
     assert [version.version for version in found] == [1, 2, 3, 4, 5]
-    assert sum(len(version.schema) for version in found) > LIST_BYTES_MAX
+    assert sum(len(version.schema_bytes) for version in found) > LIST_BYTES_MAX
 
 
 def test_the_newest_version_again_changes_nothing(hub):
@@ -98,11 +98,11 @@ def test_a_dry_run_changes_nothing(hub):
     ("options", "error", "text"),
     [
         ({"schema": FIRST, "key": "nobody"}, InvalidSchema, "no column 'nobody'"),
-        ({"schema": SECOND, "key": "amount"}, InvalidSchema, "cannot be a key"),
+        ({"schema": SECOND, "key": "amount"}, InvalidSchema, "cannot be in the key"),
         ({"schema": FIRST, "key": ("id", "id")}, InvalidSchema, "twice"),
         ({"schema": FIRST, "index": "nobody"}, InvalidSchema, "no column 'nobody'"),
         ({"schema": FIRST, "index": ("city", "city")}, InvalidSchema, "twice"),
-        ({"schema": pa.schema([("tags", pa.list_(pa.string()))]), "index": "tags"}, InvalidSchema, "plain columns"),
+        ({"schema": pa.schema([("tags", pa.list_(pa.string()))]), "index": "tags"}, InvalidSchema, "be in the index"),
         ({"key": "id"}, InvalidSetting, "give a schema too"),
         ({"index": "id"}, InvalidSetting, "give a schema too"),
         ({"compatibility": "sideways"}, InvalidSetting, "'sideways' is not known"),
@@ -115,14 +115,6 @@ def test_what_cannot_be_is_refused(hub, options, error, text):
     with pytest.raises(error, match=text):
         hub.streams.create("orders", **options)
     assert hub.streams.list() == []
-
-
-def test_columns_of_the_key_and_the_index_stay(hub):
-    hub.streams.create("orders", schema=SECOND, key="id", index="city", compatibility="none")
-    for left in (["city", "amount"], ["id", "amount"]):
-        with pytest.raises(InvalidSchema, match="no column"):
-            hub.streams.set_schema("orders", pa.schema([SECOND.field(name) for name in left]))
-    assert hub.streams.set_schema("orders", FIRST).schema_version == 2
 
 
 def test_of_two_at_once_the_second_is_checked_against_the_first(hub):
@@ -197,7 +189,7 @@ def test_who_only_reads_a_folder_knows_its_schemas_and_sets_none(tmp_path):
         assert reader._port.schema(made.schema_id) == Schema(FIRST)
         assert reader.streams.get("orders").schema == made.schema
         hub.streams.set_schema("orders", SECOND)
-        assert [version.parse() for version in reader.streams.schemas("orders")] == [Schema(FIRST), Schema(SECOND)]
+        assert [version.schema for version in reader.streams.schemas("orders")] == [Schema(FIRST), Schema(SECOND)]
         with pytest.raises(ReadOnly):
             reader.streams.set_schema("orders", FIRST)
         with pytest.raises(InvalidSchema, match="no schema has id 99"):

@@ -90,14 +90,16 @@ def test_dead_letters_and_redrive(cli, name):
     assert f"3 rows did not fit and went to {name}.dead".encode() in done.stderr
     assert [row["id"] for row in rows(cli, name)] == [1, 3]
 
-    (cli.folder / "fixed.ndjson").write_text('{"_dead_offset": 0, "id": 7}\n{"_dead_offset": 9, "id": 8}\n')
-    done = cli.run("redrive", name, "--input", "fixed.ndjson")
+    fixed = b'{"_dead_offset": 0, "id": 7}\n{"_dead_offset": 9, "id": 8}\n'
+    (cli.folder / "fixed.ndjson").write_bytes(fixed)
+    # A row that stands for no letter is told by the exit code, too.
+    done = cli.run("redrive", name, "--input", "-", stdin=fixed, code=1)
     assert "1 row would be put back" in done.stderr.decode()
     assert "--yes does it" in done.stderr.decode()
     assert "1\tonce: id must be int64, not text 'x'" in done.stdout.decode()
     assert [row["id"] for row in rows(cli, name)] == [1, 3]
 
-    done = cli.run("redrive", name, "--yes", "--input", "fixed.ndjson")
+    done = cli.run("redrive", name, "--yes", "--input", "fixed.ndjson", code=1)
     assert f"1 row put back into {name}" in done.stderr.decode()
     assert "2 rows still not fitting" in done.stderr.decode()
     assert "no open dead letter has the offset of 1 row: 9" in done.stderr.decode()
@@ -115,7 +117,10 @@ def test_wrong_usage_is_told(cli, name):
     assert "use raise or dead_letter" in cli.error("write", name, "--on-bad", "drop", code=2)
     assert "has no dead letters" in cli.error("redrive", name, code=3)
     (cli.folder / "fixed.ndjson").write_text('{"id": 7}\n')
-    assert "line 1: _dead_offset" in cli.error("redrive", name, "--input", "fixed.ndjson", code=1)
+    assert "line 1: it has no _dead_offset" in cli.error("redrive", name, "--input", "fixed.ndjson", code=1)
+    assert "standard input: line 1: not a JSON" in cli.error(
+        "redrive", name, "--input", "-", stdin=b"id,city\n", code=1
+    )
     with mainstem.open(cli.folder / "data") as hub:
         hub.streams.create("keyed", schema=SCHEMA, key="city")
     assert "made of city" in cli.error("write", "keyed", "--format", "ndjson", "--key", "id", code=2, stdin=LINE)
@@ -132,3 +137,11 @@ def test_a_schema_can_be_inferred_from_the_input(cli, name):
     cli.run("stream", "create", "text")
     assert "--infer is for NDJSON" in cli.error("write", "text", "--infer", code=2, stdin=b"line\n")
     assert json.loads(cli.out("stream", "show", "text", "--json"))["records"] == 0
+
+
+def test_a_key_of_several_columns_is_erased_by_its_values(cli, name):
+    with mainstem.open(cli.folder / "data") as hub:
+        hub.streams.create("pairs", schema=SCHEMA, key=["city", "id"])
+    cli.run("write", "pairs", stdin=b'{"id": 7, "city": "Ulm"}\n{"id": 8, "city": "Ulm"}\n')
+    assert "erased 1 record of pairs" in cli.out("stream", "erase", "pairs", "Ulm", "7", "--yes")
+    assert "made of city, id" in cli.error("stream", "erase", "pairs", "Ulm", "7", "8", "--yes", code=1)

@@ -129,6 +129,30 @@ def test_schemas_follow_each_other(typed, name):
     assert (shown["schema_version"], shown["key"], shown["index"]) == (2, ["customer"], ["id"])
 
 
+def test_check_says_what_set_does(typed, name):
+    """To the exit code: 1 and 5 for what the stream could not live with, 2 for what is no schema at all."""
+    renamed = {"id": "int64", "buyer": {"type": "string", "aliases": ["customer"]}, "amount": COLUMNS["amount"]}
+    for file, columns in (
+        ("renamed", renamed),
+        ("keyless", {"id": "int64"}),
+        ("fractions", COLUMNS | {"customer": "float64"}),
+        ("senseless", COLUMNS | {"customer": {"type": "string", "aliases": ["id"]}}),
+        ("smaller", {"buyer": renamed["buyer"]}),
+    ):
+        (typed.folder / f"{file}.json").write_text(json.dumps(columns))
+    for file, said, codes in (
+        ("keyless", "'customer' is part of the key of", (1, 5)),
+        ("fractions", "'customer'", (1, 5)),
+        ("senseless", "a name may mean one field only", (2, 2)),
+    ):
+        assert said in typed.error("schema", "check", name, f"{file}.json", code=codes[0])
+        assert said in typed.error("schema", "set", name, f"{file}.json", code=codes[1])
+    assert "then its key is buyer, not customer\n" in typed.out("schema", "check", name, "renamed.json")
+    assert typed.out("schema", "set", name, "renamed.json").endswith("\nits key is buyer, not customer\n")
+    assert "then its index is empty, not id\n" in typed.out("schema", "check", name, "smaller.json")
+    assert "its index is empty, not id\n" in typed.out("schema", "set", name, "smaller.json")
+
+
 def test_more_shards(typed, name):
     shown = json.loads(typed.out("stream", "alter", name, "--shards", "3", "--json"))
     assert (shown["shards"], shown["generation"], shown["records"]) == (3, 1, 3)
@@ -146,6 +170,11 @@ def test_what_is_no_row_is_shown_or_counted(cli, name):
     done = cli.run("tail", name, *EARLIEST, "--output", "csv")
     assert (done.stdout, done.stderr.decode()) == (
         b'"id"\n1\n',
+        f"1 record of {name} left out: no rows of its schema\n",
+    )
+    chosen = cli.run("tail", name, *EARLIEST, "--where", "id = 1", "--output", "raw")
+    assert (chosen.stdout, chosen.stderr.decode()) == (
+        b'{"id":1}\n',
         f"1 record of {name} left out: no rows of its schema\n",
     )
 

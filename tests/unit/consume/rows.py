@@ -13,10 +13,15 @@ from mainstem.core import layouts, payload
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.checksum import crc32c
 from mainstem.core.schema import Schema
+from mainstem.log.ledger.base import StreamRow
 from tests.unit.log.parts import NOW_US
 
 SCHEMA = Schema(pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())]))
 SCHEMA_ID = 7
+
+
+def stream_row(id_: int = 1) -> StreamRow:
+    return StreamRow(id_, f"{id_:032x}", "orders", 1, "crc32", 0, SCHEMA_ID, 0, 0, 0)
 
 
 def fetched(batch: pa.RecordBatch, schema: Schema | None, schema_id: int, base: int = 0, span: int = 0) -> FetchedBatch:
@@ -96,7 +101,7 @@ def read(batches: Sequence[FetchedBatch], through: View) -> list[tuple[int, Any]
 def select(batch: FetchedBatch, where: str = "", through: View | None = None) -> list[tuple[int, Any]]:
     """What a selection leaves of a batch; it must cover the same offsets."""
     through = through or view()
-    left = Selection(through, where).apply(batch).batches
+    left = Selection(through, where).apply(batch)
     assert covers(left, batch)
     return read(left, through)
 

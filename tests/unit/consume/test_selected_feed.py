@@ -32,9 +32,8 @@ def log(request, tmp_path):
 def feed_of(log: Log, where: str, offsets=(0, 0), ends=None, **options) -> Feed:
     selections = Selections(log.schema)
     query = Query(where)
-    return Feed(
-        log.reader, log.reader.require_stream(1), offsets, ends, lambda: selections.get(1, (), query), **options
-    )
+    row = log.reader.require_stream(1)
+    return Feed(log.reader, row, offsets, ends, lambda: selections.get(row, query), **options)
 
 
 def drained(feed: Feed, bytes_max: int = LARGE) -> list[FetchedBatch]:

@@ -32,6 +32,7 @@ from tests.unit.consume.rows import (
     records_of,
     rows_of,
     select,
+    stream_row,
     view,
 )
 from tests.unit.log.parts import NOW_US
@@ -56,19 +57,19 @@ def test_only_matching_rows_are_left():
 
 def test_a_batch_that_matches_throughout_stays_as_it_is():
     batch = numbered(10)
-    assert list(Selection(view(), "id < 100").apply(batch).batches) == [batch]
+    assert list(Selection(view(), "id < 100").apply(batch)) == [batch]
 
 
 def test_where_nothing_matches_only_the_offsets_are_left():
     batch = numbered(10, base=30)
-    (left,) = Selection(view(), "id < 0").apply(batch).batches
+    (left,) = Selection(view(), "id < 0").apply(batch)
     assert (left.base, left.end, left.header.count, left.payload) == (30, 40, 0, b"")
 
 
 def test_columns_are_given_in_the_order_they_were_asked_in():
     through = view(["amount", "_offset", "id"])
     batch = numbered(4, base=6)
-    (left,) = Selection(through).apply(batch).batches
+    (left,) = Selection(through).apply(batch)
     seen = RecordBatch("orders", left, 6, None, through).to_arrow()
     assert seen.schema.names == ["amount", "_offset", "id"]
     assert seen.to_pydict() == {"amount": [3.0, 3.5, 4.0, 4.5], "_offset": [6, 7, 8, 9], "id": [6, 7, 8, 9]}
@@ -207,7 +208,7 @@ def test_records_without_a_schema():
     assert select(batch, "key = 'c'", View(None)) == [(11, None)]
     assert select(batch, "headers['h'] = '1'", View(None, columns=["key"])) == [(9, None)]
     through = View(None, columns=["_key", "timestamp"])
-    (left,) = Selection(through, "_offset = 9").apply(batch).batches
+    (left,) = Selection(through, "_offset = 9").apply(batch)
     seen = RecordBatch("raw", left, 9, None, through)
     assert seen.to_arrow().to_pylist() == [{"_key": b"a", "timestamp": next(seen.records()).timestamp}]
     assert next(seen.records()).headers is None
@@ -262,11 +263,17 @@ def test_rows_of_a_newer_schema_come_as_the_reader_knows_them():
     assert select(batch, "id = 1", through) == [(0, {"id": 1, "title": "a"})]
 
 
-def test_an_impossible_promotion_is_said():
-    other = Schema(pa.schema([("id", pa.string())]))
+def test_an_impossible_promotion_is_said_with_its_place_and_only_to_who_wants_the_column():
+    other = Schema(pa.schema([("id", pa.string()), ("title", pa.string())]))
     through = View(OLD, 3, schema_of={9: other}.__getitem__)
-    with pytest.raises(IncompatibleSchema, match="'id'"):
-        Selection(through, "id = 1").apply(rows_of([{"id": "x"}], schema=other, schema_id=9))
+    batch = rows_of([{"id": "a", "title": "n"}] * 2, schema=other, schema_id=9, base=40)
+    for where in ("", "id = 1"):
+        (left,) = Selection(through, where).apply(batch)
+        said = r"stream 'orders' shard 2: rows 40 to 41 .* 'id' is string .* int32"
+        with pytest.raises(IncompatibleSchema, match=said):
+            RecordBatch("orders", left, 40, None, through).undecoded()
+    titles = View(OLD, 3, columns=["title"], schema_of={9: other}.__getitem__)
+    assert select(batch, "title = 'n'", titles) == [(40, {"title": "n"}), (41, {"title": "n"})]
 
 
 def test_rows_in_a_selection_of_bytes_are_refused():
@@ -302,16 +309,16 @@ def test_only_a_tombstone_has_no_value():
     assert select(batch, "_offset = 40 OR _offset = 41") == expected[:2]
     assert read([rows_of([empty, {**empty, "id": 1}], base=40)], view()) == expected[:2]
     assert select(rows_of([empty, {**empty, "id": 1}], base=40), "id IS NULL") == expected[:1]
-    part = RecordBatch("orders", batch, 42, 45, view()).part(1, 3)
+    part = RecordBatch("orders", batch, 42, 45, view()).slice(1, 3)
     assert part.values() == [empty, None]
 
 
 def test_a_tombstone_is_one_for_several_readers_too():
-    selection = Selections(lambda schema_id: SCHEMA).get(1, (), Query("", None, SCHEMA_ID))
+    selection = Selections(lambda schema_id: SCHEMA).get(stream_row(1), Query("", None, SCHEMA_ID))
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.update(readers)
     batch = json_batch({}, None, {"id": 1}, {"id": "x"})
-    found = read(selection.apply(batch).batches, view())
+    found = read(selection.apply(batch), view())
     assert [value for _, value in found] == [{"id": None, "name": None, "amount": None}, None, found[2][1], None]
     assert found[2][1]["id"] == 1
 
@@ -329,8 +336,8 @@ def test_json_of_which_little_becomes_much_is_not_made_at_once():
     assert all(map(view.fits_at_once, pieces))
     selection = Selection(View(wide, SCHEMA_ID, columns=["c7", "_offset"]), "_offset IN (7, 20006, 20007, 40006)")
     selected = selection.apply(batch)
-    assert covers(selected.batches, batch)
-    assert [offset for offset, _ in read(selected.batches, selection.view)] == [7, 20_006, 20_007, 40_006]
+    assert covers(selected, batch)
+    assert [offset for offset, _ in read(selected, selection.view)] == [7, 20_006, 20_007, 40_006]
 
 
 @pytest.mark.parametrize(
@@ -349,21 +356,37 @@ def test_how_large_json_may_become_is_bounded_without_looking(kind, values):
     assert 0 < converter.json_size(column) <= converter.json_size_max(len(values), sum(map(len, values)))
 
 
-def test_what_is_no_row_matches_nothing_and_is_counted():
-    batch = json_batch({"id": 1}, {"id": "one"}, [1], {"id": 4})
-    selected = Selection(view(), "id > 0 OR id IS NULL").apply(batch)
-    assert [offset for offset, _ in read(selected.batches, view())] == [0, 3]
-    assert selected.undecoded == 2
+@pytest.mark.parametrize(
+    ("where", "offsets"),
+    [
+        ("id > 1", [1, 2, 3]),
+        ("id IS NULL", [1, 2]),
+        ("_offset = 2", [2]),
+        ("_offset <> 2 AND id > 1", [1, 3]),
+        ("_offset = 2 OR id = 4", [1, 2, 3]),
+        ("_key = 'k2' AND id > 0", [2]),
+        ("_key IS NULL AND id > 0", []),
+        ("_timestamp < TIMESTAMP '2000-01-01T00:00:00Z' AND id > 0", []),
+    ],
+)
+def test_what_is_no_row_is_for_the_reader_unless_it_cannot_be_meant(where, offsets):
+    values = [json.dumps(value).encode() for value in ({"id": 1}, {"id": "one"}, [1], {"id": 4})]
+    batch = records_of(values, keys=[b"k0", b"k1", b"k2", b"k3"])
+    left = Selection(view(), where).apply(batch)
+    assert covers(left, batch)
+    assert [offset for offset, _ in read(left, view())] == offsets
+    found = [RecordBatch("orders", piece, piece.base, None, view()) for piece in left]
+    assert sum(len(piece.undecoded()) for piece in found) == len({1, 2}.intersection(offsets))
 
 
 def test_without_a_predicate_what_is_no_row_is_passed_on():
     batch = json_batch({"id": 1}, {"id": "one"}, {"id": "two"}, {"id": 4}, base=20)
     through = view(["id"])
-    left = Selection(through).apply(batch).batches
+    left = Selection(through).apply(batch)
     assert covers(left, batch)
     assert [(piece.base, piece.header.schema_id) for piece in left] == [(20, SCHEMA_ID), (21, 0), (23, SCHEMA_ID)]
     seen = RecordBatch("orders", left[1], 21, None, through)
-    assert [(row.index, row.path) for row in seen.bad()] == [(0, "id"), (1, "id")]
+    assert [(row.index, row.path) for row in seen.undecoded()] == [(0, "id"), (1, "id")]
     assert [record.undecoded for record in seen.records()] == [b'{"id": "one"}', b'{"id": "two"}']
 
 
@@ -375,7 +398,7 @@ def test_what_grows_beyond_a_payload_comes_in_pieces():
     old = Schema(pa.schema([("id", pa.int64())]))
     batch = rows_of([{"id": n} for n in range(30_000)], schema=old, schema_id=3)
     through = View(schema, 4, schema_of={3: old}.__getitem__)
-    left = Selection(through, "id <> 5").apply(batch).batches
+    left = Selection(through, "id <> 5").apply(batch)
     assert len(left) > 2
     assert covers(left, batch)
     assert all(piece.header.raw_len <= PAYLOAD_RAW_BYTES_MAX for piece in left)
@@ -408,7 +431,7 @@ def lengths_of(batches: Sequence[FetchedBatch], through: View) -> list[tuple[int
 
 def test_a_row_may_be_larger_for_its_reader_than_for_its_writer():
     batch, through = lists(pa.int32(), 1, 1_500_000, 1)
-    left = Selection(through, "id > 0", schema_of=through._schema_of).apply(batch).batches
+    left = Selection(through, "id > 0", schema_of=through._schema_of).apply(batch)
     assert covers(left, batch)
     assert {piece.header.schema_id for piece in left} == {4}
     assert lengths_of(left, through) == [(1, 1_500_000), (2, 1)]
@@ -419,7 +442,7 @@ def test_a_row_may_be_larger_for_its_reader_than_for_its_writer():
 def test_what_is_too_large_for_a_payload_leaves_as_it_is_stored(columns, where):
     batch, whole = lists(pa.int8(), 1, 2_500_000, 2, 3)
     through = View(LISTS, 4, columns=columns, schema_of=whole._schema_of)
-    left = Selection(through, where, schema_of=whole._schema_of, compression="lz4").apply(batch).batches
+    left = Selection(through, where, schema_of=whole._schema_of, compression="lz4").apply(batch)
     assert covers(left, batch)
     expected = [(0, 1), (1, 2_500_000), (2, 2), (3, 3)]
     assert lengths_of(left, through) == (expected[1:] if where == "id > 0" else expected)
@@ -427,11 +450,11 @@ def test_what_is_too_large_for_a_payload_leaves_as_it_is_stored(columns, where):
 
 def test_sharing_fails_for_nobody_who_could_read_alone(monkeypatch):
     selections = Selections({4: LISTS}.__getitem__)
-    selection = selections.get(1, (), Query("", None, 4))
+    selection = selections.get(stream_row(1), Query("", None, 4))
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.update(readers)
     large = records_of([b'{"v":[%s]}' % b",".join([b"1"] * length) for length in (1, 2_500_000, 2)])
-    assert selection.apply(large).batches == [large]
+    assert selection.apply(large) == [large]
 
     def fail(*args: object) -> None:
         raise SchemaMismatch("the reader may find this himself")
@@ -439,7 +462,7 @@ def test_sharing_fails_for_nobody_who_could_read_alone(monkeypatch):
     other = records_of([b'{"v":[1]}'])
     with monkeypatch.context() as patched:
         patched.setattr(View, "decode", fail)
-        assert selection.apply(other).batches == (other,)
+        assert selection.apply(other) == (other,)
 
 
 # What need not be opened.
@@ -553,9 +576,9 @@ def test_what_several_readers_want_is_made_once(monkeypatch):
     made: Counter[str] = Counter()
     selections = Selections(lambda schema_id: SCHEMA)
     query = Query("id > 3", None, SCHEMA_ID)
-    selection = selections.get(1, (), query)
-    assert selections.get(1, (), query) is selection
-    assert selections.get(2, (), query) is not selection
+    selection = selections.get(stream_row(1), query)
+    assert selections.get(stream_row(1), query) is selection
+    assert selections.get(stream_row(2), query) is not selection
 
     class Reader:
         pass
@@ -585,27 +608,27 @@ def test_what_several_readers_want_is_made_once(monkeypatch):
 def test_other_bytes_at_the_same_offsets_are_something_else():
     """After an erasure the batch that stands there is another one: nothing of the old is given."""
     selections = Selections(lambda schema_id: SCHEMA)
-    selection = selections.get(1, (), Query("id >= 0", ("name",), SCHEMA_ID))
+    selection = selections.get(stream_row(1), Query("id >= 0", ("name",), SCHEMA_ID))
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.update(readers)
     secret = rows_of([{"id": 1, "name": "secret"}, {"id": 2, "name": "b"}])
     erased = rows_of([{"id": 2, "name": "b"}], distances=[1], span=2)
     through = selection.view
-    assert read(selection.apply(secret).batches, through) == [(0, {"name": "secret"}), (1, {"name": "b"})]
-    assert read(selection.apply(erased).batches, through) == [(1, {"name": "b"})]
+    assert read(selection.apply(secret), through) == [(0, {"name": "secret"}), (1, {"name": "b"})]
+    assert read(selection.apply(erased), through) == [(1, {"name": "b"})]
 
 
 def test_json_is_converted_for_several_readers_only():
     selections = Selections(lambda schema_id: SCHEMA)
-    selection = selections.get(1, (), Query("", None, SCHEMA_ID))
+    selection = selections.get(stream_row(1), Query("", None, SCHEMA_ID))
     batch = json_batch({"id": 1}, {"id": 2})
     readers = [type("Reader", (), {})() for _ in range(2)]
     selection.readers.add(readers[0])
     assert not selection.needs(batch.header)
-    assert selection.apply(batch).batches == (batch,)
+    assert selection.apply(batch) == (batch,)
     selection.readers.add(readers[1])
     assert selection.needs(batch.header)
-    (left,) = selection.apply(batch).batches
+    (left,) = selection.apply(batch)
     assert left.header.schema_id == SCHEMA_ID
     assert [value["id"] for _, value in read([left], view())] == [1, 2]
     assert not selection.needs(numbered(1).header)

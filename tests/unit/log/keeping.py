@@ -14,6 +14,7 @@ from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace
 from mainstem.registry import compatibility
+from mainstem.registry.promotion import lossless
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.port import StreamInfo
 from tests.unit.log.parts import FOREVER_US, append, make_keyed_batch
@@ -33,14 +34,14 @@ class Keeping:
         self.path = path
         self.clock = SimulatedClock()
         self._options = options
-        self.log = Log(path, options, clock=self.clock)
+        self.log = Log(path, options, clock=self.clock, promote=lossless)
 
     def reopen(self, *, without_ledger: bool = False) -> None:
         self.log.close()
         if without_ledger:
             for file in self.path.glob("ledger.db*"):
                 file.unlink()
-        self.log = Log(self.path, self._options, clock=self.clock)
+        self.log = Log(self.path, self._options, clock=self.clock, promote=lossless)
 
     def create(
         self,
@@ -137,7 +138,7 @@ class Keeping:
                 file.unlink()
             other = Keeping.__new__(Keeping)
             other.path, other.clock, other._options = copy, self.clock, self._options
-            other.log = Log(copy, self._options, clock=self.clock)
+            other.log = Log(copy, self._options, clock=self.clock, promote=lossless)
             try:
                 return list(other.all())
             finally:

@@ -2,12 +2,14 @@
 
 import random
 
+import pyarrow as pa
 import pytest
 
+from mainstem.core.schema import Schema
 from mainstem.log import contents, merger, upkeep
 from mainstem.log.flush import TrimShard
 from tests.unit.log.keeping import DAY, HOUR, Keeping
-from tests.unit.log.typed import SECOND, Rows, kept_by_compaction, make_rows
+from tests.unit.log.typed import FIRST, SECOND, Rows, kept_by_compaction, make_rows
 
 
 @pytest.fixture
@@ -58,6 +60,40 @@ def test_batches_of_another_schema_or_of_none_are_not_joined_with_others(keeping
     schemas = {entry.schema_id for entry in rows.entries()}
     assert len(schemas) == 3
     assert rows.check_statistics() >= 3
+    assert rows.read() == rows.written
+
+
+def test_batches_of_two_schemas_that_alternate_become_one_of_the_newer(keeping):
+    """Of two producers one has not heard of the new schema."""
+    rows = Rows(keeping, key=())
+    rows.set_second()
+    for number in range(64):
+        beside = {"keys": [b"k%d" % number], "headers": [[("h", b"v")]], "times": [keeping.clock.now_us() + number]}
+        rows.write(row(f"k{number}", number), schema=SECOND if number % 2 else FIRST, **beside)
+    assert len(rows.entries()) == 64
+    keeping.keep()
+    newest = keeping.row(rows.stream).schema_id
+    assert [(entry.schema_id, entry.count) for entry in rows.entries()] == [(newest, 16)] * 4
+    assert rows.check_statistics() == 4
+    assert rows.read() == rows.written
+    keeping.reopen(without_ledger=True)
+    assert rows.read() == rows.written
+
+
+def test_batches_of_older_schemas_stay_as_they_are_where_something_would_be_lost(keeping):
+    rows = Rows(keeping)
+    smaller = Schema(pa.schema([FIRST.arrow.field("id"), FIRST.arrow.field("n")]))
+    rows.set_schema(smaller)
+    for number in range(40):
+        rows.write(row(f"k{number}", number), schema=smaller if number % 2 else FIRST)
+    for number in range(40):
+        rows.write(row(f"k{number}", number))
+    keeping.keep()
+    entries = rows.entries()
+    # What alternates stays; a run of older rows becomes one, and stays older.
+    assert [entry.count for entry in entries[:39]] == [1] * 39
+    assert len(entries) < 52
+    assert entries[-1].schema_id == entries[0].schema_id != entries[1].schema_id
     assert rows.read() == rows.written
 
 

@@ -106,9 +106,13 @@ class Rows:
 
     def set_second(self) -> None:
         if SECOND not in self._schemas:
-            command = SetSchema(self.stream, SECOND.serialized, SECOND.fingerprint, 2, self.keeping.clock.now_us())
-            self.keeping.log.execute(command)
-            self._schemas[SECOND] = self.keeping.row(self.stream).schema_id
+            self.set_schema(SECOND)
+
+    def set_schema(self, schema: Schema) -> None:
+        version = self.keeping.row(self.stream).schema_version + 1
+        now = self.keeping.clock.now_us()
+        self.keeping.log.execute(SetSchema(self.stream, schema.serialized, schema.fingerprint, version, now))
+        self._schemas[schema] = self.keeping.row(self.stream).schema_id
 
     @property
     def contents(self) -> Contents:
@@ -122,7 +126,7 @@ class Rows:
         batch = row_batch(full, schema, self._schemas[schema], stream=self.stream, times=times, **beside)
         keys = beside.get("keys") or [key_of(row, self.key) if self.key else None for row in full]
         headers = beside.get("headers") or [None] * len(rows)
-        self._append(batch, [Seen(*seen) for seen in zip(keys, full, times, headers, strict=True)])
+        self._append(batch, [Seen(*seen) for seen in zip(keys, map(_known, full), times, headers, strict=True)])
 
     def write_together(self, *batches: Sequence[Row]) -> None:
         """One flush with many batches."""
@@ -184,7 +188,8 @@ class Rows:
         keys = self.contents.keys(header.schema_id, batch)
         names = self.contents.schema_of(header.schema_id).names if header.schema_id else []
         for at in range(header.count):
-            value = {name: columns[name][at] for name in names} if header.schema_id else columns["value"][at]
+            row = {name: columns[name][at] for name in names}
+            value = _known(row) if header.schema_id else columns["value"][at]
             own = batch.column(f"{prefix}timestamp").cast(pa.int64())[at].as_py() if header.layout & 4 else None
             yield (
                 fetched.base + distances[at],
@@ -225,6 +230,11 @@ class Rows:
                 if schema is not None:
                     _check_row(known, seen.value)
         return described
+
+
+def _known(row: Row) -> Row:
+    """A row without the columns that it may lack, or have as null: merging may give it those of a newer schema."""
+    return {name: value for name, value in row.items() if name in FIRST.names or value is not None}
 
 
 def _check_row(known: Mapping[str, statistics.Range], row: Row) -> None:

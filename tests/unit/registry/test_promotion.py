@@ -15,7 +15,7 @@ from mainstem.registry import promotion as promotions
 from mainstem.registry.compatibility import check
 from mainstem.registry.defaults import default_array
 from mainstem.registry.forms import as_schema
-from mainstem.registry.promotion import promote, promote_pieces, promotion
+from mainstem.registry.promotion import lossless, promote, promote_pieces, promotion
 from tests.unit.registry import samples
 
 OLD = as_schema({"id": "int32 not null", "name": "text", "gone": "text", "at": "timestamp[ms, UTC]"})
@@ -263,3 +263,32 @@ def test_a_default_is_what_json_says():
     field = described(pa.field("a", pa.list_(pa.int64())), default=[1, None])
     old, new = as_schema({"b": "int8"}), Schema(pa.schema([field]))
     assert json.dumps(promote(batch_of(old, [{"b": 1}]), old, new).to_pylist()) == '[{"a": [1, null]}]'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ({"a": "int64"}, {"a": "int64", "b": "string"}, True),
+        ({"a": "int64"}, {"a": "int64", "b": {"type": "string", "nullable": False, "default": "x"}}, True),
+        ({"a": "int64"}, {"a": "int64", "b": "string not null"}, False),
+        ({"a": "int64"}, {"c": {"type": "int64", "aliases": ["a"]}}, True),
+        ({"a": "int32"}, {"a": "int64"}, True),
+        ({"a": "int64"}, {"a": "int32"}, False),
+        ({"a": "int64"}, {"a": "string"}, False),
+        ({"a": "int64", "b": "string"}, {"a": "int64"}, False),
+        ({"a": "int64"}, {"a": {"type": "int64", "nullable": False, "default": 0}}, False),
+        ({"a": "int64 not null"}, {"a": "int64"}, True),
+        ({"a": {"x": "int32"}}, {"a": {"x": "int64", "y": "string"}}, True),
+        ({"a": {"x": "int32", "y": "string"}}, {"a": {"x": "int32"}}, False),
+        ({"a": [{"x": "int32"}]}, {"a": [{"x": "int32", "z": "bool"}]}, True),
+        ({"a": [{"x": "int32"}]}, {"a": [{"z": "bool"}]}, False),
+        ({"a": "map<string, int32>"}, {"a": "map<string, int64>"}, True),
+        ({"a": "map<string, int64>"}, {"a": "map<string, int32>"}, False),
+        ({"a": "list<int32>[2]"}, {"a": "list<int32>"}, True),
+        ({"a": "list<int32>"}, {"a": "list<int32>[2]"}, False),
+        ({"a": "list<int32>"}, {"a": "int32"}, False),
+    ],
+)
+def test_rows_are_the_same_in_another_schema_if_every_value_has_its_place(old, new, is_same):
+    """Then they may be stored as rows of it."""
+    assert (lossless(as_schema(old), as_schema(new)) is not None) == is_same

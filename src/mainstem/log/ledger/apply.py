@@ -457,9 +457,10 @@ class _Step:
         schema = self._schema_id(command.schema, command.fingerprint)
         self._changes.versions.append(VersionRow(row.id, command.version, schema, command.created_us))
         changed = row._replace(schema_id=schema, schema_version=command.version)
-        if command.compatibility is not None:
-            changed = changed._replace(compatibility=command.compatibility)
-        self._changes.streams[row.id] = changed
+        given = {
+            name: value for name in ("compatibility", "key", "index") if (value := getattr(command, name)) is not None
+        }
+        self._changes.streams[row.id] = changed._replace(**given)
         return Done(row.id)
 
     def _describe_schema(self, command: DescribeSchema) -> Outcome:
