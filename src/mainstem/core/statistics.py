@@ -16,13 +16,13 @@
          6      low, high   at most 16 bytes each
 
     for each filter:
-         0    2 column      as above
-         2    1 form        of its values: as above, or 5, the text of a key
+         0    2 column      as above; 0xFFFD for the pieces of all columns
+         2    1 form        of its values: as above, or 5, the text of a key; or 6: this is no filter, but the pieces
          3    1 zero
          4    4 position    where it begins, u32, from the start of the whole
-         8    4 length      u32, a multiple of 32
+         8    4 length      u32, of a filter a multiple of 32
 
-    zeros up to the next multiple of 8, then the filters (see bloom.py)
+    zeros up to the next multiple of 8, then the pieces (see pieces.py) and the filters (see bloom.py)
 
 All numbers are little-endian. A bound of form 1 is a signed number in as few bytes as it takes: an integer, 0 or 1 for
 a boolean, or what the column stores for a date, a time, a timestamp or a duration. Form 2 is a double. Form 3 are the
@@ -49,6 +49,7 @@ from mainstem.core.limits import (
     FILTER_BYTES_MAX,
     INDEX_FIELDS_MAX,
     KIB,
+    SCHEMA_FIELDS_MAX,
     STATISTICS_BOUND_BYTES_MAX,
     STATISTICS_BYTES_MAX,
     STATISTICS_RANGES_MAX,
@@ -63,6 +64,7 @@ _HEAD: Final = struct.Struct("<BBBBI")
 _RANGE: Final = struct.Struct("<HBBBB")
 _FILTER: Final = struct.Struct("<HBBII")
 _KEY_PLACE: Final = 0xFFFF
+_PIECES_PLACE: Final = 0xFFFD
 _TIMESTAMP_PLACE: Final = 0xFFFE
 _OWN_PLACES: Final = {KEY: _KEY_PLACE, TIMESTAMP: _TIMESTAMP_PLACE}
 _OWN_KINDS: Final = {KEY: pa.binary(), TIMESTAMP: pa.int64()}
@@ -78,6 +80,7 @@ _FLOAT: Final = 2
 _BYTES: Final = 3
 _DECIMAL: Final = 4
 _KEY_TEXT: Final = 5
+_PIECES: Final = 6
 
 _DOUBLE: Final = struct.Struct("<d")
 # Of what a filter describes it may take this part.
@@ -86,9 +89,10 @@ _FILTER_SHARE: Final = 8
 _SUMMARY_BYTES_MAX: Final = (
     _HEAD.size
     + (STATISTICS_RANGES_MAX + 1) * (_RANGE.size + 2 * STATISTICS_BOUND_BYTES_MAX)
-    + (INDEX_FIELDS_MAX + 2) * _FILTER.size
+    + (INDEX_FIELDS_MAX + 3) * _FILTER.size
 )
-_FILTERS_BYTES_MAX: Final = STATISTICS_BYTES_MAX - 1 * KIB
+# Pieces have 8 bytes for each column.
+_FILTERS_BYTES_MAX: Final = STATISTICS_BYTES_MAX - 1 * KIB - 8 * (SCHEMA_FIELDS_MAX + 8)
 assert _SUMMARY_BYTES_MAX <= 1 * KIB <= 8 * 0xFF
 
 
@@ -148,12 +152,14 @@ def collect(
     index: Sequence[str] = (),
     columns: Sequence[str] = (),
     times: tuple[int, int] | None = None,
+    pieces: bytes = b"",
     described_bytes: int = STATISTICS_BYTES_MAX * _FILTER_SHARE,
 ) -> bytes:
     """The statistics of rows, or of records without a schema if `batch` is None.
 
     `key` is the key of every record, `columns` are those it is made of, and `times` the lowest and the highest time.
-    `described_bytes` is what the batch takes uncompressed: filters may take an eighth of that. b"" if nothing is known.
+    `pieces` are noted as they are. `described_bytes` is what the batch takes uncompressed: filters may take an eighth
+    of that. b"" if nothing is known.
     """
     ranges = [] if times is None else [_pack_range(_TIMESTAMP_PLACE, 0, _WHOLE, *times)]
     if batch is not None:
@@ -170,7 +176,8 @@ def collect(
                 column = batch.column(name)
                 wanted.append(([(batch.schema.get_field_index(name), _form(column))], _hashes(column)))
     filters = _filters(wanted, min(described_bytes // _FILTER_SHARE, _FILTERS_BYTES_MAX))
-    return _joined(ranges, filters) if ranges or filters else b""
+    behind = [([(_PIECES_PLACE, _PIECES)], pieces), *filters] if pieces else filters
+    return _joined(ranges, behind) if ranges or behind else b""
 
 
 # Which columns a filter is for, and in which form it has their values.
@@ -185,6 +192,7 @@ def _filters(wanted: Sequence[tuple[_Places, bloom.U64]], bytes_max: int) -> lis
 
 
 def _joined(ranges: Sequence[bytes], filters: Sequence[tuple[_Places, bytes]]) -> bytes:
+    """The ranges, then the filters, among which there may be pieces: both are whole words."""
     count = sum(len(places) for places, _ in filters)
     summary_len = _padded(_HEAD.size + sum(map(len, ranges)) + count * _FILTER.size)
     position = summary_len
@@ -345,6 +353,12 @@ def length_of(statistics: bytes) -> int:
     return int(_HEAD.unpack_from(statistics)[4]) if len(statistics) >= _HEAD.size else 0
 
 
+def pieces_in(statistics: bytes) -> slice | None:
+    """Where the pieces of a batch are in the whole of which these are the statistics or the summary; None if there are
+    none. InvalidPayload if the bytes are no statistics."""
+    return _Statistics(statistics, None).pieces if statistics else None
+
+
 def parse(statistics: bytes, schema: pa.Schema | None) -> Mapping[str, Range]:
     """What statistics, or a summary, say of the columns of a batch of this schema, and of `_key` and `_timestamp`.
 
@@ -359,6 +373,7 @@ class _Statistics(Mapping[str, Range]):
         self._schema = schema
         self._ranges: dict[int, tuple[int, int, int, int, int]] = {}
         self._filters: dict[int, tuple[int, int, int]] = {}
+        self.pieces: slice | None = None
         try:
             self._find()
         except struct.error:
@@ -381,9 +396,13 @@ class _Statistics(Mapping[str, Range]):
         for _ in range(filters):
             column, form, _zero, position, size = _FILTER.unpack_from(data, at)
             at += _FILTER.size
-            if not size or size % bloom.BLOCK_BYTES or position < 8 * words or position + size > length:
+            unit = 1 if form == _PIECES else bloom.BLOCK_BYTES
+            if not size or size % unit or position < 8 * words or position + size > length:
                 raise InvalidPayload("a filter outside of its statistics")
-            self._filters[column] = form, position, size
+            if form == _PIECES:
+                self.pieces = slice(position, position + size)
+            else:
+                self._filters[column] = form, position, size
         if at > 8 * words:
             raise InvalidPayload("statistics that are longer than they say")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from mainstem.core import layouts, payload, statistics
+from mainstem.core import layouts, payload, pieces, statistics
 from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
@@ -58,7 +58,8 @@ class Contents(NamedTuple):
         header = batch.header
         if not is_worth_statistics(header):
             return batch
-        return Batch(self.with_statistics(header, self._described_columns(header, batch.payload)), batch.payload)
+        columns = self._described_columns(header, batch.payload)
+        return Batch(self.with_statistics(header, batch.payload, columns), batch.payload)
 
     def _described_columns(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch | None:
         """Of a batch, what statistics are made of: all of its rows, or only the keys of records without a schema."""
@@ -71,18 +72,20 @@ class Contents(NamedTuple):
         )
 
     def with_statistics(
-        self, header: BatchHeader, batch: pa.RecordBatch | None, keys: pa.BinaryArray | None = None
+        self, header: BatchHeader, data: Buffer, batch: pa.RecordBatch | None, keys: pa.BinaryArray | None = None
     ) -> BatchHeader:
-        """The header with the statistics of its batch, which is only needed if it has rows or keys. `keys` are those of
-        its records, if somebody has made them already."""
+        """The header with the statistics of its batch, which is only needed if it has rows or keys, and the pieces of
+        `data`, its payload. `keys` are those of its records, if somebody has made them already."""
         if keys is None and batch is not None:
             keys = self.keys(header.schema_id, batch)
+        schema = self.schema(header.schema_id)
         known = statistics.collect(
             batch if header.schema_id else None,
             key=keys,
             index=self.indexed,
             columns=self.key,
             times=(header.time_low, header.time_high),
+            pieces=b"" if schema is None else pieces.collect(header, data, schema),
             described_bytes=header.raw_len,
         )
         return msgspec.structs.replace(header, statistics=known)

@@ -98,7 +98,7 @@ class Gateway:
             return error
         if is_worth_statistics(header):
             batch, keys = (None, None) if opened is None else opened
-            header = Contents.of(row, self._schema_of).with_statistics(header, batch, keys)
+            header = Contents.of(row, self._schema_of).with_statistics(header, data, batch, keys)
         return Batch(header, data)
 
     def _check_place(self, header: BatchHeader) -> StreamRow:
