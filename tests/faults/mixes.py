@@ -556,7 +556,7 @@ def _batch(stream: int, shard: int, sequence: int, records: Sequence[Record], ge
         max(times),
     )
     # Some have statistics, as if they were large.
-    known = Contents().with_statistics(header, encoded.payload, built) if len(records) > _DESCRIBED else header
+    known = Contents().with_statistics(header, built) if len(records) > _DESCRIBED else header
     return Batch(known, encoded.payload)
 
 

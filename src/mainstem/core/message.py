@@ -54,14 +54,7 @@ def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) 
 
     Raises `InvalidPayload`, or `struct.error` where a position lies outside the metadata.
     """
-    continuation, metadata_len = _PREFIX.unpack_from(message)
-    body_at = 8 + metadata_len
-    if continuation != _CONTINUATION or not 0 < metadata_len <= shape.metadata_bytes_max or metadata_len & 7:
-        raise InvalidPayload("the payload does not start like an Arrow message")
-    if body_at > message.size:
-        raise InvalidPayload("the message ends inside its metadata")
-    metadata = message.slice(8, metadata_len).to_pybytes()
-    numbers, spans = _inspect_metadata(metadata, message.size - body_at, shape, codec_id, count)
+    body_at, numbers, spans = locate(message, message.size, shape, codec_id, count)
     sizes = spans[1::2] if codec_id is None else _claimed(message, body_at, spans)
     _inspect_nodes(shape, count, numbers, sizes)
     return int(message.size) if codec_id is None else body_at + sum(sizes)
@@ -77,10 +70,15 @@ class Located(NamedTuple):
 
 
 def locate(message: pa.Buffer, size: int, shape: Shape, codec_id: int | None, count: int) -> Located:
-    """The parts of a message that was checked when it was stored, for whoever needs only some of them. It has `size`
-    bytes, of which all before its body must be there."""
-    body_at = 8 + _PREFIX.unpack_from(message)[1]
-    metadata = message.slice(8, body_at - 8).to_pybytes()
+    """The parts of a message of `size` bytes, of which all before its body must be there, each inside of it. Raises as
+    `inspect` does; what the nodes say is not checked."""
+    continuation, metadata_len = _PREFIX.unpack_from(message)
+    body_at = 8 + metadata_len
+    if continuation != _CONTINUATION or not 0 < metadata_len <= shape.metadata_bytes_max or metadata_len & 7:
+        raise InvalidPayload("the payload does not start like an Arrow message")
+    if body_at > message.size:
+        raise InvalidPayload("the message ends inside its metadata")
+    metadata = message.slice(8, metadata_len).to_pybytes()
     return Located(body_at, *_inspect_metadata(metadata, size - body_at, shape, codec_id, count))
 
 

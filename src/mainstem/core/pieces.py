@@ -62,17 +62,28 @@ class Piece(NamedTuple):
 
 
 def collect(header: BatchHeader, data: Buffer, schema: Schema) -> bytes:
-    """The pieces of a batch of rows that was checked; b"" if it is small, or its columns cannot be read alone."""
-    shape = shape_of(header.layout, schema)
-    few = max(PIECES_STORED_BYTES_MIN, PIECE_BYTES_MIN * len(shape.schema))
-    if header.stored_len < few or len(shape.schema) < 2 or not has_columns_apart(header.encoding):
+    """The pieces of a batch of rows, which nobody may have looked at yet; b"" if it is small, or its columns cannot be
+    read alone, or it is not one."""
+    size = len(data)
+    if size < PIECES_STORED_BYTES_MIN or not has_columns_apart(header.encoding):
         return b""
-    found = locate(pa.py_buffer(data), header.stored_len, shape, codec_id_of(header.encoding), header.count)
+    try:
+        shape = shape_of(header.layout, schema)
+        found = locate(pa.py_buffer(data), size, shape, codec_id_of(header.encoding), header.count)
+    except (InvalidPayload, struct.error):
+        return b""
+    if len(shape.schema) < 2 or size < PIECE_BYTES_MIN * len(shape.schema):
+        return b""
     view, crc, table = memoryview(data), 0, bytearray()
-    for begin, end in pairwise((0, *column_bounds(found, shape, header.stored_len))):
+    for begin, end in pairwise((0, *column_bounds(found, shape, size))):
         crc = crc32c_extended(crc, view[begin:end])
         table += _PIECE.pack(end - begin, crc)
     return bytes(table)
+
+
+def checksum(table: bytes) -> int:
+    """The checksum of the payload that these are the pieces of."""
+    return int(_PIECE.unpack_from(table, len(table) - _PIECE.size)[1])
 
 
 def parse(table: Buffer, header: BatchHeader) -> list[Piece]:

@@ -59,7 +59,12 @@ class Contents(NamedTuple):
         if not is_worth_statistics(header):
             return batch
         columns = self._described_columns(header, batch.payload)
-        return Batch(self.with_statistics(header, batch.payload, columns), batch.payload)
+        table = self.pieces(header, batch.payload)
+        return Batch(self.with_statistics(header, columns, pieces=table), batch.payload)
+
+    def pieces(self, header: BatchHeader, data: Buffer) -> bytes:
+        """The pieces of a batch, if it is one of rows and worth them; they also say what its checksum is."""
+        return pieces.collect(header, data, self.schema_of(header.schema_id)) if header.schema_id else b""
 
     def _described_columns(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch | None:
         """Of a batch, what statistics are made of: all of its rows, or only the keys of records without a schema."""
@@ -72,20 +77,24 @@ class Contents(NamedTuple):
         )
 
     def with_statistics(
-        self, header: BatchHeader, data: Buffer, batch: pa.RecordBatch | None, keys: pa.BinaryArray | None = None
+        self,
+        header: BatchHeader,
+        batch: pa.RecordBatch | None,
+        keys: pa.BinaryArray | None = None,
+        *,
+        pieces: bytes = b"",
     ) -> BatchHeader:
-        """The header with the statistics of its batch, which is only needed if it has rows or keys, and the pieces of
-        `data`, its payload. `keys` are those of its records, if somebody has made them already."""
+        """The header with the statistics of its batch, which is only needed if it has rows or keys, and its pieces.
+        `keys` are those of its records, if somebody has made them already."""
         if keys is None and batch is not None:
             keys = self.keys(header.schema_id, batch)
-        schema = self.schema(header.schema_id)
         known = statistics.collect(
             batch if header.schema_id else None,
             key=keys,
             index=self.indexed,
             columns=self.key,
             times=(header.time_low, header.time_high),
-            pieces=b"" if schema is None else pieces.collect(header, data, schema),
+            pieces=pieces,
             described_bytes=header.raw_len,
         )
         return msgspec.structs.replace(header, statistics=known)
