@@ -153,28 +153,31 @@ def collect(
     columns: Sequence[str] = (),
     times: tuple[int, int] | None = None,
     pieces: bytes = b"",
+    schema: pa.Schema | None = None,
     described_bytes: int = STATISTICS_BYTES_MAX * _FILTER_SHARE,
 ) -> bytes:
     """The statistics of rows, or of records without a schema if `batch` is None.
 
     `key` is the key of every record, `columns` are those it is made of, and `times` the lowest and the highest time.
     `pieces` are noted as they are. `described_bytes` is what the batch takes uncompressed: filters may take an eighth
-    of that. b"" if nothing is known.
+    of that. `schema` says which columns the rows have, if only those that `needed` names are here. b"" if nothing is
+    known.
     """
+    schema = batch.schema if schema is None and batch is not None else schema
     ranges = [] if times is None else [_pack_range(_TIMESTAMP_PLACE, 0, _WHOLE, *times)]
-    if batch is not None:
-        ranges += [_range_of(batch, name) for name in _ranged(batch.schema, columns, index)]
+    if batch is not None and schema is not None:
+        ranges += [_range_of(batch.column(name), place) for name, place in _ranged(schema, columns, index)]
     wanted: list[tuple[_Places, bloom.U64]] = []
     if key is not None and key.null_count < len(key):
         places = [(_KEY_PLACE, _BYTES)]
-        if batch is not None and len(columns) == 1:
-            places.append((batch.schema.get_field_index(columns[0]), _KEY_TEXT))
+        if schema is not None and len(columns) == 1:
+            places.append((schema.get_field_index(columns[0]), _KEY_TEXT))
         wanted.append((places, bloom.hashes_of_bytes(key)))
-    if batch is not None:
+    if batch is not None and schema is not None:
         for name in index:
             if tuple(columns) != (name,):
                 column = batch.column(name)
-                wanted.append(([(batch.schema.get_field_index(name), _form(column))], _hashes(column)))
+                wanted.append(([(schema.get_field_index(name), _form(column))], _hashes(column)))
     filters = _filters(wanted, min(described_bytes // _FILTER_SHARE, _FILTERS_BYTES_MAX))
     behind = [([(_PIECES_PLACE, _PIECES)], pieces), *filters] if pieces else filters
     return _joined(ranges, behind) if ranges or behind else b""
@@ -209,8 +212,13 @@ def _padded(length: int) -> int:
     return (length + 7) & ~7
 
 
-def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list[str]:
-    """The columns that get ranges: those of the key and the index, then times, then others in their order.
+def needed(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> set[str]:
+    """The columns of rows of which something is to be known, if their key is made of `key`, or stands beside them."""
+    return {KEY, *key, *index, *(name for name, _ in _ranged(schema, key, index))}
+
+
+def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list[tuple[str, int]]:
+    """The columns that get ranges, with their places: those of the key and the index, then times, then others in order.
 
     Of text and bytes only what is indexed: finding the bounds of a text takes ten times as long as those of a number,
     and texts that follow time are rare.
@@ -220,15 +228,15 @@ def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list
     named = {name: kind for name, kind in kinds.items() if name in index or _form_of(kind) != _BYTES}
     times = [name for name, kind in named.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)]
     first = [name for name in (*key, *index) if name in named]
-    return list(dict.fromkeys((*first, *times, *named)))[:STATISTICS_RANGES_MAX]
+    chosen = list(dict.fromkeys((*first, *times, *named)))[:STATISTICS_RANGES_MAX]
+    return [(name, schema.get_field_index(name)) for name in chosen]
 
 
 # Columns of a batch of rows that are not of its schema.
 _COMPANIONS: Final = frozenset((KEY, "_headers", TIMESTAMP, "_offset"))
 
 
-def _range_of(batch: pa.RecordBatch, name: str) -> bytes:
-    column, place = batch.column(name), batch.schema.get_field_index(name)
+def _range_of(column: pa.Array, place: int) -> bytes:
     form = _form(column)
     nulls = column.null_count
     facts = (_HAS_NULL if nulls else 0) | (_IS_NULL if nulls == len(column) else 0)

@@ -67,14 +67,16 @@ class Contents(NamedTuple):
         return pieces.collect(header, data, self.schema_of(header.schema_id)) if header.schema_id else b""
 
     def _described_columns(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch | None:
-        """Of a batch, what statistics are made of: all of its rows, or only the keys of records without a schema."""
-        if header.schema_id:
-            return self.decode(header, data)
-        if not header.layout & layouts.HAS_KEY:
+        """Of a batch, what statistics are made of: some columns of rows, or the keys of records without a schema."""
+        schema, names = self.schema(header.schema_id), {"key"}
+        if schema is not None:
+            names = statistics.needed(schema.arrow, self.key, self.indexed) & set(
+                layouts.shape_of(header.layout, schema).schema.names
+            )
+        elif not header.layout & layouts.HAS_KEY:
             return None
-        return payload.decode_columns(
-            header.encoding, header.layout, header.count, header.raw_len, data, None, ("key",)
-        )
+        sizes = (header.encoding, header.layout, header.count, header.raw_len)
+        return payload.decode_columns(*sizes, data, schema, names) if names else None
 
     def with_statistics(
         self,
@@ -88,6 +90,7 @@ class Contents(NamedTuple):
         `keys` are those of its records, if somebody has made them already."""
         if keys is None and batch is not None:
             keys = self.keys(header.schema_id, batch)
+        schema = self.schema(header.schema_id)
         known = statistics.collect(
             batch if header.schema_id else None,
             key=keys,
@@ -95,6 +98,7 @@ class Contents(NamedTuple):
             columns=self.key,
             times=(header.time_low, header.time_high),
             pieces=pieces,
+            schema=None if schema is None else schema.arrow,
             described_bytes=header.raw_len,
         )
         return msgspec.structs.replace(header, statistics=known)
