@@ -70,9 +70,11 @@ class Contents(NamedTuple):
         """Of a batch, what statistics are made of: some columns of rows, or the keys of records without a schema."""
         schema, names = self.schema(header.schema_id), {"key"}
         if schema is not None:
-            names = statistics.needed(schema.arrow, self.key, self.indexed) & set(
-                layouts.shape_of(header.layout, schema).schema.names
-            )
+            has = layouts.shape_of(header.layout, schema).schema.names
+            names = statistics.needed(schema.arrow, self.key, self.indexed).intersection(has)
+            if 2 * len(names) > len(has):
+                # Arrow opens all of it sooner than we most of it.
+                return self.decode(header, data)
         elif not header.layout & layouts.HAS_KEY:
             return None
         sizes = (header.encoding, header.layout, header.count, header.raw_len)
