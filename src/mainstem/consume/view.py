@@ -18,6 +18,7 @@ from mainstem.core.errors import InternalError, InvalidSetting, RecordTooLarge, 
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HEADERS_TYPE, TIMESTAMP_TYPE
 from mainstem.core.limits import PROMOTED_BYTES_MAX
+from mainstem.core.pieces import FetchedPart
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.promotion import promotion
 from mainstem.registry.rows import BadRow, converter_of
@@ -202,6 +203,8 @@ _ROW_FIELDS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS, layouts.ROW_TIMESTAM
 
 def _open(fetched: FetchedBatch, schema: Schema | None, names: Collection[str] | None) -> pa.RecordBatch:
     header = fetched.header
+    if isinstance(fetched, FetchedPart):
+        schema = fetched.schema
     stored = (header.encoding, header.layout, header.count, header.raw_len, fetched.payload)
     if names is None:
         return payload.decode(*stored, schema)

@@ -79,6 +79,7 @@ class Shape:
     buffers: struct.Struct
     node_count: int
     buffer_count: int
+    starts: tuple[tuple[int, int], ...]  # the first node and the first buffer of each column, and those after the last
     schema_len: int  # of the schema message with which Arrow opens a stream
     metadata_bytes_max: int
 
@@ -101,6 +102,7 @@ def _make_shape(layout: int, schema: pa.Schema) -> Shape:
         buffers=struct.Struct(f"<{2 * buffer_count}q"),
         node_count=len(nodes),
         buffer_count=buffer_count,
+        starts=(*((at, node.buffer) for at, node in enumerate(nodes) if node.parent < 0), (len(nodes), buffer_count)),
         schema_len=schema.serialize().size,
         metadata_bytes_max=_METADATA_BYTES_MAX + 2 * 16 * (len(nodes) + buffer_count),
     )

@@ -342,5 +342,6 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
         span=stop - first if stop - first != count else 0,
     )
     if is_worth_statistics(header):
-        header = records.contents.with_statistics(header, batch)
+        table = records.contents.pieces(header, encoded.payload)
+        header = records.contents.with_statistics(header, batch, pieces=table)
     return FetchedBatch(first, header, encoded.payload)

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from mainstem.consume.record import RecordBatch
-from mainstem.consume.selection import Selection, Selections, halves
+from mainstem.consume.selection import Selection, halves
+from mainstem.consume.selections import Selections
 from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
 from mainstem.core import layouts, payload, statistics

@@ -6,7 +6,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from mainstem.core import layouts, payload
+from mainstem.core import layouts, payload, pieces, statistics
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
@@ -251,3 +251,20 @@ def test_layouts_that_only_the_log_writes_are_refused(gateway):
     batch = rows({"id": 1})
     batch = batch.append_column(layouts.ROW_OFFSET, pa.array([0], pa.uint32()))
     refusal(gateway, sent(batch, 2), InvalidPayload)
+
+
+def test_a_large_batch_of_rows_has_pieces_and_one_that_was_changed_is_refused(gateway):
+    """Whatever was changed: what says where its pieces are, or what is in them."""
+    large = rows(*({"id": number, "name": f"{number * 0x9E3779B97F4A7C15:x}"} for number in range(8_000)))
+    batch = sent(large, 2)
+    admitted = verdict(gateway, batch)
+    assert isinstance(admitted, Batch)
+    where = statistics.pieces_in(admitted.header.statistics)
+    assert where is not None
+    table = admitted.header.statistics[where]
+    assert pieces.checksum(table) == batch.header.payload_crc
+    assert len(pieces.parse(table, admitted.header)) == 1 + len(NEW.names)
+    for position in (0, 4, 7, 30, 200, 1_000, len(batch.payload) // 2, len(batch.payload) - 1):
+        data = bytearray(batch.payload)
+        data[position] ^= 0x81
+        assert "changed on the way" in refusal(gateway, Batch(batch.header, bytes(data)), InvalidPayload)
