@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from mainstem.core.errors import InvalidPayload
 from mainstem.core.kept import kept
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, size_of
 
 HAS_KEY: Final = 1
 HAS_HEADERS: Final = 2
@@ -175,7 +175,7 @@ ROW_FIELDS: Final = (
 )
 
 
-@kept(lambda layout, schema: schema.size)
+@kept(lambda layout, schema: size_of(schema))
 def _row_shape(layout: int, schema: Schema) -> Shape:
     # Without the metadata of the fields: what is only for people and for promotion is no part of a batch.
     fields = [field.remove_metadata() for field in schema.arrow]

@@ -61,7 +61,7 @@ from mainstem.core.message import (
     plain_message,
     template_of,
 )
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, size_of
 
 RAW: Final = 1
 ZSTD: Final = 2
@@ -305,7 +305,7 @@ def codec_id_of(encoding: int) -> int | None:
     return None if codec is None else codec.flatbuffer_id
 
 
-@kept(lambda encoding, layout, schema: schema.size)
+@kept(lambda encoding, layout, schema: size_of(schema))
 def row_template(encoding: int, layout: int, schema: Schema) -> Template:
     """What all messages of rows have in common whose columns can be read alone."""
     shape, codec = shape_of(layout, schema), _CODEC_OF[encoding]
