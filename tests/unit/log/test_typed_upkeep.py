@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from mainstem.log import contents, merger, upkeep
+from mainstem.log import contents, merger
 from mainstem.log.flush import TrimShard
+from mainstem.log.upkeep import merging
 from tests.unit.log.keeping import DAY, HOUR, Keeping
 from tests.unit.log.typed import SECOND, Rows, kept_by_compaction, make_rows
 
@@ -13,7 +14,7 @@ from tests.unit.log.typed import SECOND, Rows, kept_by_compaction, make_rows
 @pytest.fixture
 def keeping(tmp_path, monkeypatch):
     """Runs of few entries are merged, and a few records are enough for statistics."""
-    for module in (merger, upkeep):
+    for module in (merger, merging):
         monkeypatch.setattr(module, "RUN_ENTRIES", 16)
     monkeypatch.setattr(merger, "_RUN_ENTRIES_MIN", 4)
     monkeypatch.setattr(contents, "STATISTICS_RECORDS_MIN", 8)
