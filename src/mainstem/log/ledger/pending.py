@@ -29,12 +29,13 @@ class PendingRows:
 
     def finish(self) -> Changes:
         """All changes, with those of the blocks' bytes."""
+        blocks = self.changes.blocks
         for block, delta in self.live.items():
             row = self.block(block)
-            self.changes.blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
-        for block, row in self.changes.blocks.items():
+            blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
+        for block, row in blocks.items():
             if row.state == "sealed" and not row.live_bytes and not row.dead_us:
-                self.changes.blocks[block] = row._replace(dead_us=self.flush.time_us)
+                blocks[block] = row._replace(dead_us=self.flush.time_us)
         return self.changes
 
     def open_stream(self, stream: int) -> StreamRow:

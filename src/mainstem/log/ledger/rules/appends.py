@@ -21,9 +21,10 @@ class _Run:
     Kept as plain numbers, because most flushes are runs of tiny batches.
     """
 
-    __slots__ = ("base", "bytes", "entry", "length", "next", "position", "row", "stream", "time_high")
+    __slots__ = ("base", "bytes", "entry", "key", "length", "next", "position", "row", "stream", "time_high")
 
-    def __init__(self, stream: StreamRow, row: ShardRow) -> None:
+    def __init__(self, key: ShardKey, stream: StreamRow, row: ShardRow) -> None:
+        self.key = key
         self.stream = stream
         self.row = row
         self.next = row.next
@@ -41,18 +42,18 @@ class _Run:
 class Appends:
     """The batches of one flush. What they change of a shard is among the pending rows after `close`."""
 
-    __slots__ = ("_rows", "_run", "_run_key")
+    __slots__ = ("_rows", "_run")
 
     def __init__(self, rows: PendingRows) -> None:
         self._rows = rows
         self._run: _Run | None = None
-        self._run_key: ShardKey | None = None
 
     def append(self, batch: WrittenBatch) -> Appended:
         header = batch.header
         key = (header.stream, header.shard)
-        run = self._run if self._run_key == key else self._begin_run(key)
-        assert run is not None
+        run = self._run
+        if run is None or run.key != key:
+            run = self._begin_run(key)
         rows = self._rows
         producer: ProducerRow | None = None
         if header.producer:
@@ -96,18 +97,18 @@ class Appends:
         stream = self._rows.open_stream(key[0])
         if key[1] >= stream.shards:
             raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; there is no shard {key[1]}")
-        self._run_key, self._run = key, _Run(stream, self._rows.shard(key))
-        return self._run
+        self._run = run = _Run(key, stream, self._rows.shard(key))
+        return run
 
     def close(self) -> None:
         """End the run of batches under way."""
-        run, key = self._run, self._run_key
-        if run is None or key is None:
+        run = self._run
+        if run is None:
             return
         self._close_entry(run)
         if run.next > run.row.next:
-            self._rows.changes.shards[key] = run.shard_row()
-        self._run = self._run_key = None
+            self._rows.changes.shards[run.key] = run.shard_row()
+        self._run = None
 
     def _close_entry(self, run: _Run) -> None:
         first = run.entry
