@@ -19,8 +19,8 @@ from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.flush import ReplaceEntries, Replacement
-from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
+from mainstem.log.ledger.rules.replacement import fingerprint
 
 # What a batch that is made anew grows to: large enough to be read fast, small enough to be read for one record.
 _BATCH_BYTES: Final = 1 * MIB

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
 from mainstem.core import layouts, payload, pieces, statistics
-from mainstem.core.batch import Batch, BatchHeader
-from mainstem.core.checksum import crc32c
+from mainstem.core.batch import Batch
 from mainstem.core.errors import (
     InvalidPayload,
     InvalidRecord,
@@ -24,7 +22,7 @@ from mainstem.log.ledger.base import StreamRow, VersionRow
 from mainstem.produce.gateway import Gateway
 from mainstem.produce.row_batches import with_envelope
 from mainstem.registry.rows import RowConverter
-from tests.unit.log.parts import NOW_US
+from tests.unit.log.parts import NOW_US, encode_batch
 
 OLD = Schema(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
 NEW = Schema(
@@ -66,27 +64,10 @@ def gateway(asked: list[int]) -> Gateway:
 def sent(batch: pa.RecordBatch, of: int, number: int = 1, **fields: Any) -> Batch:
     """A batch as a client sends it."""
     schema = SCHEMAS.get(of)
-    encoded = payload.encode(batch, None, schema)
     times = payload.time_range(batch) if schema is None else payload.row_time_range(batch)
     low, high = times or (NOW_US, NOW_US)
-    header = BatchHeader(
-        stream=number,
-        shard=0,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=of,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        producer=7,
-        producer_epoch=0,
-        sequence=0,
-        generation=1,
-        time_low=low,
-        time_high=high,
-    )
-    return Batch(msgspec.structs.replace(header, **fields), encoded.payload)
+    known = {"stream": number, "schema_id": of, "producer": 7, "generation": 1, "time_low": low, "time_high": high}
+    return encode_batch(batch, schema, compression=None, **known | fields)
 
 
 def rows(*values: dict[str, Any] | None, schema_id: int = 2, keys: list[bytes | None] | None = None) -> pa.RecordBatch:
