@@ -2,9 +2,9 @@
 
 The ledger is the truth: a member may commit in a unit while the ledger says that it owns it. So a unit is given in two
 steps: the ledger notes the owner, in the next *generation* of the group, then the member is told. A unit that moves is
-first asked back. Its holder goes on until it has committed and lets go, which it says in a beat; all that stays is never
-interrupted. A holder that is not heard of, or does not let go in time, loses the unit: the ledger notes that nobody has
-it, and from then on refuses the commits of whoever had it; then it is given to another.
+first asked back. Its holder goes on until it has committed and lets go, which it says in a beat; all that stays is
+never interrupted. A holder that is not heard of, or does not let go in time, loses the unit: the ledger notes that
+nobody has it, and from then on refuses the commits of whoever had it; then it is given to another.
 
                 asked back             let go
     held  ──────────────▶  asked  ──────────────▶  released ──┐ the ledger: the next owner
@@ -13,8 +13,8 @@ it, and from then on refuses the commits of whoever had it; then it is given to 
         session_timeout, or it left                   the ledger: 0
 
 A coordinator that starts knows no member. It first has the ledger note that nobody owns anything, which fences whoever
-was a member before. They are told to join anew and say what they stand in; units that had an owner are kept for them for
-one heartbeat. Generations are given one after another, so of two coordinators the older is refused, and ends.
+was a member before. They are told to join anew and say what they stand in; units that had an owner are kept for them
+for one heartbeat. Generations are given one after another, so of two coordinators the older is refused, and ends.
 
 What a member has heard is known by a *version*, which rises with every change of what it shall hold: a beat that was
 under way while the coordinator decided says nothing about what it does not know of yet.
@@ -73,8 +73,8 @@ class GroupOptions:
                 raise InvalidSetting(f"{name} of {getattr(self, name)!r} s is out of bounds (10ms to 1h)")
         if self.session_timeout < 2 * self.heartbeat:
             raise InvalidSetting(
-                f"session_timeout ({self.session_timeout} s) must be at least twice the heartbeat ({self.heartbeat} s): "
-                "one beat may come late"
+                f"session_timeout ({self.session_timeout} s) must be at least twice the heartbeat "
+                f"({self.heartbeat} s): one beat may come late"
             )
 
 
@@ -84,7 +84,6 @@ class _Member:
 
     id: int
     subscription: Subscription
-    joined_in: int
     heard_at: float
     # When the request came that waits for an answer.
     asked_at: float | None
@@ -120,6 +119,8 @@ class Group:
     ) -> None:
         self._options = options
         self.generation = generation
+        # The first generation that is ours: who speaks of an older one was told by another coordinator.
+        self._first_generation = generation + 1
         self._members: dict[int, _Member] = {}
         self._streams = GroupStreams()
         self._cursors = dict(cursors)
@@ -206,7 +207,7 @@ class Group:
         if known is not None:  # it asks again
             known.heard_at = known.asked_at = self._now
             return
-        member = _Member(event.member, event.subscription, self.generation, self._now, self._now)
+        member = _Member(event.member, event.subscription, self._now, self._now)
         member.streams = self._streams.wanted_by(event.subscription)
         self._members[event.member] = member
         for unit in event.held:
@@ -217,14 +218,13 @@ class Group:
 
     def _on_beat(self, event: Beat) -> None:
         member = self._members.get(event.member)
-        if member is None or event.generation < member.joined_in:
+        if member is None or event.generation < self._first_generation:
             self._actions.append(JoinAnew(event.member))
             return
         member.heard_at = member.asked_at = self._now
-        # Versions that this coordinator has not given are from another life.
-        acted = event.version if event.version <= member.version else 0
-        member.acted = max(member.acted, acted)
-        for unit in [unit for unit in member.let_go if self._recalls[unit].version <= acted and unit not in event.held]:
+        member.acted = max(member.acted, event.version)
+        released = member.let_go.difference(event.held)
+        for unit in [unit for unit in released if self._recalls[unit].version <= event.version]:
             self._release(member, unit)
         member.given = {unit: given for unit, given in member.given.items() if given[0] > member.acted}
         for unit, rate in event.rates.items():
@@ -291,7 +291,7 @@ class Group:
                 owner.given.pop(unit, None)
         for known in (self._target, self._claims, self._cursors, self._rates, self.positions):
             for unit in [unit for unit in known if unit not in self._streams]:
-                del known[unit]  # type: ignore[attr-defined]  # all of them are dictionaries by unit
+                del known[unit]
         self._ready = {unit for unit in self._ready if unit in self._streams}
         self._kept_back = {unit for unit in self._kept_back if unit in self._streams}
         for member in self._members.values():
@@ -410,6 +410,8 @@ class Group:
     # -------------------------------------------------------------------------------------------------------- answers
 
     def _answer_waiting(self) -> None:
+        if self.generation < self._first_generation:
+            return
         quiet = self._now - self._options.heartbeat
         for member in self._members.values():
             is_news = member.version > member.acted and (member.acted or member.holds)

@@ -1,8 +1,8 @@
 """The streams of a group: which shards can be read, and which barriers the group has passed.
 
-When a stream gets more shards, the records of a key may go on in another one. Nobody in the group gets what stands behind
-a barrier, in any shard, before the group's cursors have passed the barriers of all shards: so new shards are given out
-only then, and whoever reads an old one waits at its barrier until it hears that the group has passed.
+When a stream gets more shards, the records of a key may go on in another one. Nobody in the group gets what stands
+behind a barrier, in any shard, before the group's cursors have passed the barriers of all shards: so new shards are
+given out only then, and whoever reads an old one waits at its barrier until it hears that the group has passed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
