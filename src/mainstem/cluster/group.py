@@ -94,8 +94,8 @@ class _Member:
     # Units it shall hold, and those it was asked for and has not let go. The ledger says of both that it owns them.
     holds: set[Unit] = field(default_factory=set)
     let_go: set[Unit] = field(default_factory=set)
-    # Units it may not have heard of yet: the version that says so, and where the group stood.
-    given: dict[Unit, tuple[int, int]] = field(default_factory=dict)
+    # Units it may not have heard of yet, and the version that says so.
+    given: dict[Unit, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class Group:
         released = member.let_go.difference(event.held)
         for unit in [unit for unit in released if self._recalls[unit].version <= event.version]:
             self._release(member, unit)
-        member.given = {unit: given for unit, given in member.given.items() if given[0] > member.acted}
+        member.given = {unit: version for unit, version in member.given.items() if version > member.acted}
         for unit, rate in event.rates.items():
             if self._owners.get(unit) == member.id:
                 self._rates[unit].add(max(rate, 0.0), self._now)
@@ -341,7 +341,7 @@ class Group:
             return
         member.version += 1
         member.holds.add(unit)
-        member.given[unit] = member.version, cursors[unit]
+        member.given[unit] = member.version
 
     def _on_owners_refused(self) -> None:
         self.is_over = True
@@ -425,7 +425,7 @@ class Group:
             self.generation,
             member.version,
             tuple(sorted(member.holds)),
-            tuple((unit, cursor) for unit, (_, cursor) in sorted(member.given.items()) if unit in member.holds),
+            tuple((unit, self._cursors[unit]) for unit in sorted(member.given) if unit in member.holds),
             tuple(sorted(member.let_go)),
             self._streams.passed(member.streams),
         )
