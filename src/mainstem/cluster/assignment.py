@@ -38,7 +38,8 @@ def assign(weights: Mapping[Unit, float], wishes: Mapping[int, Set[int]], held: 
     `weights` names all units, `wishes` the streams that each member reads, `held` who has a unit now.
     """
     pools = _pools(wishes, {unit.stream for unit in weights})
-    wanted = {unit: weight for unit, weight in weights.items() if unit.stream in pools}
+    # In one order, because sums of the same numbers in another may differ.
+    wanted = {unit: weights[unit] for unit in sorted(weights) if unit.stream in pools}
     if not wanted:
         return {}
     is_even = min(wanted.values()) == max(wanted.values())
@@ -109,7 +110,10 @@ class _Sharing:
                 units.sort()
         # From the least to the most loaded.
         ladder = sorted((load, member) for member, load in self._loads.items())
-        peers = {member: frozenset[int]().union(*(p for p in self._distinct if member in p)) for member in self._loads}
+        peers = {
+            member: dict.fromkeys(sorted(frozenset[int]().union(*(pool for pool in self._distinct if member in pool))))
+            for member in self._loads
+        }
         # Those who have nothing to give, and of them those who have too much all the same: one large unit.
         settled: set[int] = set()
         stuck: set[int] = set()
@@ -129,7 +133,7 @@ class _Sharing:
     def _move_one(
         self,
         ladder: list[tuple[float, int]],
-        peers: Mapping[int, frozenset[int]],
+        peers: Mapping[int, Mapping[int, None]],
         settled: set[int],
         stuck: set[int],
         tolerance: float,
@@ -157,17 +161,18 @@ class _Sharing:
     def _move(self, donor: int, taker: int, ladder: list[tuple[float, int]]) -> bool:
         """Move the unit that brings the two closest together, if one does."""
         gap = self._loads[donor] - self._loads[taker]
-        best: tuple[float, _Pool, int] | None = None
+        best: tuple[float, Unit, _Pool, int] | None = None
         for pool, units in self._units[donor].items():
             if taker in pool:
                 middle = bisect_left(units, (gap / 2,))
                 for index in range(max(middle - 1, 0), min(middle + 1, len(units))):
-                    distance = abs(units[index][0] - gap / 2)
-                    if units[index][0] < gap * (1 - _NOISE) and (best is None or distance < best[0]):
-                        best = distance, pool, index
+                    weight, unit = units[index]
+                    distance = abs(weight - gap / 2)
+                    if weight < gap * (1 - _NOISE) and (best is None or (distance, unit) < best[:2]):
+                        best = distance, unit, pool, index
         if best is None:
             return False
-        _, pool, index = best
+        _, _, pool, index = best
         for member in (donor, taker):
             del ladder[bisect_left(ladder, (self._loads[member], member))]
         item = self._units[donor][pool].pop(index)

@@ -383,7 +383,8 @@ class Group:
     def _plan(self) -> None:
         """Decide anew who shall have what, and ask for what has to move."""
         self._is_stale = False
-        self._plan_at = self._now + _PLAN_SECONDS
+        if self._members:  # the first one does not wait
+            self._plan_at = self._now + _PLAN_SECONDS
         self._compare_at = self._now + self._options.rebalance_interval
         weights = {
             unit: self._rates[unit].value if unit in self._rates else 0.0

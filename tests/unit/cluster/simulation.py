@@ -128,7 +128,17 @@ class Weather:
     loss: float = 0.05
     long_delay: float = 0.03
     dawdle: float = 0.05
-    disturbances: tuple[str, ...] = ("join", "join", "leave", "crash", "crash", "freeze", "freeze", "restart", "reshard")
+    disturbances: tuple[str, ...] = (
+        "join",
+        "join",
+        "leave",
+        "crash",
+        "crash",
+        "freeze",
+        "freeze",
+        "restart",
+        "reshard",
+    )
 
 
 CALM = Weather(loss=0.0, long_delay=0.0, dawdle=0.0, disturbances=("join", "leave"))
