@@ -14,6 +14,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from mainstem.cluster.assignment import Unit
 from mainstem.cluster.events import (
@@ -112,7 +113,7 @@ class ModelLedger:
         return min(self.ends[unit], barriers[unit.shard] if unit.shard < len(barriers) else 0)
 
     def passed(self) -> int:
-        """How many barriers the committed cursors have passed. They do not go back, so it is looked up when they move."""
+        """How many barriers the committed cursors have passed; they never go back."""
         while self.passed_count < len(self.changes) and all(
             self.cursors.get(Unit(STREAM, shard), 0) >= barrier
             for shard, barrier in enumerate(self.changes[self.passed_count].barriers)
@@ -128,17 +129,7 @@ class Weather:
     loss: float = 0.05
     long_delay: float = 0.03
     dawdle: float = 0.05
-    disturbances: tuple[str, ...] = (
-        "join",
-        "join",
-        "leave",
-        "crash",
-        "crash",
-        "freeze",
-        "freeze",
-        "restart",
-        "reshard",
-    )
+    disturbances: tuple[str, ...] = (*("join", "crash", "freeze") * 2, "leave", "restart", "reshard")
 
 
 CALM = Weather(loss=0.0, long_delay=0.0, dawdle=0.0, disturbances=("join", "leave"))
@@ -229,7 +220,7 @@ class Reader:
             self.asked.add(unit)
             is_slow = self.world.rng.random() < self.world.weather.dawdle
             pause = 60.0 if is_slow else self.world.rng.random()
-            self.world.later(pause, lambda unit=unit: self.awake(lambda: self.let_go(unit)))  # type: ignore[misc]
+            self.world.later(pause, partial(self.awake, partial(self.let_go, unit)))
         self.asked &= set(answer.let_go)
 
     def let_go(self, unit: Unit) -> None:
@@ -361,10 +352,9 @@ class World:
         if self.rng.random() < self.weather.loss:
             return
         request = self._requests.get(message.member, 0)
-        for reader in self.readers:
-            if reader.id == message.member:
-                self.later(self.delay(), lambda: reader.awake(lambda: reader.hear(message, request)))
-                return
+        reader = next((reader for reader in self.readers if reader.id == message.member), None)
+        if reader is not None:
+            self.later(self.delay(), lambda: reader.awake(lambda: reader.hear(message, request)))
 
     # --------------------------------------------------------------------------------------------- coordinator
 
@@ -387,8 +377,7 @@ class World:
         for action in actions:
             match action:
                 case ChangeOwners():
-                    group = self.group
-                    self.later(0.002, lambda change=action: self.change(change, group))  # type: ignore[misc]
+                    self.later(0.002, partial(self.change, action, self.group))
                 case Answer():
                     self.check_answer(action)
                     self.reply(action)

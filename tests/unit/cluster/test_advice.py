@@ -1,13 +1,14 @@
 """Advice follows the traffic, and does not flap."""
 
 import random
+from itertools import pairwise
 
 from mainstem.cluster.advice import Advisor, MemberLoad
 from tests.unit.cluster.experiments import s12_phases
 
 
 def changes(sizes: list[int]) -> int:
-    return sum(a != b for a, b in zip(sizes, sizes[1:], strict=False))
+    return sum(a != b for a, b in pairwise(sizes))
 
 
 def test_s12_advice_goes_up_and_down_with_the_traffic_and_settles():

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ def test_weights_come_within_the_tolerance():
     rng = random.Random(3)
     weights = {Unit(1, shard): rng.uniform(1, 10) for shard in range(300)}
     found = assign(weights, readers(*range(1, 11)), dict.fromkeys(weights, 1))
-    loads = Counter()
+    loads: dict[int, float] = defaultdict(float)
     for unit, member in found.items():
         loads[member] += weights[unit]
     mean = sum(weights.values()) / 10
@@ -94,7 +94,7 @@ def test_s11_unequal_shards_are_balanced_within_two_rebalances():
 def test_ten_thousand_units_and_fifty_members_are_fast():
     weights = {Unit(stream, shard): 0.0 for stream in range(10) for shard in range(1000)}
     wishes = {member: frozenset(range(10)) for member in range(1, 51)}
-    began = time.perf_counter()
+    began = time.process_time()
     found = assign(weights, wishes, dict.fromkeys(weights, 1))
-    assert time.perf_counter() - began < 5 * 0.2
+    assert time.process_time() - began < 5 * 0.2
     assert set(Counter(found.values()).values()) == {200}

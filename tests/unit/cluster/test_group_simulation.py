@@ -36,14 +36,11 @@ class TellsTooEarly(Group):
                 self._members[member].holds.add(unit)
 
 
-class BelievesOldBeats(Group):
-    """Takes a unit that an old beat does not name as let go."""
+class HurriesOn(Group):
+    """Takes what it has asked for as let go when anybody beats."""
 
     def _on_beat(self, event: Beat):
         super()._on_beat(event)
-        member = self._members.get(event.member)
-        for unit in member.let_go.difference(event.held) if member else ():
-            self._release(member, unit)
         for unit in list(self._recalls):
             if self._recalls[unit].version and not self._recalls[unit].is_over:
                 self._release(self._members[self._owners[unit]], unit)
@@ -83,7 +80,7 @@ class KeepsRevoked(Group):
     ("kind", "weather"),
     [
         (TellsTooEarly, ROUGH),
-        (BelievesOldBeats, CALM),
+        (HurriesOn, CALM),
         (WaitsForever, ROUGH),
         (ForgetsCommits, ROUGH),
         (KeepsRevoked, CALM),
