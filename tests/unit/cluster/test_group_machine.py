@@ -122,5 +122,5 @@ class GroupMachine(RuleBasedStateMachine):
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
-GroupMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+GroupMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestGroupMachine = GroupMachine.TestCase
