@@ -152,6 +152,14 @@ READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Batches that were turned into what several readers want.
 TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
+# One group of readers: its members, and how many shards change hands in one step of the ledger.
+GROUP_MEMBERS_MAX: Final = 1_000
+GROUP_CHANGE_UNITS_MAX: Final = 20_000
+# Of a shard that is spread over the members of a group: ranges that are being read, and those that are done while one
+# before them is not.
+SPREAD_OPEN_RANGES_MAX: Final = 1_024
+SPREAD_DONE_RANGES_MAX: Final = 1_024
+
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
 RESTORED_EPOCHS_MAX: Final = 16
@@ -190,6 +198,8 @@ assert (
     + 4 * KIB
     < MESSAGE_HEADER_BYTES_MAX
 )
+# A change of owners is a command: of each shard, two ids and a number.
+assert 32 * GROUP_CHANGE_UNITS_MAX <= COMMAND_BYTES_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
 # What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
 assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT
