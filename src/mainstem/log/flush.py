@@ -184,6 +184,102 @@ class BeginEpoch(msgspec.Struct, frozen=True, tag="begin_epoch"):
     created_us: int
 
 
+# A place in a shard: stream, shard, offset.
+Position = tuple[int, int, int]
+
+
+class AssignShards(msgspec.Struct, frozen=True, tag="assign"):
+    """Other owners for shards of a group, as (stream, shard, member), 0 for nobody; shards that are not named keep
+    theirs. The group comes into being with its first one. `generation` must be the present one + 1, which is 1 for a
+    new group: a coordinator that does not know what another has done is refused.
+
+    A shard that the group never had gets its cursor: the offset in `starts`, else where the shard starts.
+    """
+
+    group: str
+    generation: int
+    assigned: tuple[tuple[int, int, int], ...]
+    time_us: int
+    starts: tuple[Position, ...] = ()
+
+
+class CommitCursors(msgspec.Struct, frozen=True, tag="commit_cursors"):
+    """A member of a group has read so far, in all of these shards or none. It must own each of them; member 0 may
+    commit in shards that nobody owns. Cursors never go back."""
+
+    group: str
+    member: int
+    offsets: tuple[Position, ...]
+    time_us: int
+
+
+class ResetGroup(msgspec.Struct, frozen=True, tag="reset_group"):
+    """Other cursors for a group without members, in any direction. Begins a generation."""
+
+    group: str
+    offsets: tuple[Position, ...]
+    time_us: int
+
+
+class DeleteGroup(msgspec.Struct, frozen=True, tag="delete_group"):
+    """A group without members goes, with its cursors."""
+
+    group: str
+
+
+class StagedFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A staged batch: where its frame lies, and what its entry will say of it. `summary` is that of its statistics."""
+
+    block: int
+    position: int
+    length: int
+    stream: int
+    shard: int
+    count: int
+    generation: int
+    schema_id: int
+    time_high: int
+    summary: bytes = b""
+
+
+class GroupCursors(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a member of a group has come: see CommitCursors."""
+
+    group: str
+    member: int
+    offsets: tuple[Position, ...]
+
+
+class OpenWriter(msgspec.Struct, frozen=True, tag="open_writer"):
+    """Whoever wrote transactions under this name is replaced: the next epoch of it begins."""
+
+    name: str
+    time_us: int
+
+
+class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
+    """Staged batches get their offsets and cursors move, all of it or nothing.
+
+    `batches` is how many its client has staged; if these are not all of them, it is refused. One that was committed
+    before gets its offsets again. `writer` and `epoch` are those of its writer, if it has a name.
+    """
+
+    id: int
+    batches: int
+    staged: tuple[StagedFrame, ...]
+    cursors: tuple[GroupCursors, ...]
+    time_us: int
+    writer: str = ""
+    epoch: int = 0
+
+
+class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions"):
+    """The first `limit` of the transactions that ended before this time are forgotten, and writers last seen then."""
+
+    before_us: int
+    limit: int
+
+
 Command = (
     CreateStream
     | AlterStream
@@ -201,6 +297,13 @@ Command = (
     | ForgetBlock
     | ForgetStream
     | BeginEpoch
+    | AssignShards
+    | CommitCursors
+    | ResetGroup
+    | DeleteGroup
+    | OpenWriter
+    | CommitTransaction
+    | ForgetTransactions
 )
 
 encode_command = msgspec.msgpack.Encoder().encode
@@ -211,6 +314,10 @@ def decode_command(payload: bytes | memoryview) -> Command:
     return _decoder.decode(payload)
 
 
+class StagedBatch(Batch, frozen=True, gc=False):
+    """A batch of a transaction that is not committed yet: durable, and of no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
     """A batch of a flush and where its frame lies."""
@@ -218,6 +325,13 @@ class WrittenBatch:
     header: BatchHeader
     position: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStaged:
+    """A staged batch of a flush and where its frame lies."""
+
+    batch: WrittenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +352,7 @@ class WrittenReplacement:
 
 # What is handed to a flush, and the same when it is written.
 Item = Batch | Command | Replacement
-WrittenItem = WrittenBatch | Command | WrittenReplacement
+WrittenItem = WrittenBatch | WrittenStaged | Command | WrittenReplacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,4 +389,37 @@ class Done:
     rows: int = 0
 
 
-Outcome = Appended | Rejected | Done
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The batch is durable at this place of a block."""
+
+    block: int
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The owners are noted. `cursors` has that of the group, as of now, in every shard that was given to somebody."""
+
+    generation: int
+    cursors: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOpened:
+    """Transactions of this writer have this epoch from now on."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The transaction is committed: in each shard, as (stream, shard, base, count), its records stand from `base` on in
+    the order in which they were staged. `duplicate` if it was committed before."""
+
+    offsets: tuple[tuple[int, int, int, int], ...]
+    duplicate: bool = False
+
+
+Outcome = Appended | Rejected | Done | Staged | Assigned | WriterOpened | Committed

@@ -9,7 +9,7 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
          0    4 magic             b"MSF1"
          4    4 header_crc        crc32c of bytes 8 to header_len, statistics included
          8    1 version           1
-         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer
+         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer, 6 staged
         10    1 encoding          of the payload
         11    1 layout            of the payload
         12    4 header_len        136 + statistics
@@ -32,10 +32,13 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
        104    8 applied           the last flush applied to the ledger when this was written
        112    8 time_low          microseconds since 1970
        120    8 time_high
-       128    8 transaction
+       128    8 transaction       of a staged frame
 
 A moved frame holds a batch that was written before and is stored anew: its `producer` is the batch's first offset, its
 `sequence` the number of offsets it covers. Moved frames stand behind the command that says what they replace.
+
+A staged frame holds a batch of a transaction. It means nothing until a command of a later flush commits the transaction
+and names it by its place; then it is like a data frame.
 
 The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc32c of every header_crc of the flush
 in order), reserved u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py).
@@ -87,6 +90,11 @@ class FrameKind(IntEnum):
     COMMAND = 3
     COMMIT = 4
     FOOTER = 5
+    STAGED = 6
+
+
+# Frames that hold records.
+BATCH_KINDS: Final = (FrameKind.DATA, FrameKind.MOVED, FrameKind.STAGED)
 
 
 class FrameHeader(NamedTuple):
@@ -148,7 +156,8 @@ class FrameHeader(NamedTuple):
             self.generation,
             self.time_low,
             self.time_high,
-            self.transaction,
+            # Readers see of a transaction only what is committed, and that is like the rest.
+            0 if self.kind == FrameKind.STAGED else self.transaction,
             statistics,
             self.span if self.span != self.count else 0,
         )
@@ -208,6 +217,9 @@ class FlushWriter:
 
     def add_data(self, header: BatchHeader, payload: Buffer) -> int:
         return self._add(FrameKind.DATA, header, payload)
+
+    def add_staged(self, header: BatchHeader, payload: Buffer) -> int:
+        return self._add(FrameKind.STAGED, header, payload)
 
     def add_moved(self, base: int, header: BatchHeader, payload: Buffer) -> int:
         """A batch that has its offsets already, from `base` on."""

@@ -19,10 +19,10 @@ from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.statistics import length_of, pieces_in
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.frame import (
+    BATCH_KINDS,
     FRAME_BYTES,
     FrameDamaged,
     FrameHeader,
-    FrameKind,
     parse_header,
     payload_of,
     statistics_of,
@@ -348,8 +348,7 @@ def _without_records(entry: Entry) -> FetchedBatch:
 
 def _is_of(header: FrameHeader, entry: Entry) -> bool:
     """Whether a frame holds a batch, and one of the entry's shard."""
-    is_batch = header.kind in (FrameKind.DATA, FrameKind.MOVED)
-    return is_batch and (header.stream, header.shard) == (entry.stream, entry.shard)
+    return header.kind in BATCH_KINDS and (header.stream, header.shard) == (entry.stream, entry.shard)
 
 
 def _pieces_of(entry: Entry, part: Part) -> slice | None:

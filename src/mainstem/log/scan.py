@@ -15,10 +15,12 @@ from mainstem.log.flush import (
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
+    WrittenStaged,
     decode_command,
 )
 from mainstem.log.frame import (
     ALIGNMENT,
+    BATCH_KINDS,
     BLOCK_HEADER_BYTES,
     FRAME_BYTES,
     FRAME_MAGIC,
@@ -110,7 +112,7 @@ class BlockScanner:
 
     def _flush(self, position: int) -> tuple[ReadFlush, int] | None:
         headers: list[FrameHeader] = []
-        items: list[WrittenBatch | Command] = []
+        items: list[WrittenBatch | WrittenStaged | Command] = []
         moved: list[WrittenBatch] = []
         damaged: FrameDamaged | None = None
         while True:
@@ -124,10 +126,13 @@ class BlockScanner:
                 return read, position + header.total_len
             if header.kind == FrameKind.COMMAND:
                 items.append(_command(header, self._frame(position)[1]))
-            elif header.kind in (FrameKind.DATA, FrameKind.MOVED):
+            elif header.kind in BATCH_KINDS:
                 damaged = damaged or self._damage(position)
                 batch = WrittenBatch(header.batch_header(self._statistics(header)), position, header.total_len)
-                (items if header.kind == FrameKind.DATA else moved).append(batch)
+                if header.kind == FrameKind.MOVED:
+                    moved.append(batch)
+                else:
+                    items.append(batch if header.kind == FrameKind.DATA else WrittenStaged(batch))
             else:
                 raise FrameDamaged(position, f"a frame of kind {header.kind} inside a flush")
             headers.append(header)
@@ -176,7 +181,7 @@ class BlockScanner:
 
 
 def _with_moved(
-    commit: FrameHeader, items: list[WrittenBatch | Command], moved: list[WrittenBatch]
+    commit: FrameHeader, items: list[WrittenBatch | WrittenStaged | Command], moved: list[WrittenBatch]
 ) -> tuple[WrittenItem, ...]:
     """The items, each command that replaces entries with the moved frames that stand behind it."""
     if sum(item.frames for item in items if isinstance(item, ReplaceEntries)) != len(moved):

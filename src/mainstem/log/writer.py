@@ -29,9 +29,11 @@ from mainstem.log.flush import (
     OpenBlock,
     Replacement,
     SealBlock,
+    StagedBatch,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
+    WrittenStaged,
     encode_command,
 )
 from mainstem.log.frame import BlockHeader, FlushWriter, Place
@@ -91,6 +93,8 @@ class FlushFile:
         self._described: set[int] = set()
         self._writer: BlockWriter | None = None
         self._footer = array("q")
+        # Staged batches in the open block: each may become an entry of it, which the footer then lists.
+        self._staged = 0
         # The block whose entries the footer lists: those of one that was abandoned may still be on their way.
         self._footer_block = 0
         self._to_seal: list[SealBlock] = []
@@ -114,10 +118,15 @@ class FlushFile:
         writer = self._writer
         if writer is None:
             return True
-        if len(self._footer) >= _FOOTER_ENTRIES_MAX * _FOOTER_FIELDS:
+        if len(self._footer) >= (_FOOTER_ENTRIES_MAX - self._staged) * _FOOTER_FIELDS:
             return True
         size += sum(described for schema, described in schemas.items() if schema not in self._described)
-        return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer)
+        return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer or self._staged)
+
+    @property
+    def block(self) -> int:
+        """The newest block: what is submitted now is written to it or to a later one. Any thread."""
+        return self._block_next - 1
 
     def roll(self, flush: int, applied: int) -> None:
         """Seal the open block, if any, and open the next, which begins with flush `flush`."""
@@ -185,6 +194,7 @@ class FlushFile:
         # In this order: `note_entries` may run meanwhile.
         self._footer_block = 0
         self._footer = array("q")
+        self._staged = 0
 
     def write(
         self,
@@ -203,12 +213,17 @@ class FlushFile:
         now_us = self._clock.now_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
         written: list[WrittenItem] = []
+        staged = 0
         own = [*self._own_commands(writer.block, now_us), *self._descriptions(items)]
         for command in own:
             frames.add_command(encode_command(command), now_us)
             written.append(command)
         for item in items:
-            if isinstance(item, Batch):
+            if isinstance(item, StagedBatch):
+                position = frames.add_staged(item.header, item.payload)
+                written.append(WrittenStaged(WrittenBatch(item.header, position, frames.end - position)))
+                staged += 1
+            elif isinstance(item, Batch):
                 position = frames.add_data(item.header, item.payload)
                 written.append(WrittenBatch(item.header, position, frames.end - position))
             elif isinstance(item, Replacement):
@@ -221,6 +236,7 @@ class FlushFile:
         self._append(writer, frames)
         if own:
             self._note_own(writer.block, own)
+        self._staged += staged
         self.bytes_written += writer.position - frames.positions[0]
         return Flush(number, writer.block, commit, now_us, tuple(written))
 

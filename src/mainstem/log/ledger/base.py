@@ -142,6 +142,42 @@ class BlockRow(NamedTuple):
     rewrite_us: int = 0
 
 
+class GroupRow(NamedTuple):
+    """A group of readers. `generation` counts changes of its owners, and resets: the last was made at `changed_us`."""
+
+    id: int
+    name: str
+    generation: int
+    created_us: int
+    changed_us: int
+
+
+class GroupShardRow(NamedTuple):
+    """How far a group has read a shard, and the member that owns it since a generation of the group; 0: nobody.
+
+    `committed_us` is when the cursor moved last, 0 if it never did.
+    """
+
+    offset: int
+    committed_us: int
+    owner: int
+    since: int
+
+
+class TransactionRow(NamedTuple):
+    """A transaction that was committed, and the offsets that its records got: see flush.Committed."""
+
+    ended_us: int
+    offsets: tuple[tuple[int, int, int, int], ...]
+
+
+class WriterRow(NamedTuple):
+    """Who writes transactions under a name: its epoch, and when one was opened or committed last."""
+
+    epoch: int
+    seen_us: int
+
+
 class AppliedPlace(NamedTuple):
     """The last flush applied, and where its commit frame lies: replay goes on after it. (0, 0, 0) before the first."""
 
@@ -152,6 +188,8 @@ class AppliedPlace(NamedTuple):
 
 ShardKey = tuple[int, int]
 ProducerKey = tuple[int, int, int]
+# Group, stream, shard.
+GroupShardKey = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -171,7 +209,7 @@ class Changes:
     dropped: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Shards of which other offsets have no record than before. Of use to caches only: it follows from the entries.
     thinned: set[ShardKey] = field(default_factory=set)
-    # Bytes of a stream in a block that nothing points to any more: to be added up.
+    # Bytes of a stream in a block that nothing points to any more: to be added up. Less than 0: something does again.
     dead: dict[tuple[int, int], int] = field(default_factory=dict)
     forgotten_blocks: list[int] = field(default_factory=list)
     forgotten_streams: list[int] = field(default_factory=list)
@@ -185,6 +223,18 @@ class Changes:
     # A new epoch of the ledger, and where every shard ended in the one before.
     epoch: int = 0
     epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
+    # Streams whose shards no group has any more, and groups that go with their shards: before those of this flush come.
+    ungrouped_streams: list[int] = field(default_factory=list)
+    deleted_groups: list[int] = field(default_factory=list)
+    groups: dict[int, GroupRow] = field(default_factory=dict)
+    group_shards: dict[GroupShardKey, GroupShardRow] = field(default_factory=dict)
+    # The same as `stream_id_max` for groups; said when one is deleted.
+    group_id_max: int = 0
+    transactions: dict[int, TransactionRow] = field(default_factory=dict)
+    writers: dict[str, WriterRow] = field(default_factory=dict)
+    # Of the transactions that ended before this time the first so many go, and writers that were last seen then.
+    forget_transactions_before_us: int = 0
+    forget_transactions_limit: int = 0
 
 
 class OldestEntries(NamedTuple):
@@ -269,6 +319,16 @@ class LedgerReader(Protocol):
         """For every epoch that a restore from a backup ended, where the shards ended in that backup."""
         ...
 
+    def group_named(self, name: str) -> GroupRow | None: ...
+
+    def list_groups(self) -> Sequence[GroupRow]:
+        """All groups, by name."""
+        ...
+
+    def list_group_shards(self, group: int) -> Sequence[tuple[ShardKey, GroupShardRow]]:
+        """Every shard that the group ever read, in order."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -290,5 +350,17 @@ class Ledger(LedgerReader, Protocol):
     def load_producer(self, key: ProducerKey) -> ProducerRow | None: ...
 
     def load_block(self, block: int) -> BlockRow | None: ...
+
+    def group_id_max(self) -> int: ...
+
+    def load_group_shard(self, key: GroupShardKey) -> GroupShardRow | None: ...
+
+    def load_transaction(self, transaction: int) -> TransactionRow | None: ...
+
+    def transactions_before(self, time_us: int, limit: int) -> int:
+        """How many transactions ended before this time; no more than `limit` are counted."""
+        ...
+
+    def load_writer(self, name: str) -> WriterRow | None: ...
 
     def store(self, changes: Changes) -> None: ...

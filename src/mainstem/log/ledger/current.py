@@ -6,6 +6,9 @@ from mainstem.log.ledger.base import (
     BlockRow,
     Changes,
     GenerationRow,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
     Ledger,
     ProducerKey,
     ProducerRow,
@@ -14,8 +17,9 @@ from mainstem.log.ledger.base import (
     StreamRow,
 )
 
-# Rows of producers kept in memory; the rest is in the ledger.
+# Rows of producers, and of shards of groups, kept in memory; the rest is in the ledger.
 _PRODUCERS_CACHED_MAX = 65_536
+_GROUP_SHARDS_CACHED_MAX = 65_536
 _NEVER_WRITTEN = ShardRow()
 
 
@@ -44,6 +48,9 @@ class CurrentRows:
         }
         # Of streams that got a batch of another schema than their newest: all that they ever had.
         self._schemas_of: dict[int, frozenset[int]] = {}
+        self._groups: dict[str, GroupRow] = {row.name: row for row in ledger.list_groups()}
+        self._group_shards: OrderedDict[GroupShardKey, GroupShardRow] = OrderedDict()
+        self._group_id_max = ledger.group_id_max()
         self.applied = ledger.applied().number
 
     def stream(self, stream: int) -> StreamRow | None:
@@ -68,6 +75,20 @@ class CurrentRows:
         if row is None:
             return self._ledger.load_producer(key)
         return row
+
+    def group_named(self, name: str) -> GroupRow | None:
+        return self._groups.get(name)
+
+    def group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        return self._group_shards.get(key) or self._ledger.load_group_shard(key)
+
+    @property
+    def group_count(self) -> int:
+        return len(self._groups)
+
+    @property
+    def group_id_max(self) -> int:
+        return self._group_id_max
 
     def generations(self, stream: int) -> tuple[GenerationRow, ...]:
         return self._generations.get(stream, ())
@@ -139,6 +160,22 @@ class CurrentRows:
             producers.move_to_end(identity)
         while len(producers) > _PRODUCERS_CACHED_MAX:
             producers.popitem(last=False)
+        if changes.groups or changes.group_shards or changes.deleted_groups or changes.ungrouped_streams:
+            self._remember_groups(changes)
+
+    def _remember_groups(self, changes: Changes) -> None:
+        for group in [row for row in self._groups.values() if row.id in changes.deleted_groups]:
+            del self._groups[group.name]
+        self._groups.update((row.name, row) for row in changes.groups.values())
+        self._group_id_max = max(self._group_id_max, *changes.groups)
+        shards = self._group_shards
+        if changes.deleted_groups or changes.ungrouped_streams:
+            shards.clear()
+        for key, row in changes.group_shards.items():
+            shards[key] = row
+            shards.move_to_end(key)
+        while len(shards) > _GROUP_SHARDS_CACHED_MAX:
+            shards.popitem(last=False)
 
     def _remember_streams(self, changes: Changes) -> None:
         for row in changes.streams.values():

@@ -13,6 +13,9 @@ from mainstem.log.ledger.base import (
     Changes,
     Entry,
     GenerationRow,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
@@ -20,7 +23,9 @@ from mainstem.log.ledger.base import (
     ShardKey,
     ShardRow,
     StreamRow,
+    TransactionRow,
     VersionRow,
+    WriterRow,
 )
 
 
@@ -42,6 +47,11 @@ class MemoryLedger:
         self._schema_id_max = 0
         self._versions: dict[int, list[VersionRow]] = defaultdict(list)
         self._generations: dict[int, list[GenerationRow]] = defaultdict(list)
+        self._groups: dict[int, GroupRow] = {}
+        self._group_shards: dict[GroupShardKey, GroupShardRow] = {}
+        self._group_id_max = 0
+        self._transactions: dict[int, TransactionRow] = {}
+        self._writers: dict[str, WriterRow] = {}
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -155,6 +165,33 @@ class MemoryLedger:
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         return self._restored
 
+    def group_named(self, name: str) -> GroupRow | None:
+        with self._lock:
+            return next((row for row in self._groups.values() if row.name == name), None)
+
+    def list_groups(self) -> list[GroupRow]:
+        with self._lock:
+            return sorted(self._groups.values(), key=lambda row: row.name)
+
+    def list_group_shards(self, group: int) -> list[tuple[ShardKey, GroupShardRow]]:
+        with self._lock:
+            return sorted(((stream, shard), row) for (of, stream, shard), row in self._group_shards.items() if of == group)
+
+    def group_id_max(self) -> int:
+        return self._group_id_max
+
+    def load_group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        return self._group_shards.get(key)
+
+    def load_transaction(self, transaction: int) -> TransactionRow | None:
+        return self._transactions.get(transaction)
+
+    def transactions_before(self, time_us: int, limit: int) -> int:
+        return min(limit, sum(row.ended_us < time_us for row in self._transactions.values()))
+
+    def load_writer(self, name: str) -> WriterRow | None:
+        return self._writers.get(name)
+
     def store(self, changes: Changes) -> None:
         with self._lock:
             self._drop(changes)
@@ -173,6 +210,10 @@ class MemoryLedger:
                 bisect.insort(self._entries[entry.stream, entry.shard], entry, key=lambda row: row.base)
             for grave, size in changes.dead.items():
                 self._dead[grave] += size
+                if not self._dead[grave]:
+                    del self._dead[grave]
+            self._store_groups(changes)
+            self._store_transactions(changes)
             for block in changes.forgotten_blocks:
                 del self._blocks[block]
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[1] != block})
@@ -192,6 +233,24 @@ class MemoryLedger:
             for key in idle:
                 del self._producers[key]
             self._applied = changes.applied
+
+    def _store_groups(self, changes: Changes) -> None:
+        deleted, without = changes.deleted_groups, changes.ungrouped_streams
+        for group in deleted:
+            self._groups.pop(group, None)
+        self._groups.update(changes.groups)
+        for key in [key for key in self._group_shards if key[0] in deleted or key[1] in without]:
+            del self._group_shards[key]
+        self._group_shards.update(changes.group_shards)
+        self._group_id_max = max(self._group_id_max, *changes.groups, changes.group_id_max)
+
+    def _store_transactions(self, changes: Changes) -> None:
+        before, limit = changes.forget_transactions_before_us, changes.forget_transactions_limit
+        ended = sorted((row.ended_us, number) for number, row in self._transactions.items() if row.ended_us < before)
+        for _, number in ended[:limit]:
+            del self._transactions[number]
+        self._writers = {name: row for name, row in self._writers.items() if row.seen_us >= before} | changes.writers
+        self._transactions |= changes.transactions
 
     def _forget_ends(self, stream: int) -> None:
         left = {

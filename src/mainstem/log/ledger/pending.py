@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from mainstem.core.errors import Refused, StreamDeleted, UnknownStream
 from mainstem.log.flush import Flush, WrittenBatch
-from mainstem.log.ledger.base import AppliedPlace, BlockRow, Changes, ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.base import (
+    AppliedPlace,
+    BlockRow,
+    Changes,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
+    ShardKey,
+    ShardRow,
+    StreamRow,
+)
 from mainstem.log.ledger.current import CurrentRows
 
 
@@ -34,8 +44,10 @@ class PendingRows:
             row = self.block(block)
             blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
         for block, row in blocks.items():
-            if row.state == "sealed" and not row.live_bytes and not row.dead_us:
-                blocks[block] = row._replace(dead_us=self.flush.time_us)
+            is_dead = row.state == "sealed" and not row.live_bytes
+            # What was staged in a block in which all else is dead brings it back to life when it is committed.
+            if is_dead != bool(row.dead_us):
+                blocks[block] = row._replace(dead_us=self.flush.time_us if is_dead else 0)
         return self.changes
 
     def open_stream(self, stream: int) -> StreamRow:
@@ -60,6 +72,26 @@ class PendingRows:
         row = self.changes.blocks.get(block) or self.current.block(block)
         assert row is not None, f"block {block} was never opened"
         return row
+
+    def group(self, name: str) -> GroupRow | None:
+        """The group of this name, as the items before have left it."""
+        row = next((row for row in self.changes.groups.values() if row.name == name), None)
+        if row is None:
+            row = self.current.group_named(name)
+        return None if row is None or row.id in self.changes.deleted_groups else row
+
+    def group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        found = self.changes.group_shards.get(key)
+        if found is None and key[1] not in self.changes.ungrouped_streams:
+            found = self.current.group_shard(key)
+        return found
+
+    def group_shards(self, group: int) -> dict[ShardKey, GroupShardRow]:
+        """Every shard of a group."""
+        gone = self.changes.ungrouped_streams
+        found = {key: row for key, row in self.current.ledger.list_group_shards(group) if key[0] not in gone}
+        changed = self.changes.group_shards.items()
+        return found | {(stream, shard): row for (of, stream, shard), row in changed if of == group}
 
     def rearrange(self, key: ShardKey, first: int, stop: int) -> None:
         """The entries of these offsets change, which they can do once in a flush."""

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Final
 
 from mainstem.core.limits import PRODUCER_RECENT_MAX
-from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow
+from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow, TransactionRow
 
 LEDGER_FORMAT: Final = 3
 
@@ -43,9 +43,6 @@ CREATE TABLE producers(
 CREATE TABLE txns(
     id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL,
     deadline_us INTEGER NOT NULL, touched BLOB NOT NULL);
-CREATE TABLE cursors(
-    grp TEXT, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, generation INTEGER NOT NULL,
-    at_us INTEGER NOT NULL, PRIMARY KEY(grp, stream, shard)) WITHOUT ROWID;
 """
 # What a ledger of format 2 has and one of format 1 had not, beside more columns.
 _SCHEMA_2 = """
@@ -60,6 +57,15 @@ _SCHEMA_3 = """
 CREATE TABLE stream_schemas(
     stream INTEGER, version INTEGER, schema_id INTEGER NOT NULL, created_us INTEGER NOT NULL,
     PRIMARY KEY(stream, version)) WITHOUT ROWID;
+CREATE TABLE groups(
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, generation INTEGER NOT NULL, created_us INTEGER NOT NULL,
+    changed_us INTEGER NOT NULL);
+CREATE TABLE group_shards(
+    group_id INTEGER, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, committed_us INTEGER NOT NULL,
+    owner INTEGER NOT NULL, since INTEGER NOT NULL, PRIMARY KEY(group_id, stream, shard)) WITHOUT ROWID;
+CREATE TABLE transactions(id INTEGER PRIMARY KEY, ended_us INTEGER NOT NULL, offsets BLOB NOT NULL);
+CREATE INDEX transactions_by_time ON transactions(ended_us);
+CREATE TABLE writers(name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, seen_us INTEGER NOT NULL) WITHOUT ROWID;
 """
 SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
@@ -86,6 +92,7 @@ ALTER TABLE streams ADD COLUMN schema_version INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE streams ADD COLUMN key_columns TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE streams ADD COLUMN index_columns TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE streams ADD COLUMN compatibility TEXT NOT NULL DEFAULT 'backward';
+DROP TABLE cursors;
 """
     + _SCHEMA_3
 )
@@ -98,7 +105,10 @@ STREAM_COLUMNS = (
 )
 SHARD_COLUMNS = "start, next, stable, time_high, bytes, merged, compacted"
 BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us, dead_us, rewrite_us"
+GROUP_COLUMNS = "id, name, generation, created_us, changed_us"
+GROUP_SHARD_COLUMNS = "offset, committed_us, owner, since"
 _PAIR = struct.Struct("<QQ")
+_SHARD_OFFSETS = struct.Struct("<QQQQ")
 _PAIRS = tuple(struct.Struct(f"<{2 * count}Q") for count in range(PRODUCER_RECENT_MAX + 1))
 
 
@@ -133,3 +143,13 @@ def producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
 def producer_row(row: Sequence[Any]) -> ProducerRow:
     epoch, recent, seen = row
     return ProducerRow(epoch, tuple(_PAIR.iter_unpack(recent)), seen)
+
+
+def transaction_values(item: tuple[int, TransactionRow]) -> tuple[Any, ...]:
+    number, row = item
+    return (number, row.ended_us, b"".join(_SHARD_OFFSETS.pack(*offsets) for offsets in row.offsets))
+
+
+def transaction_row(row: Sequence[Any]) -> TransactionRow:
+    ended_us, offsets = row
+    return TransactionRow(ended_us, tuple(_SHARD_OFFSETS.iter_unpack(offsets)))
