@@ -23,6 +23,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     StreamExists,
     Unavailable,
+    UnknownGroup,
     UnknownStream,
 )
 
@@ -46,6 +47,7 @@ class ExitCode(IntEnum):
 # The first class that fits decides.
 _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
     (UnknownStream, ExitCode.NOT_FOUND),
+    (UnknownGroup, ExitCode.NOT_FOUND),
     (StreamDeleted, ExitCode.NOT_FOUND),
     (StreamExists, ExitCode.REFUSED),
     (IncompatibleSchema, ExitCode.REFUSED),

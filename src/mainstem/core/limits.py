@@ -152,13 +152,30 @@ READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Batches that were turned into what several readers want.
 TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
-# One group of readers: its members, and how many shards change hands in one step of the ledger.
+# One group of readers: its members, and how many shards change hands, or cursors move, in one step of the ledger.
+GROUPS_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 1_000
 GROUP_CHANGE_UNITS_MAX: Final = 20_000
 # Of a shard that is spread over the members of a group: ranges that are being read, and those that are done while one
 # before them is not.
 SPREAD_OPEN_RANGES_MAX: Final = 1_024
 SPREAD_DONE_RANGES_MAX: Final = 1_024
+
+# One transaction: what its commit names, which is a command; its bytes, which stay on the disk until it ends; its time.
+TRANSACTION_BATCHES_MAX: Final = 8_192
+TRANSACTION_CURSORS_MAX: Final = 8_192
+TRANSACTION_GROUPS_MAX: Final = 64
+TRANSACTION_BYTES_MAX: Final = 8 * 1024 * MIB
+TRANSACTION_SECONDS_MAX: Final = 900
+# All that are open: their number, their batches, of which each is remembered, and the bytes that they hold on the disk.
+TRANSACTIONS_OPEN_MAX: Final = 10_000
+TRANSACTIONS_BATCHES_MAX: Final = 1 << 17
+TRANSACTIONS_BYTES_MAX: Final = 16 * 1024 * MIB
+# How long one that ended is remembered: a commit that is repeated within this time gets its offsets again. There may be
+# hundreds in a second, and each is a row.
+TRANSACTION_REMEMBERED_US_MAX: Final = 24 * 3600 * 1_000_000
+# Names of writers in use at a time.
+WRITERS_MAX: Final = 10_000
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
@@ -200,6 +217,12 @@ assert (
 )
 # A change of owners is a command: of each shard, two ids and a number.
 assert 32 * GROUP_CHANGE_UNITS_MAX <= COMMAND_BYTES_MAX
+# A commit is a command too: of each staged batch ten numbers, its summary if there is room, and cursors.
+assert 72 * TRANSACTION_BATCHES_MAX + 32 * TRANSACTION_CURSORS_MAX < COMMAND_BYTES_MAX - 64 * KIB
+assert TRANSACTION_GROUPS_MAX * (STREAM_NAME_CHARS_MAX + 32) < 64 * KIB
+assert TRANSACTION_BATCHES_MAX <= FLUSH_BATCHES_MAX and TRANSACTION_BATCHES_MAX <= TRANSACTIONS_BATCHES_MAX
+assert TRANSACTION_BYTES_MAX <= TRANSACTIONS_BYTES_MAX
+assert TRANSACTION_SECONDS_MAX * 1_000_000 < TRANSACTION_REMEMBERED_US_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
 # What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
 assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT

@@ -30,7 +30,16 @@ from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, MIB, PENDING_BYTES_MAX
 from mainstem.log.disk import is_out_of_space
-from mainstem.log.flush import Appended, Done, Flush, Item, Outcome, Replacement
+from mainstem.log.flush import (
+    Appended,
+    Done,
+    Flush,
+    Item,
+    Outcome,
+    Replacement,
+    TransactionCommitted,
+    large_command_bytes,
+)
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import Changes, ShardKey
@@ -48,6 +57,8 @@ _CROWD_BYTES: Final = 256 * KIB
 _LOOK_SECONDS: Final = 0.1
 # What must be free beside the bytes that upkeep wants to store anew.
 _REPLACEMENT_MARGIN: Final = 1 * MIB
+# Commands up to this count as nothing: they are always taken, also on a full disk.
+_COMMAND_BYTES: Final = 4 * KIB
 # How long, and how often, a durable flush that finds no room in the ledger is applied again.
 _LEDGER_SECONDS_MAX: Final = 30.0
 _LEDGER_RETRY_SECONDS: Final = 0.1
@@ -348,6 +359,10 @@ class Batcher:
                 break  # commands stand first
             if isinstance(item, Replacement) and item.command.erases and isinstance(outcome, Done):
                 self._hot.forget((item.command.stream, item.command.shard), item.command.end)
+            elif isinstance(outcome, TransactionCommitted) and not outcome.duplicate:
+                # What was staged is on disk: the tails of these shards begin anew behind it.
+                for stream, shard, _, _ in outcome.offsets:
+                    self._hot.break_off((stream, shard))
         self._hot.append(_appended(items, outcomes))
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
@@ -492,10 +507,12 @@ def _schemas(submissions: Sequence[Submission]) -> dict[int, int]:
 
 
 def _stored_bytes(item: Item) -> int:
-    """Bytes of payload and statistics that an item adds to a block."""
+    """Bytes of payload and statistics that an item adds to a block, and those of a command that is not small."""
     if isinstance(item, Batch):
         return _size(item.header)
-    return sum(_size(batch.header) for batch in item.batches) if isinstance(item, Replacement) else 0
+    if isinstance(item, Replacement):
+        return sum(_size(batch.header) for batch in item.batches)
+    return size if (size := large_command_bytes(item)) > _COMMAND_BYTES else 0
 
 
 def _size(header: BatchHeader) -> int:
@@ -513,7 +530,8 @@ def _is_large(submission: Submission) -> bool:
 
 
 def _in_order(submissions: list[Submission]) -> list[Item]:
-    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard."""
+    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard. Last those
+    that are staged, by transaction and shard."""
     commands: list[Item] = []
     batches: list[Batch] = []
     for submission in submissions:
@@ -523,13 +541,14 @@ def _in_order(submissions: list[Submission]) -> list[Item]:
             else:
                 commands.append(item)
     if len(batches) > 1:
-        batches.sort(key=_shard_of)
+        batches.sort(key=_run_of)
     commands.extend(batches)
     return commands
 
 
-def _shard_of(batch: Batch) -> ShardKey:
-    return (batch.header.stream, batch.header.shard)
+def _run_of(batch: Batch) -> tuple[int, int, int]:
+    header = batch.header
+    return (header.transaction, header.stream, header.shard)
 
 
 def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:

@@ -274,10 +274,12 @@ class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
 
 
 class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions"):
-    """The first `limit` of the transactions that ended before this time are forgotten, and writers last seen then."""
+    """The first `limit` of the transactions that ended before this time are forgotten, and all writers last seen before
+    another."""
 
     before_us: int
     limit: int
+    writers_before_us: int
 
 
 Command = (
@@ -305,6 +307,21 @@ Command = (
     | CommitTransaction
     | ForgetTransactions
 )
+
+
+
+def large_command_bytes(command: Command) -> int:
+    """About how large a command is that can be large, so that not too many are in one flush; 0 for others."""
+    match command:
+        case AssignShards():
+            return 32 * (len(command.assigned) + len(command.starts))
+        case CommitCursors() | ResetGroup():
+            return 32 * len(command.offsets)
+        case CommitTransaction():
+            cursors = sum(len(each.offsets) for each in command.cursors)
+            return sum(72 + len(frame.summary) for frame in command.staged) + 32 * cursors
+    return 0
+
 
 encode_command = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -414,7 +431,7 @@ class WriterOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class TransactionCommitted:
     """The transaction is committed: in each shard, as (stream, shard, base, count), its records stand from `base` on in
     the order in which they were staged. `duplicate` if it was committed before."""
 
@@ -422,4 +439,4 @@ class Committed:
     duplicate: bool = False
 
 
-Outcome = Appended | Rejected | Done | Staged | Assigned | WriterOpened | Committed
+Outcome = Appended | Rejected | Done | Staged | Assigned | WriterOpened | TransactionCommitted

@@ -11,8 +11,12 @@ from typing import Any
 from mainstem.core.errors import MainstemError, Refused
 from mainstem.log.flush import (
     AlterStream,
+    AssignShards,
     BeginEpoch,
+    CommitCursors,
+    CommitTransaction,
     CreateStream,
+    DeleteGroup,
     DeleteStream,
     DescribeSchema,
     DropEntries,
@@ -20,22 +24,36 @@ from mainstem.log.flush import (
     ForgetBlock,
     ForgetProducers,
     ForgetStream,
+    ForgetTransactions,
     HurryBlocks,
     NoteUpkeep,
     OpenBlock,
+    OpenWriter,
     Outcome,
     Rejected,
+    ResetGroup,
     SealBlock,
     SetSchema,
     TrimShard,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
+    WrittenStaged,
 )
 from mainstem.log.ledger.base import Changes
 from mainstem.log.ledger.current import CurrentRows
 from mainstem.log.ledger.pending import PendingRows
-from mainstem.log.ledger.rules import blocks, epochs, producers, replacement, schemas, shards, streams
+from mainstem.log.ledger.rules import (
+    blocks,
+    epochs,
+    groups,
+    producers,
+    replacement,
+    schemas,
+    shards,
+    streams,
+    transactions,
+)
 from mainstem.log.ledger.rules.appends import Appends
 
 # What carries out which command. Batches are not commands: see Appends.
@@ -56,6 +74,14 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     ForgetBlock: blocks.forget,
     ForgetProducers: producers.forget,
     BeginEpoch: epochs.begin,
+    AssignShards: groups.assign,
+    CommitCursors: groups.commit,
+    ResetGroup: groups.reset,
+    DeleteGroup: groups.delete,
+    WrittenStaged: transactions.stage,
+    OpenWriter: transactions.open_writer,
+    CommitTransaction: transactions.commit,
+    ForgetTransactions: transactions.forget,
 }
 
 

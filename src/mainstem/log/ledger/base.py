@@ -165,7 +165,7 @@ class GroupShardRow(NamedTuple):
 
 
 class TransactionRow(NamedTuple):
-    """A transaction that was committed, and the offsets that its records got: see flush.Committed."""
+    """A transaction that was committed, and the offsets that its records got: see flush.TransactionCommitted."""
 
     ended_us: int
     offsets: tuple[tuple[int, int, int, int], ...]
@@ -232,9 +232,10 @@ class Changes:
     group_id_max: int = 0
     transactions: dict[int, TransactionRow] = field(default_factory=dict)
     writers: dict[str, WriterRow] = field(default_factory=dict)
-    # Of the transactions that ended before this time the first so many go, and writers that were last seen then.
+    # Of the transactions that ended before this time the first so many go, and writers last seen before another.
     forget_transactions_before_us: int = 0
     forget_transactions_limit: int = 0
+    forget_writers_before_us: int = 0
 
 
 class OldestEntries(NamedTuple):
@@ -362,5 +363,9 @@ class Ledger(LedgerReader, Protocol):
         ...
 
     def load_writer(self, name: str) -> WriterRow | None: ...
+
+    def writers_before(self, time_us: int) -> int:
+        """How many writers were last seen before this time."""
+        ...
 
     def store(self, changes: Changes) -> None: ...

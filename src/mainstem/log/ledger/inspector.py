@@ -70,6 +70,15 @@ _GENERATIONS_SQL: Final = f"""
 SELECT id, generation, (SELECT count(*) FROM generations WHERE stream = streams.id) AS changes FROM streams
 WHERE changes != generation LIMIT {_FLAWS_MAX}
 """
+# Cursors of groups that are not there, in streams that are not there, and behind the end of a shard.
+_CURSORS_SQL: Final = f"""
+SELECT group_id, stream, shard, offset FROM group_shards
+WHERE NOT EXISTS (SELECT 1 FROM groups WHERE id = group_id)
+    OR NOT EXISTS (SELECT 1 FROM streams WHERE id = group_shards.stream AND deleted_us = 0 AND group_shards.shard < shards)
+    OR offset NOT BETWEEN 0 AND coalesce((
+        SELECT next FROM shards WHERE stream = group_shards.stream AND shard = group_shards.shard), 0)
+LIMIT {_FLAWS_MAX}
+"""
 
 
 class ShardSum(NamedTuple):
@@ -254,6 +263,8 @@ class LedgerInspector(SqliteLedgerReader):
             yield f"stream {stream} has version {version} of its schema, and {count} of the versions up to it"
         for stream, generation, count in self._rows(_GENERATIONS_SQL):
             yield f"stream {stream} is of generation {generation}, and {count} of its changes are noted"
+        for group, stream, shard, offset in self._rows(_CURSORS_SQL):
+            yield f"group {group} has a cursor at {offset} of stream {stream} shard {shard}, which cannot be"
 
     def shares(self, block: int) -> list[Share]:
         """Which records point into a block."""

@@ -192,6 +192,9 @@ class MemoryLedger:
     def load_writer(self, name: str) -> WriterRow | None:
         return self._writers.get(name)
 
+    def writers_before(self, time_us: int) -> int:
+        return sum(row.seen_us < time_us for row in self._writers.values())
+
     def store(self, changes: Changes) -> None:
         with self._lock:
             self._drop(changes)
@@ -249,7 +252,8 @@ class MemoryLedger:
         ended = sorted((row.ended_us, number) for number, row in self._transactions.items() if row.ended_us < before)
         for _, number in ended[:limit]:
             del self._transactions[number]
-        self._writers = {name: row for name, row in self._writers.items() if row.seen_us >= before} | changes.writers
+        seen = changes.forget_writers_before_us
+        self._writers = {name: row for name, row in self._writers.items() if row.seen_us >= seen} | changes.writers
         self._transactions |= changes.transactions
 
     def _forget_ends(self, stream: int) -> None:

@@ -110,6 +110,12 @@ class PendingRows:
         if rewrite_us:
             self.hurry_block(block, rewrite_us)
 
+    def revive(self, stream: int, block: int, size: int) -> None:
+        """An entry points to these bytes, which were wasted before."""
+        self.live[block] = self.live.get(block, 0) + size
+        dead = self.changes.dead
+        dead[stream, block] = dead.get((stream, block), 0) - size
+
     def waste(self, frames: Sequence[WrittenBatch]) -> None:
         """These are in the block, and nothing will ever point to them."""
         dead = self.changes.dead

@@ -1,7 +1,7 @@
 """What every part of upkeep works with: the log, its rows, and a way to store anew what it has read."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from mainstem.core.batch import FetchedBatch
@@ -37,6 +37,14 @@ class Commits(Protocol):
 
     def has_failed(self) -> bool:
         """Whether nothing is committed any more, for good."""
+        ...
+
+    def pinned(self, blocks: Iterable[int]) -> set[int]:
+        """Those of these blocks that must stay: something in them may be committed."""
+        ...
+
+    def end_overdue(self) -> None:
+        """End the transactions whose time is over."""
         ...
 
     def request_roll(self) -> None: ...

@@ -55,7 +55,7 @@ def _store_rarities(execute: Execute, changes: Changes) -> None:
     for (stream, block), size in changes.dead.items():
         sql = "INSERT INTO dead VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
         execute(sql, (block, stream, size))
-        if size < 0:
+        if size <= 0:
             execute("DELETE FROM dead WHERE block = ? AND stream = ? AND bytes = 0", (block, stream))
     for block in changes.forgotten_blocks:
         execute("DELETE FROM blocks WHERE id = ?", (block,))
@@ -91,7 +91,7 @@ def _store_transactions(execute: Execute, changes: Changes) -> None:
     if before:
         ended = "SELECT id FROM transactions WHERE ended_us < ? ORDER BY ended_us, id LIMIT ?"
         execute(f"DELETE FROM transactions WHERE id IN ({ended})", (before, changes.forget_transactions_limit))
-        execute("DELETE FROM writers WHERE seen_us < ?", (before,))
+        execute("DELETE FROM writers WHERE seen_us < ?", (changes.forget_writers_before_us,))
     rows = [transaction_values(item) for item in changes.transactions.items()]
     _insert(execute, "INSERT INTO transactions", rows)
     _insert(execute, "INSERT OR REPLACE INTO writers", [(name, *row) for name, row in changes.writers.items()])

@@ -241,6 +241,9 @@ class SqliteLedgerReader:
         rows = self._rows("SELECT epoch, seen_us FROM writers WHERE name = ?", (name,))
         return WriterRow._make(rows[0]) if rows else None
 
+    def writers_before(self, time_us: int) -> int:
+        return int(self._rows("SELECT count(*) FROM writers WHERE seen_us < ?", (time_us,))[0][0])
+
     def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
         sql = (
             "SELECT block, sum(length), count(*), max(base + span) FROM (SELECT block, length, base, span "
