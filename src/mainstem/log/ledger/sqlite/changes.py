@@ -38,7 +38,7 @@ def store_changes(execute: Execute, changes: Changes) -> None:
         _store_rarities(execute, changes)
     if changes.groups or changes.group_shards or changes.deleted_groups or changes.ungrouped_streams:
         _store_groups(execute, changes)
-    if changes.transactions or changes.writers or changes.forget_transactions_before_us:
+    if changes.transactions or changes.writers or changes.forget_transactions_limit:
         _store_transactions(execute, changes)
     execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
 
@@ -87,10 +87,10 @@ def _store_groups(execute: Execute, changes: Changes) -> None:
 
 
 def _store_transactions(execute: Execute, changes: Changes) -> None:
-    before = changes.forget_transactions_before_us
-    if before:
+    limit = changes.forget_transactions_limit
+    if limit:
         ended = "SELECT id FROM transactions WHERE ended_us < ? ORDER BY ended_us, id LIMIT ?"
-        execute(f"DELETE FROM transactions WHERE id IN ({ended})", (before, changes.forget_transactions_limit))
+        execute(f"DELETE FROM transactions WHERE id IN ({ended})", (changes.forget_transactions_before_us, limit))
         execute("DELETE FROM writers WHERE seen_us < ?", (changes.forget_writers_before_us,))
     rows = [transaction_values(item) for item in changes.transactions.items()]
     _insert(execute, "INSERT INTO transactions", rows)
