@@ -271,7 +271,7 @@ class Filler:
         self._outcome(DeleteGroup("gone"))
 
     def _bind(self) -> None:
-        """Transactions: two that were committed, one of a writer with a name, one that was aborted, one that is open."""
+        """Transactions: two that were committed, one of them under a name, one that was aborted, one that is open."""
         from mainstem.log.flush import GroupCursors, TransactionCommitted
 
         log, plain = self._log, self._streams["plain"]

@@ -1,13 +1,15 @@
 """What the commands of groups do to the rows: the same in every ledger and in every replay, and nothing if refused.
 
-The last test compares them with a model that is written from the rules alone: a group has a generation that every change
-of owners and every reset raises by one, an owner and a cursor for each shard; a cursor moves forward, by its owner only.
+The last test compares them with a model that is written from the rules alone: a group has a generation that every
+change of owners and every reset raises by one, an owner and a cursor for each shard; a cursor moves forward, by its owner
+only.
 """
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +60,8 @@ def ledgers(tmp_path: Path) -> Iterator[Ledgers]:
     found.close()
 
 
-def assign(ledgers: Ledgers, generation: int, *owners: tuple[int, int, int], name: str = "g", **other: object) -> Outcome:
-    (outcome,) = ledgers.flush(AssignShards(name, generation, owners, TIME, **other))  # type: ignore[arg-type]
+def assign(ledgers: Ledgers, generation: int, *owners: tuple[int, int, int], name: str = "g", **other: Any) -> Outcome:
+    (outcome,) = ledgers.flush(AssignShards(name, generation, owners, TIME, **other))
     return outcome
 
 

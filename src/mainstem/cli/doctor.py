@@ -179,7 +179,7 @@ def _print_salvaged(report: "SalvageReport", output: Path) -> None:
         f"{size_text(report.damaged_bytes)} of {size_text(report.bytes)} could not be read"
     )
     if report.batches_staged:
-        print(f"staged batches of transactions that were committed in another block, or never: {report.batches_staged:,}")
+        print(f"batches of transactions that were committed in another block, or never: {report.batches_staged:,}")
     for schema, path in report.row_files.items():
         print(f"rows of schema {schema} are in {path}")
 

@@ -227,8 +227,8 @@ class Transactions:
     def _reserve(self, opened: _Transaction, staging: _Staging) -> None:
         if opened.batches + staging.batches > TRANSACTION_BATCHES_MAX:
             raise InvalidRequest(
-                f"a transaction has up to {TRANSACTION_BATCHES_MAX} batches, one for each shard that is written to each "
-                "time; write more records at a time, or commit more often"
+                f"a transaction has up to {TRANSACTION_BATCHES_MAX} batches, one for each shard that is written to "
+                "each time; write more records at a time, or commit more often"
             )
         if opened.bytes + staging.bytes > TRANSACTION_BYTES_MAX:
             raise InvalidRequest(f"a transaction has up to {TRANSACTION_BYTES_MAX >> 30} GiB; commit more often")
@@ -295,17 +295,15 @@ class Transactions:
         _check_cursors(cursors)
         made = _Commit(batches, tuple(cursors), writer, [done])
         with self._lock:
-            self._require_not_ended(transaction)
+            self._end_overdue()
             opened = self._open.get(transaction)
-            if opened is not None and opened.commit is None and opened.deadline <= self._clock.monotonic():
-                self._end_overdue()
-                self._require_not_ended(transaction)
-            if opened is not None and opened.commit is not None:
+            if opened is None:
+                # Nothing was staged, or it is over: whether it was committed is for the ledger to say. What was aborted
+                # here may be no more than a staging that came again, long after the commit.
+                opened = _Transaction(transaction, 0.0, writer)
+            elif opened.commit is not None:
                 opened.commit.waiting.append(done)
                 return
-            if opened is None:
-                # Nothing was staged, or it was committed before: the ledger knows.
-                opened = _Transaction(transaction, 0.0, writer)
             else:
                 opened.commit = made
                 if opened.is_under_way:
@@ -338,6 +336,8 @@ class Transactions:
                     self._end(opened)
                 else:
                     assert isinstance(outcome, Rejected)
+                    if isinstance(outcome.error, UnknownTransaction) and opened.id in self._ended:
+                        result = [Rejected(self._aborted(opened.id))]
                     self._end(opened, f"its commit was refused: {outcome.error}")
         _answer(commit, result)
 
@@ -375,7 +375,7 @@ class Transactions:
         if self._open.get(opened.id) is opened:
             del self._open[opened.id]
             self._count(opened, -opened.batches, -opened.bytes)
-        if why:
+        if why and opened.id not in self._ended:
             self._counts["aborted"] += 1
             self._ended[opened.id] = why
             while len(self._ended) > _ENDED_MAX:
@@ -429,8 +429,8 @@ def _answer(commit: _Commit, result: Outcomes | MainstemError) -> None:
 
 def _unknown(transaction: int) -> UnknownTransaction:
     return UnknownTransaction(
-        f"transaction {transaction:x} is not open: the log was started again since, or it ended. Do its work again in a "
-        "new one"
+        f"transaction {transaction:x} is not open: the log was started again since, or it ended. Do its work again in "
+        "a new one"
     )
 
 
@@ -441,7 +441,7 @@ def _check_id(transaction: int) -> None:
 
 def _check_cursors(cursors: Sequence[GroupCursors]) -> None:
     if len(cursors) > TRANSACTION_GROUPS_MAX:
-        raise InvalidRequest(f"a transaction moves cursors of up to {TRANSACTION_GROUPS_MAX} groups, not {len(cursors)}")
+        raise InvalidRequest(f"a transaction moves cursors of up to {TRANSACTION_GROUPS_MAX} groups at a time")
     if sum(len(each.offsets) for each in cursors) > TRANSACTION_CURSORS_MAX:
         raise InvalidRequest(f"a transaction moves up to {TRANSACTION_CURSORS_MAX} cursors; commit more often")
     for each in cursors:

@@ -87,7 +87,8 @@ def test_a_group_that_starts_elsewhere(keeping):
 
 def test_reset_and_delete(keeping):
     assign(keeping.log, 1, (1, 0, ANN))
-    for call in (lambda: keeping.log.groups.reset("billing", [(1, 0, 0)]), lambda: keeping.log.groups.delete("billing")):
+    groups = keeping.log.groups
+    for call in (lambda: groups.reset("billing", [(1, 0, 0)]), lambda: groups.delete("billing")):
         with pytest.raises(GroupBusy, match="stop them first"):
             call()
     assign(keeping.log, 2, (1, 0, 0))

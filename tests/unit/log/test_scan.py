@@ -273,9 +273,10 @@ def test_the_block_header_is_what_the_writer_says(tmp_path, write):
     assert BlockHeader.parse(data).writer_epoch == 1
 
 
-def test_staged_batches_come_back_as_such(tmp_path):
+def test_staged_batches_come_back_as_such(tmp_path, write):
     first, second = make_batch([b"a"]), make_batch([b"b", b"c"], shard=1)
-    written = Written(tmp_path, [[first, StagedBatch(second.header, second.payload)], [StagedBatch(first.header, first.payload)]])
+    staged = [StagedBatch(batch.header, batch.payload) for batch in (second, first)]
+    written = write(tmp_path, [[first, staged[0]], staged[1:]])
     flushes = [read.flush for read in written.scanner().flushes()]
     assert flushes[0].items == written.flushes[0].items
     assert isinstance(flushes[0].items[1], WrittenBatch)

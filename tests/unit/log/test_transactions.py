@@ -256,6 +256,20 @@ def test_one_that_was_committed_is_not_aborted_by_a_late_abort(log):
     assert commit(log, 5, 1).offsets == done.offsets
 
 
+def test_a_staging_that_comes_again_after_the_commit_does_not_undo_it(keeping, log):
+    """It may have been under way on a connection that was given up. What it begins is over by its time."""
+    stage(log, 5, 0, make_batch([b"a"]))
+    done = commit(log, 5, 1)
+    for _ in range(2):
+        stage(log, 5, 0, make_batch([b"a"]))
+        assert commit(log, 5, 1) == TransactionCommitted(done.offsets, duplicate=True)
+    stage(log, 5, 0, make_batch([b"a"]))
+    keeping.clock.advance(61)
+    log.transactions.tick()
+    assert commit(log, 5, 1) == TransactionCommitted(done.offsets, duplicate=True)
+    assert read(log, 1) == [b"a"]
+
+
 def test_an_abort_while_something_is_being_staged(log):
     answers: list[Any] = []
     log.stage(5, 0, [make_batch([b"a"])], answers.append)

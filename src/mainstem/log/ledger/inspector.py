@@ -74,7 +74,8 @@ WHERE changes != generation LIMIT {_FLAWS_MAX}
 _CURSORS_SQL: Final = f"""
 SELECT group_id, stream, shard, offset FROM group_shards
 WHERE NOT EXISTS (SELECT 1 FROM groups WHERE id = group_id)
-    OR NOT EXISTS (SELECT 1 FROM streams WHERE id = group_shards.stream AND deleted_us = 0 AND group_shards.shard < shards)
+    OR NOT EXISTS (
+        SELECT 1 FROM streams WHERE id = group_shards.stream AND deleted_us = 0 AND group_shards.shard < streams.shards)
     OR offset NOT BETWEEN 0 AND coalesce((
         SELECT next FROM shards WHERE stream = group_shards.stream AND shard = group_shards.shard), 0)
 LIMIT {_FLAWS_MAX}

@@ -175,7 +175,8 @@ class MemoryLedger:
 
     def list_group_shards(self, group: int) -> list[tuple[ShardKey, GroupShardRow]]:
         with self._lock:
-            return sorted(((stream, shard), row) for (of, stream, shard), row in self._group_shards.items() if of == group)
+            found = [((key[1], key[2]), row) for key, row in self._group_shards.items() if key[0] == group]
+        return sorted(found)
 
     def group_id_max(self) -> int:
         return self._group_id_max

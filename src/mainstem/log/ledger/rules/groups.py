@@ -168,6 +168,6 @@ def _check_shard(stream: StreamRow, shard: int) -> None:
 def _check_end(stream: StreamRow, shard: int, offset: int, row: ShardRow) -> None:
     if not 0 <= offset <= row.next:
         raise InvalidCursor(
-            f"shard {shard} of stream {stream.name!r} ends at offset {row.next}; a cursor cannot be at {offset}. If the "
-            "log was restored from a backup, begin anew with what it has"
+            f"shard {shard} of stream {stream.name!r} ends at offset {row.next}; a cursor cannot be at {offset}. If "
+            "the log was restored from a backup, begin anew with what it has"
         )
