@@ -295,8 +295,10 @@ class Transactions:
         _check_cursors(cursors)
         made = _Commit(batches, tuple(cursors), writer, [done])
         with self._lock:
-            self._end_overdue()
             opened = self._open.get(transaction)
+            if opened is not None and opened.commit is None and opened.deadline <= self._clock.monotonic():
+                self._end_overdue()
+                opened = None
             if opened is None:
                 # Nothing was staged, or it is over: whether it was committed is for the ledger to say. What was aborted
                 # here may be no more than a staging that came again, long after the commit.

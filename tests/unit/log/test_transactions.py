@@ -23,6 +23,7 @@ from mainstem.core.errors import (
 )
 from mainstem.core.limits import COMMAND_BYTES_MAX, TRANSACTION_BATCHES_MAX, TRANSACTION_CURSORS_MAX
 from mainstem.log import transactions as module
+from mainstem.log.backup import back_up
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import (
     AlterStream,
@@ -38,6 +39,7 @@ from mainstem.log.flush import (
     encode_command,
 )
 from mainstem.log.log import Log, LogOptions, Waiter
+from mainstem.log.restore import restore
 from mainstem.log.transactions import TRANSACTION_ID_MAX, Transactions
 from mainstem.testing.clock import SimulatedClock
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, Keeping, marker, pass_time
@@ -679,6 +681,41 @@ def test_entries_of_transactions_are_merged_and_moved_like_others(keeping, log):
     assert read(log, 1) == [b"v%d" % number for number in range(1, 1_101)]
     keeping.reopen(without_ledger=True)
     assert len(read(keeping.log, 1)) == 1_100
+
+
+def test_what_was_staged_is_compacted_and_expires_like_the_rest(keeping):
+    compacted = keeping.create("compacted", cleanup="compact")
+    expiring = keeping.create("expiring", retention_us=round(HOUR * 1e6))
+    for turn in range(3):
+        now = keeping.clock.now_us()
+        records = [(b"same", b"%d" % turn, now), (b"k%d" % turn, b"v", now)]
+        batches = [make_keyed_batch(records, stream=stream) for stream in (compacted, expiring)]
+        stage(keeping.log, turn + 1, 0, *batches)
+        commit(keeping.log, turn + 1, 2)
+        keeping.roll()
+        keeping.clock.advance(0.7 * HOUR)
+    keeping.keep(60)
+    found = keeping.read(compacted)
+    assert sorted(found.values()) == [(b"k0", b"v"), (b"k1", b"v"), (b"k2", b"v"), (b"same", b"2")]
+    assert list(keeping.read(expiring)) == [4, 5]
+
+
+def test_a_backup_has_what_is_committed_and_nothing_else(keeping, log, tmp_path):
+    keeping.roll()
+    stage(log, 5, 0, make_batch([b"a"]))
+    stage(log, 6, 0, make_batch([b"b"]))
+    keeping.roll()
+    # Nothing in that block is alive before this.
+    done = commit(log, 5, 1)
+    back_up(keeping.path, tmp_path / "backup")
+    commit(log, 6, 1)
+    restore(tmp_path / "backup", tmp_path / "restored")
+    restored = Log(tmp_path / "restored")
+    assert read(restored, 1) == [b"a"]
+    assert commit(restored, 5, 1) == TransactionCommitted(done.offsets, duplicate=True)
+    with pytest.raises(UnknownTransaction):
+        commit(restored, 6, 1)
+    restored.close()
 
 
 def test_keys_are_erased_from_what_was_staged(keeping):
