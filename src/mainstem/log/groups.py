@@ -72,6 +72,8 @@ class Groups:
         group is not at the generation before this one. See AssignShards."""
         _check(name, assigned, "owners")
         _check(name, starts, "cursors")
+        if not 0 <= generation <= PRODUCER_ID_MAX:
+            raise InvalidRequest(f"{generation} cannot be a generation of a group")
         command = AssignShards(name, generation, tuple(assigned), self._clock.now_us(), tuple(starts))
         self._submit(Submission((command,), done))
 

@@ -117,14 +117,12 @@ class _Transaction:
     deadline: float
     writer: Writer
     stagings: list[_Staging] = field(default_factory=list)
+    # How many of them are under way.
+    under_way: int = 0
     blocks: set[int] = field(default_factory=set)
     batches: int = 0
     bytes: int = 0
     commit: _Commit | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        return any(staging.waiting is not None for staging in self.stagings)
 
     def frames(self) -> tuple[StagedFrame, ...]:
         return tuple(frame for staging in self.stagings for frame in staging.frames or ())
@@ -178,6 +176,7 @@ class Transactions:
                 self._reserve(opened, staging)
                 staging.waiting, staging.floor = [done], self._newest_block()
                 self._under_way.add(staging)
+                opened.under_way += 1
         if staging.frames is not None:
             done([Staged(frame.block, frame.position, frame.length) for frame in staging.frames])
             return
@@ -254,6 +253,7 @@ class Transactions:
         with self._lock:
             waiting, staging.waiting = staging.waiting or [], None
             self._under_way.discard(staging)
+            opened.under_way -= 1
             commit: _Commit | None = None
             if self._open.get(opened.id) is not opened:
                 result = self._aborted(opened.id)
@@ -264,7 +264,7 @@ class Transactions:
                 else:
                     staging.frames = tuple(map(_frame, staged, result))
                     opened.blocks.update(frame.block for frame in staging.frames)
-                    commit = None if opened.is_under_way else opened.commit
+                    commit = None if opened.under_way else opened.commit
         for done in waiting:
             if done is not but:
                 done(result)
@@ -292,7 +292,7 @@ class Transactions:
         `batches` is how many were staged in all. What is being staged is waited for.
         """
         _check_id(transaction)
-        _check_cursors(cursors)
+        _check_commit(batches, cursors, writer)
         made = _Commit(batches, tuple(cursors), writer, [done])
         with self._lock:
             opened = self._open.get(transaction)
@@ -308,7 +308,7 @@ class Transactions:
                 return
             else:
                 opened.commit = made
-                if opened.is_under_way:
+                if opened.under_way:
                     return
         self._submit_commit(opened, made, raises=True)
 
@@ -441,13 +441,23 @@ def _check_id(transaction: int) -> None:
         raise InvalidRequest(f"the id of a transaction is between 1 and 2^63 - 1, not {transaction}")
 
 
-def _check_cursors(cursors: Sequence[GroupCursors]) -> None:
+def _check_commit(batches: int, cursors: Sequence[GroupCursors], writer: Writer) -> None:
+    """No number is too large for a command, and the command not too large for a frame."""
+    if not 0 <= batches <= TRANSACTION_BATCHES_MAX:
+        raise InvalidRequest(f"a transaction has 0 to {TRANSACTION_BATCHES_MAX} batches, not {batches}")
     if len(cursors) > TRANSACTION_GROUPS_MAX:
         raise InvalidRequest(f"a transaction moves cursors of up to {TRANSACTION_GROUPS_MAX} groups at a time")
     if sum(len(each.offsets) for each in cursors) > TRANSACTION_CURSORS_MAX:
         raise InvalidRequest(f"a transaction moves up to {TRANSACTION_CURSORS_MAX} cursors; commit more often")
     for each in cursors:
         check_group_name(each.group)
+        numbers = (each.member, *(number for position in each.offsets for number in position))
+        if not all(0 <= number <= TRANSACTION_ID_MAX for number in numbers):
+            raise InvalidRequest(f"group {each.group!r}: ids and offsets are numbers from 0 to 2^63 - 1")
+    if writer != NO_WRITER:
+        check_group_name(writer.name, "writer")
+        if not 0 <= writer.epoch <= TRANSACTION_ID_MAX:
+            raise InvalidRequest(f"writer {writer.name!r} cannot have epoch {writer.epoch}")
 
 
 def _staged(batch: Batch, transaction: int) -> StagedBatch:

@@ -40,7 +40,7 @@ from mainstem.log.flush import (
 )
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.restore import restore
-from mainstem.log.transactions import TRANSACTION_ID_MAX, Transactions
+from mainstem.log.transactions import NO_WRITER, TRANSACTION_ID_MAX, Transactions, Writer
 from mainstem.testing.clock import SimulatedClock
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, Keeping, marker, pass_time
 from tests.unit.log.parts import append_values, make_batch, make_keyed_batch, make_stream, values_of
@@ -435,6 +435,26 @@ def test_cursors_are_limited(log):
         commit(log, 5, 0, [GroupCursors(f"g{number}", 1, ()) for number in range(65)])
     with pytest.raises(InvalidName):
         commit(log, 5, 0, [GroupCursors("no name", 1, ())])
+
+
+@pytest.mark.parametrize(
+    ("batches", "cursors", "writer"),
+    [
+        (-1, [], NO_WRITER),
+        (TRANSACTION_BATCHES_MAX + 1, [], NO_WRITER),
+        (0, [GroupCursors("g", 1 << 64, ())], NO_WRITER),
+        (0, [GroupCursors("g", 1, ((1, 0, 1 << 64),))], NO_WRITER),
+        (0, [GroupCursors("g", 1, ((-1, 0, 0),))], NO_WRITER),
+        (0, [], Writer("w", 1 << 64)),
+        (0, [], Writer("no name", 1)),
+        (0, [], Writer("", 1)),
+    ],
+    ids=range(8),
+)
+def test_numbers_that_no_command_can_carry_are_refused_before_it_is_written(log, batches, cursors, writer):
+    with pytest.raises(InvalidRequest):
+        commit(log, 5, batches, cursors, writer=writer)
+    commit(log, 5, 0)
 
 
 def test_the_largest_transaction_is_one_command():
