@@ -16,11 +16,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
-from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
+from mainstem.core.limits import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
 from mainstem.core.plain import one_line
 from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
 from mainstem.registry.avro_values import avro_names, from_avro_values, to_avro_values
 from mainstem.registry.defaults import default_array, json_of
+from mainstem.registry.schema_json import read_schema_json
 from mainstem.registry.types import DECIMAL_DIGITS_MAX, parse_type, type_text
 
 # A schema written down has some twenty nodes of JSON for a field, and five levels for each of its types.
@@ -53,7 +54,7 @@ def from_avro(given: Mapping[str, Any] | str) -> Schema:
     """The schema of an Avro record; InvalidSchema with the path of what cannot be columns."""
     import fastavro
 
-    raw: Any = _from_json(given) if isinstance(given, str) else dict(given)
+    raw: Any = read_schema_json(given) if isinstance(given, str) else dict(given)
     _check_size(raw)
     try:
         parsed: Any = fastavro.parse_schema(raw)
@@ -69,15 +70,6 @@ def from_avro(given: Mapping[str, Any] | str) -> Schema:
 def to_avro(schema: Schema | pa.Schema, name: str = "row") -> dict[str, Any]:
     """The Avro record schema of a schema; `from_avro` makes the same schema of it."""
     return _Writer().record(avro_names([name])[0], list(schema.arrow if isinstance(schema, Schema) else schema))
-
-
-def _from_json(text: str) -> Any:
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"a schema of {len(text)} bytes; at most {SCHEMA_BYTES_MAX} are possible")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"this text is no JSON: {one_line(str(error), 100)}") from None
 
 
 def _check_size(given: Any) -> None:

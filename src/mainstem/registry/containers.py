@@ -7,7 +7,6 @@ AVRO_BLOCK_BYTES_MAX and no further, has no more rows than bytes, and becomes co
 
 import binascii
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -21,12 +20,12 @@ from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     FORMATTED_BYTES_MAX,
     MIB,
-    SCHEMA_BYTES_MAX,
 )
 from mainstem.core.plain import one_line
 from mainstem.core.schema import Schema
 from mainstem.registry.avro import from_avro, to_avro
 from mainstem.registry.avro_values import from_avro_values, to_avro_values
+from mainstem.registry.schema_json import read_schema_json
 
 _MAGIC: Final = b"Obj\x01"
 _SYNC_BYTES: Final = 16
@@ -65,21 +64,11 @@ def read_avro(data: bytes) -> tuple[Schema, Iterator[pa.RecordBatch]]:
         raise InvalidPayload(f"no Avro file: its head cannot be read: {one_line(str(error), 100)}") from None
     if codec not in _CODECS:
         raise InvalidPayload(f"the Avro codec {one_line(codec, 40)!r} is not read here; use {', '.join(_CODECS)}")
-    raw = _schema_of(text)
-    schema = from_avro(raw)
-    return schema, _batches(file, file.read(_SYNC_BYTES), _CODECS[codec], raw, schema)
-
-
-def _schema_of(text: bytes) -> dict[str, Any]:
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"a schema of {len(text)} bytes; at most {SCHEMA_BYTES_MAX} are possible")
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"the schema of the Avro file is no JSON: {one_line(str(error), 100)}") from None
+    raw = read_schema_json(text, "the schema of the Avro file")
     if not isinstance(raw, dict):
         raise InvalidSchema("the schema of the Avro file is no record")
-    return raw
+    schema = from_avro(raw)
+    return schema, _batches(file, file.read(_SYNC_BYTES), _CODECS[codec], raw, schema)
 
 
 def _batches(
