@@ -9,7 +9,6 @@ Unions are understood where they say that something may be null. Types that cont
 types, have no columns and are refused.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -9,7 +9,7 @@ import binascii
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 
@@ -49,11 +49,12 @@ def write_avro(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, name: st
     return sink.getvalue()
 
 
-def read_avro(data: bytes) -> tuple[Schema, Iterator[pa.RecordBatch]]:
-    """The schema of an Avro file and its rows. InvalidPayload, also while the rows are taken, if it is none."""
+def read_avro(data: bytes | IO[bytes]) -> tuple[Schema, Iterator[pa.RecordBatch]]:
+    """The schema of an Avro file, which may come through a pipe, and its rows. InvalidPayload, also while they are taken,
+    if it is none."""
     import fastavro
 
-    file = io.BytesIO(data)
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
     if file.read(len(_MAGIC)) != _MAGIC:
         raise InvalidPayload("no Avro file: it does not begin with 'Obj' and 1")
     try:
@@ -72,18 +73,20 @@ def read_avro(data: bytes) -> tuple[Schema, Iterator[pa.RecordBatch]]:
 
 
 def _batches(
-    file: io.BytesIO, sync: bytes, decompress: Callable[[bytes, int], bytes], raw: Any, schema: Schema
+    file: IO[bytes], sync: bytes, decompress: Callable[[bytes, int], bytes], raw: Any, schema: Schema
 ) -> Iterator[pa.RecordBatch]:
     import fastavro
 
     stored: Any = fastavro.parse_schema(_as_stored(raw))
     kind = pa.struct(list(schema.arrow))
     left = AVRO_FILE_BYTES_MAX
+    number = 0
     while (first := file.read(1)) != b"":
-        count, size = _varint(file, first), _varint(file, file.read(1))
+        number += 1
+        count, size = _varint(file, first, number), _varint(file, file.read(1), number)
         block = file.read(size) if 0 <= size <= AVRO_BLOCK_BYTES_MAX else b""
         if len(block) != size or file.read(_SYNC_BYTES) != sync:
-            raise InvalidPayload(f"the Avro file is damaged at byte {file.tell()}, or has a block of {size} bytes")
+            raise InvalidPayload(f"block {number} of the Avro file, of {size} bytes, is damaged or too large")
         rows = decompress(block, min(left, AVRO_BLOCK_BYTES_MAX))
         left -= len(rows)
         if not 0 <= count <= min(len(rows), BATCH_RECORDS_MAX):
@@ -124,7 +127,7 @@ def _as_stored(raw: Any) -> Any:
     return [_as_stored(each) for each in raw] if isinstance(raw, list) else raw
 
 
-def _varint(file: io.BytesIO, first: bytes) -> int:
+def _varint(file: IO[bytes], first: bytes, block: int) -> int:
     number, shift, byte = 0, 0, first
     while byte and shift < 7 * _VARINT_BYTES_MAX:
         number |= (byte[0] & 0x7F) << shift
@@ -132,7 +135,7 @@ def _varint(file: io.BytesIO, first: bytes) -> int:
             return (number >> 1) ^ -(number & 1)
         shift += 7
         byte = file.read(1)
-    raise InvalidPayload(f"the Avro file is damaged at byte {file.tell()}: a number has no end")
+    raise InvalidPayload(f"block {block} of the Avro file is damaged: a number has no end")
 
 
 # Each takes a compressed block and how large it may become.
