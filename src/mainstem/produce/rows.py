@@ -171,7 +171,7 @@ def avro(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
     schema, batches = read_avro(file)
     if is_records(names := schema.names, key_field):
         return (batch.select([name for name in names if name in _OURS]) for batch in batches)
-    return _of_columns(schema.arrow, batches, key_field)
+    return _of_columns(schema, batches, key_field)
 
 
 def _of_columns(schema: Any, batches: Iterable[Any], key_field: str | None) -> Iterator[Row]:

@@ -188,7 +188,7 @@ def avro_schema(file: IO[bytes]) -> pa.Schema:
     from mainstem.registry.containers import read_avro
 
     place = file.tell()
-    schema = read_avro(file)[0].arrow
+    schema = read_avro(file)[0]
     file.seek(place)
     return _without_metadata(schema)
 

@@ -22,8 +22,7 @@ from mainstem.core.limits import (
     MIB,
 )
 from mainstem.core.plain import one_line
-from mainstem.core.schema import Schema
-from mainstem.registry.avro import from_avro, to_avro
+from mainstem.registry.avro import avro_columns, to_avro
 from mainstem.registry.avro_values import from_avro_values, to_avro_values
 from mainstem.registry.schema_json import read_schema_json
 
@@ -49,9 +48,9 @@ def write_avro(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, name: st
     return sink.getvalue()
 
 
-def read_avro(data: bytes | IO[bytes]) -> tuple[Schema, Iterator[pa.RecordBatch]]:
-    """The schema of an Avro file, which may come through a pipe, and its rows. InvalidPayload, also while they are taken,
-    if it is none."""
+def read_avro(data: bytes | IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The columns of an Avro file, which may come through a pipe, and its rows. InvalidPayload if it is none, also
+    while they are taken."""
     import fastavro
 
     file = io.BytesIO(data) if isinstance(data, bytes) else data
@@ -68,17 +67,17 @@ def read_avro(data: bytes | IO[bytes]) -> tuple[Schema, Iterator[pa.RecordBatch]
     raw = read_schema_json(text, "the schema of the Avro file")
     if not isinstance(raw, dict):
         raise InvalidSchema("the schema of the Avro file is no record")
-    schema = from_avro(raw)
+    schema = avro_columns(raw)
     return schema, _batches(file, file.read(_SYNC_BYTES), _CODECS[codec], raw, schema)
 
 
 def _batches(
-    file: IO[bytes], sync: bytes, decompress: Callable[[bytes, int], bytes], raw: Any, schema: Schema
+    file: IO[bytes], sync: bytes, decompress: Callable[[bytes, int], bytes], raw: Any, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     import fastavro
 
     stored: Any = fastavro.parse_schema(_as_stored(raw))
-    kind = pa.struct(list(schema.arrow))
+    kind = pa.struct(list(schema))
     left = AVRO_FILE_BYTES_MAX
     number = 0
     while (first := file.read(1)) != b"":
