@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB, PARQUET_GROUP_BYTES_MAX
+from mainstem.registry.columns import sizes_at
 
 _PIECE_BYTES: Final = 32 * MIB
 # So many rows at once of a column in which every text says only how it differs from the one before.
@@ -120,35 +120,34 @@ def _plain(field: pa.Field) -> pa.Field:
 
 def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """A batch in pieces that are not large without dictionaries, either."""
-    if batch.num_rows > 1 and sum(map(plain_bytes, batch.columns)) > _PIECE_BYTES:
+    if batch.num_rows > 1 and sum(map(_plain_bytes, batch.columns)) > _PIECE_BYTES:
         half = batch.num_rows // 2
-        yield from _halves(batch.slice(0, half))
-        yield from _halves(batch.slice(half))
+        yield from _halves(_part(batch, 0, half))
+        yield from _halves(_part(batch, half, batch.num_rows))
     elif batch.num_rows:
         yield batch
 
 
-def plain_bytes(array: pa.Array) -> int:
+def _part(batch: pa.RecordBatch, first: int, stop: int) -> pa.RecordBatch:
+    """Some rows. Of what is nested a slice would still have the items of all rows, and a cast go through them."""
+    places = pa.array(range(first, stop), pa.int32())
+    arrays = [
+        column.take(places) if pa.types.is_nested(column.type) else column.slice(first, stop - first)
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _plain_bytes(array: pa.Array) -> int:
     """How many bytes the values of an array are without dictionaries."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _dictionary_bytes(array)
+        return int(sizes_at(array.dictionary, array.indices).sum())
     if pa.types.is_struct(kind):
-        return sum(map(plain_bytes, array.flatten()))
+        return sum(map(_plain_bytes, array.flatten()))
     if pa.types.is_map(kind):
         first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return sum(plain_bytes(part.slice(first, last - first)) for part in (array.keys, array.items))
+        return sum(_plain_bytes(part.slice(first, last - first)) for part in (array.keys, array.items))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return plain_bytes(array.flatten())
+        return _plain_bytes(array.flatten())
     return int(array.nbytes)
-
-
-def _dictionary_bytes(array: pa.DictionaryArray) -> int:
-    values, places = array.dictionary, array.indices.drop_null().to_numpy()
-    width = {pa.string(): np.int32, pa.binary(): np.int32, pa.large_string(): np.int64, pa.large_binary(): np.int64}
-    if values.type not in width:
-        return len(array) * max(1, int(values.nbytes) // max(1, len(values)))
-    if not len(values):
-        return len(array)
-    ends = np.frombuffer(values.buffers()[1], width[values.type])[values.offset :]
-    return int((ends[places + 1].astype(np.int64) - ends[places]).sum()) + 4 * len(array)

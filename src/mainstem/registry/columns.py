@@ -154,14 +154,38 @@ def filled(fields: FieldsTaker, place: int, kind: pa.DataType, count: int) -> pa
 
 def _check_unpacked(values: pa.Array, indices: pa.Array, times: Any) -> None:
     """A few values and how often each occurs can be more than memory holds; that is known before they are unpacked."""
-    kind = values.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        sizes = pc.fill_null(pc.binary_length(values).take(indices), 0).to_numpy().astype(np.int64) + 4
-    else:
-        sizes = np.full(len(indices), max(1, values.nbytes // max(1, len(values))))
+    sizes = sizes_at(values, indices)
     size = int((sizes if times is None else sizes * times).sum())
     if size > UNPACKED_BYTES_MAX:
         raise Misfit(f"is {size} bytes without its dictionary or runs, over {UNPACKED_BYTES_MAX}; send smaller tables")
+
+
+def sizes_at(values: pa.Array, indices: pa.Array) -> np.ndarray:
+    """How many bytes the values at these places have, each. Takes no longer where there are many others."""
+    places = indices.to_numpy(zero_copy_only=False) if not indices.null_count else indices.fill_null(0).to_numpy()
+    dtype = _ENDS.get(values.type.id)
+    if dtype is None or not len(values):
+        return np.full(len(places), max(1, int(values.nbytes) // max(1, len(values))), np.int64)
+    ends = np.frombuffer(values.buffers()[1], dtype)[values.offset :]
+    found: np.ndarray = ends[places + 1].astype(np.int64) - ends[places] + 4
+    return found
+
+
+_ENDS: Final = {
+    pa.string().id: np.int32,
+    pa.binary().id: np.int32,
+    pa.large_string().id: np.int64,
+    pa.large_binary().id: np.int64,
+}
+
+
+def _without_views(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Arrow cannot look up the values of a dictionary that are views, which polars has."""
+    kind = array.type.value_type
+    if not pa.types.is_string_view(kind) and not pa.types.is_binary_view(kind):
+        return array
+    plain = array.dictionary.cast(pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary())
+    return pa.DictionaryArray.from_arrays(array.indices, plain)
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
@@ -170,6 +194,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
+        array = _without_views(array)
         _check_unpacked(array.dictionary, array.indices, None)
         array = array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):
