@@ -191,7 +191,7 @@ class Filler:
         """Store `rows` rows of a shard anew as one, after the first `skip`: what `keeps` says by the number of a record
         in its batch, at least the first of each; without it nothing is left."""
         from mainstem.log.flush import Done, ReplaceEntries, Replacement
-        from mainstem.log.ledger.apply import fingerprint
+        from mainstem.log.ledger.rules.replacement import fingerprint
 
         log = self._log
         row = log.ledger.load_stream(stream)

@@ -16,6 +16,7 @@ from mainstem.cli.app import app
 from mainstem.cli.exits import code_of
 from mainstem.core import settings
 from mainstem.core.errors import MainstemError
+from mainstem.core.settings.reference import reference_markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = "<!-- Below this line: rendered by tools/pages.py from the commands themselves. -->\n"
@@ -127,7 +128,7 @@ def pages() -> dict[str, str]:
     """Every rendered page by name."""
     return {
         "errors.md": errors_page(),
-        "settings.md": settings.reference_markdown(),
+        "settings.md": reference_markdown(),
         "cli.md": commands_page((DOCS / "cli.md").read_text(encoding="utf-8")),
     }
 

@@ -5,8 +5,9 @@ import pytest
 from mainstem.core.errors import Refused
 from mainstem.core.identity import new_stream_uuid
 from mainstem.log.flush import BeginEpoch, Command, CreateStream, Done, Flush, Outcome, Rejected
-from mainstem.log.ledger.apply import EPOCH_STREAM_BITS, Applier
+from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import AppliedPlace, Changes, Ledger, ShardRow
+from mainstem.log.ledger.rules.epochs import EPOCH_STREAM_BITS
 from tests.contract.test_ledger import FACTORIES
 from tests.unit.log.parts import NOW_US
 

@@ -31,9 +31,10 @@ from mainstem.log.flush import (
     SetSchema,
     WrittenBatch,
 )
-from mainstem.log.ledger.apply import EPOCH_SCHEMA_BITS, Applier
+from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import GenerationRow, Ledger, VersionRow
 from mainstem.log.ledger.memory import MemoryLedger
+from mainstem.log.ledger.rules.epochs import EPOCH_SCHEMA_BITS
 from mainstem.log.ledger.sqlite import SqliteLedger
 from tests.unit.log.parts import LOG_UUID, NOW_US
 
@@ -153,7 +154,7 @@ def test_the_mode_changes_with_a_schema_or_alone(log):
 
 
 def test_there_is_a_limit_of_versions(log, monkeypatch):
-    monkeypatch.setattr("mainstem.log.ledger.apply.SCHEMA_VERSIONS_MAX", 2)
+    monkeypatch.setattr("mainstem.log.ledger.rules.schemas.SCHEMA_VERSIONS_MAX", 2)
     stream = log.create(schema=FIRST)
     log.run(set_schema(stream, SECOND, 2))
     assert isinstance(log.refused(set_schema(stream, FIRST, 3)), InvalidRequest)

@@ -31,9 +31,10 @@ from mainstem.log.flush import (
     WrittenItem,
     WrittenReplacement,
 )
-from mainstem.log.ledger.apply import Applier, fingerprint
+from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import BlockRow, Entry, Ledger
 from mainstem.log.ledger.memory import MemoryLedger
+from mainstem.log.ledger.rules.replacement import fingerprint
 from mainstem.log.ledger.sqlite import SqliteLedger
 from tests.unit.log.parts import LOG_UUID, NOW_US
 

@@ -17,7 +17,7 @@ from mainstem.core.errors import ProtocolError, StaleGeneration
 from mainstem.core.schema import Schema
 from mainstem.log.batcher import Submission
 from mainstem.log.flush import AlterStream, Appended, CreateStream, Done, ReplaceEntries, Replacement, SetSchema
-from mainstem.log.ledger.apply import fingerprint
+from mainstem.log.ledger.rules.replacement import fingerprint
 from mainstem.log.log import Waiter
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import (

@@ -248,6 +248,7 @@ class Feed:
                     READ_BYTES_MAX,
                     READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED,
                     can_skip=self._can_skip,
+                    part=selection.part,
                 )
             except Exception as error:
                 if not passed.is_empty:

@@ -20,18 +20,14 @@ import pyarrow as pa
 
 from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import Decoded, View
-from mainstem.core import layouts, payload, statistics
+from mainstem.core import layouts, payload, pieces, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
-from mainstem.core.checksum import crc32c
 from mainstem.core.errors import IncompatibleSchema, InvalidPayload, MainstemError, RecordTooLarge
-from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, READ_RECORD_BYTES_MAX, TRANSCODED_BYTES_MAX
-from mainstem.core.payload import Encoded
+from mainstem.core.limits import PAYLOAD_RAW_BYTES_MAX, READ_RECORD_BYTES_MAX
+from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.core.statistics import Range
-from mainstem.log.contents import Contents
-from mainstem.log.ledger.base import StreamRow
 from mainstem.registry.promotion import Promotion, promotion
-from mainstem.transport.port import Query
 
 if TYPE_CHECKING:
     from mainstem.core.predicate import BoundPredicate
@@ -98,6 +94,10 @@ class Selection:
         # The columns of a batch that are needed to say which records match, and those that are given; None: all.
         self._given = self._stored_of_given()
         self._tested = self._given if self._predicate is None else self._stored(self._predicate.columns)
+        # What is needed of batches of the view's schema; None: all, or it has none.
+        self.part = self._part()
+        # Whether that is given as it is. A key may have to be made of columns.
+        self._is_taken = self._predicate is None and "_key" not in (view.columns or ())
 
     # Whether a batch must be opened at all.
 
@@ -180,7 +180,8 @@ class Selection:
     def apply(self, fetched: FetchedBatch) -> Selected:
         """What of a batch is wanted. One that is wanted as it is stays as it is."""
         header = fetched.header
-        if not header.count or (self.is_plain and not self._is_to_convert(header)):
+        is_whole = self.is_plain and not self._is_to_convert(header)
+        if not header.count or is_whole or (self._is_taken and isinstance(fetched, FetchedPart)):
             return (fetched,)
         if self._cache is None or len(self.readers) < _READERS_SHARING:
             return self._apply(fetched)
@@ -266,14 +267,9 @@ class Selection:
 
     def _take(self, fetched: FetchedBatch) -> FetchedBatch | None:
         """All records of a batch with the wanted columns as they are stored; None if they have to be looked into."""
-        header, view = fetched.header, self.view
-        if view.schema is None or view.columns is None or header.schema_id != view.schema_id or "_key" in view.columns:
+        if self.part is None or not self._is_taken or fetched.header.schema_id != self.part.schema_id:
             return None
-        assert view.kept is not None
-        dropped = layouts.HAS_KEY | (0 if "_headers" in view.columns else layouts.HAS_HEADERS)
-        sizes = (header.encoding, header.layout, header.count, header.raw_len)
-        encoded = payload.take_columns(*sizes, fetched.payload, view.schema, view.kept, header.layout & ~dropped)
-        return None if encoded is None else FetchedBatch(fetched.base, _with(header, encoded), encoded.payload)
+        return pieces.take(fetched, self.part)
 
     def _rest(self, fetched: FetchedBatch, decoded: Decoded) -> pa.RecordBatch:
         """All columns that are given, of a batch of which those that the predicate needs were decoded."""
@@ -340,6 +336,15 @@ class Selection:
             return None
         return self._stored((*view.columns, *(() if view.kept is None else view.kept.names)))
 
+    def _part(self) -> Part | None:
+        view = self.view
+        if view.schema is None or self._given is None or self._tested is None:
+            return None
+        needed = self._given | self._tested
+        kept = Schema(pa.schema([field for field in view.schema.arrow if field.name in needed]))
+        beside = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in needed)
+        return Part(view.schema_id, view.schema, kept, beside)
+
     # What is left of it.
 
     def _pack(self, fetched: FetchedBatch, columns: pa.RecordBatch, mask: np.ndarray | None) -> list[FetchedBatch]:
@@ -398,7 +403,7 @@ class Selection:
         batch = pa.RecordBatch.from_arrays([kept[name] for name in fields.names], schema=fields)
         encoded = payload.encode(batch, self._compression, view.kept, READ_RECORD_BYTES_MAX)
         left = msgspec.structs.replace(
-            _with(header, encoded), schema_id=view.schema_id, span=end - base if count != end - base else 0
+            encoded.header_like(header), schema_id=view.schema_id, span=end - base if count != end - base else 0
         )
         return [FetchedBatch(base, left, encoded.payload)]
 
@@ -434,30 +439,6 @@ class Selection:
                 kept = self._keep(columns.slice(first, stop - first))
                 packed += self._encode(fetched.header, kept, offsets[first:stop], base, end)
         return packed
-
-
-class Selections:
-    """The selections that readers of a log use now, each made once. Any thread."""
-
-    def __init__(self, schema_of: Callable[[int], Schema], compression: str | None = None) -> None:
-        self._schema_of = schema_of
-        self._compression = compression
-        self.cache = Transcoded(TRANSCODED_BYTES_MAX)
-        self._made: weakref.WeakValueDictionary[tuple[int, Query], Selection] = weakref.WeakValueDictionary()
-
-    def get(self, stream: StreamRow, query: Query) -> Selection:
-        """The selection of this query; whoever reads with it puts himself among its readers."""
-        found = self._made.get((stream.id, query))
-        if found is None:
-            schema = self._schema_of(query.schema_id) if query.schema_id else None
-            # A reader that does not know of a rename asks for rows of a schema from before it.
-            key = Contents.of(stream, self._schema_of).names_in(query.schema_id, stream.key)
-            view = View(schema, query.schema_id, columns=query.columns, key=key, schema_of=self._schema_of)
-            found = Selection(
-                view, query.where, schema_of=self._schema_of, compression=self._compression, cache=self.cache
-            )
-            self._made[stream.id, query] = found
-        return found
 
 
 def halves(fetched: FetchedBatch, schema: Schema | None = None) -> list[FetchedBatch]:
@@ -509,17 +490,3 @@ def _columns_of(records: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 _AS_BYTES: Final = Selection(View(None))
-
-
-def _with(header: BatchHeader, encoded: Encoded) -> BatchHeader:
-    """The header of a batch that another is made of."""
-    return msgspec.structs.replace(
-        header,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        statistics=b"",
-    )

@@ -18,6 +18,7 @@ from mainstem.core.errors import InternalError, InvalidSetting, RecordTooLarge, 
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HEADERS_TYPE, TIMESTAMP_TYPE
 from mainstem.core.limits import PROMOTED_BYTES_MAX
+from mainstem.core.pieces import FetchedPart
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.promotion import promotion
 from mainstem.registry.rows import BadRow, converter_of
@@ -35,6 +36,11 @@ METADATA_SCHEMA: Final = pa.schema(
 assert tuple(METADATA_SCHEMA.names) == METADATA_COLUMNS
 # How a batch of records without a schema calls what one of rows has under these names.
 _COMPANIONS: Final = {"_key": "key", "_headers": "headers", "_timestamp": "timestamp", "_offset": "offset"}
+
+
+def with_metadata(columns: pa.Schema) -> pa.Schema:
+    """The columns, and those that every record has and that are not among them."""
+    return pa.schema([*columns, *(field for field in METADATA_SCHEMA if field.name not in columns.names)])
 
 
 class Decoded(NamedTuple):
@@ -69,11 +75,13 @@ class View:
         self.key = tuple(key)
         self._schema_of = schema_of
         rows = layouts.FULL_SCHEMA if schema is None else schema.arrow
-        # Everything that can be asked for.
-        self.all = pa.schema([*rows, *METADATA_SCHEMA])
+        # Everything that can be asked for. A tombstone is read as a row of nulls, whatever the schema says of rows.
+        self.all = pa.schema([*(field.with_nullable(True) for field in rows), *METADATA_SCHEMA])
         if self.columns is not None:
             _check_columns(self.columns, self.all.names)
         self.names = list(rows.names) if self.columns is None else list(self.columns)
+        # What the reader gets.
+        self.given = pa.schema([self.all.field(name) for name in self.names])
         self.time_name = "timestamp" if schema is None else "_timestamp"
         # What batches of this schema have once only the named columns are left of them.
         self.kept = schema if schema is None or self.columns is None else _part(schema, self.columns)
@@ -202,6 +210,8 @@ _ROW_FIELDS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS, layouts.ROW_TIMESTAM
 
 def _open(fetched: FetchedBatch, schema: Schema | None, names: Collection[str] | None) -> pa.RecordBatch:
     header = fetched.header
+    if isinstance(fetched, FetchedPart):
+        schema = fetched.schema
     stored = (header.encoding, header.layout, header.count, header.raw_len, fetched.payload)
     if names is None:
         return payload.decode(*stored, schema)

@@ -21,6 +21,10 @@ def crc32c(data: Buffer) -> int:
     return int(value(np.frombuffer(data, np.uint8)))
 
 
-def crc32c_extended(before: int, data: bytes) -> int:
+def crc32c_extended(before: int, data: Buffer) -> int:
     """The checksum of what `before` is the checksum of, followed by `data`; 0 is that of nothing."""
-    return int(extend(before, data))
+    if type(data) is bytes:
+        return int(extend(before, data))
+    if len(data) <= _COPIED_BYTES_MAX or not memoryview(data).c_contiguous:
+        return int(extend(before, bytes(data)))
+    return int(extend(before, np.frombuffer(data, np.uint8)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.kept import Kept
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, size_of
 
 
 class KnownSchemas:
@@ -36,7 +36,7 @@ class KnownSchemas:
         return self._known.get(schema, None)
 
     def add(self, schema: int, known: Schema) -> None:
-        self._known.add(schema, known, known.size)
+        self._known.add(schema, known, size_of(known))
 
     def clear(self) -> None:
         """Ids may mean something else from now on: the log was restored, or is another one."""

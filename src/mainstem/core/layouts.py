@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from mainstem.core.errors import InvalidPayload
 from mainstem.core.kept import kept
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, size_of
 
 HAS_KEY: Final = 1
 HAS_HEADERS: Final = 2
@@ -79,6 +79,7 @@ class Shape:
     buffers: struct.Struct
     node_count: int
     buffer_count: int
+    starts: tuple[tuple[int, int], ...]  # the first node and the first buffer of each column, and those after the last
     schema_len: int  # of the schema message with which Arrow opens a stream
     metadata_bytes_max: int
 
@@ -101,6 +102,7 @@ def _make_shape(layout: int, schema: pa.Schema) -> Shape:
         buffers=struct.Struct(f"<{2 * buffer_count}q"),
         node_count=len(nodes),
         buffer_count=buffer_count,
+        starts=(*((at, node.buffer) for at, node in enumerate(nodes) if node.parent < 0), (len(nodes), buffer_count)),
         schema_len=schema.serialize().size,
         metadata_bytes_max=_METADATA_BYTES_MAX + 2 * 16 * (len(nodes) + buffer_count),
     )
@@ -173,7 +175,7 @@ ROW_FIELDS: Final = (
 )
 
 
-@kept(lambda layout, schema: schema.size)
+@kept(lambda layout, schema: size_of(schema))
 def _row_shape(layout: int, schema: Schema) -> Shape:
     # Without the metadata of the fields: what is only for people and for promotion is no part of a batch.
     fields = [field.remove_metadata() for field in schema.arrow]

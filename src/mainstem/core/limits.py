@@ -74,6 +74,8 @@ FORMATTED_BYTES_MAX: Final = 256 * MIB
 # An Avro file that is read: its blocks, and all of it, once they are decompressed.
 AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
 AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
+# A row group of a Parquet file that is read, decompressed. Most writers make groups of some hundred MiB.
+PARQUET_GROUP_BYTES_MAX: Final = 2048 * MIB
 # A column of a user's table once its dictionary, or its runs, are unpacked.
 UNPACKED_BYTES_MAX: Final = 1024 * MIB
 
@@ -89,6 +91,10 @@ STATISTICS_BOUND_BYTES_MAX: Final = 16
 STATISTICS_RECORDS_MIN: Final = 1_024
 STATISTICS_STORED_BYTES_MIN: Final = 32 * KIB
 FILTER_BYTES_MAX: Final = 512 * KIB
+# A batch of rows is noted by columns, which can then be read alone, if it is this long and so is each in the mean: less
+# is read as fast as a part of it.
+PIECES_STORED_BYTES_MIN: Final = 64 * KIB
+PIECE_BYTES_MIN: Final = 256
 # What may wait for the next flush; more than this and appends are told to wait.
 PENDING_BYTES_MAX: Final = 64 * MIB
 

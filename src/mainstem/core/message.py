@@ -18,13 +18,14 @@ the one subtraction is checked.
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import gt
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from mainstem.core.batch import Buffer
 from mainstem.core.errors import InvalidPayload
 from mainstem.core.layouts import FEW, HAS_KEY, SHAPES, Shape, build
 
@@ -53,14 +54,7 @@ def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) 
 
     Raises `InvalidPayload`, or `struct.error` where a position lies outside the metadata.
     """
-    continuation, metadata_len = _PREFIX.unpack_from(message)
-    body_at = 8 + metadata_len
-    if continuation != _CONTINUATION or not 0 < metadata_len <= shape.metadata_bytes_max or metadata_len & 7:
-        raise InvalidPayload("the payload does not start like an Arrow message")
-    if body_at > message.size:
-        raise InvalidPayload("the message ends inside its metadata")
-    metadata = message.slice(8, metadata_len).to_pybytes()
-    numbers, spans = _inspect_metadata(metadata, message.size - body_at, shape, codec_id, count)
+    body_at, numbers, spans = locate(message, message.size, shape, codec_id, count)
     sizes = spans[1::2] if codec_id is None else _claimed(message, body_at, spans)
     _inspect_nodes(shape, count, numbers, sizes)
     return int(message.size) if codec_id is None else body_at + sum(sizes)
@@ -75,11 +69,22 @@ class Located(NamedTuple):
     buffers: tuple[int, ...]
 
 
-def locate(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) -> Located:
-    """The parts of a message that was checked when it was stored, for whoever needs only some of them."""
-    body_at = 8 + _PREFIX.unpack_from(message)[1]
-    metadata = message.slice(8, body_at - 8).to_pybytes()
-    return Located(body_at, *_inspect_metadata(metadata, message.size - body_at, shape, codec_id, count))
+def locate(message: pa.Buffer, size: int, shape: Shape, codec_id: int | None, count: int) -> Located:
+    """The parts of a message of `size` bytes, of which all before its body must be there, each inside of it. Raises as
+    `inspect` does; what the nodes say is not checked."""
+    continuation, metadata_len = _PREFIX.unpack_from(message)
+    body_at = 8 + metadata_len
+    if continuation != _CONTINUATION or not 0 < metadata_len <= shape.metadata_bytes_max or metadata_len & 7:
+        raise InvalidPayload("the payload does not start like an Arrow message")
+    if body_at > message.size:
+        raise InvalidPayload("the message ends inside its metadata")
+    metadata = message.slice(8, metadata_len).to_pybytes()
+    return Located(body_at, *_inspect_metadata(metadata, size - body_at, shape, codec_id, count))
+
+
+def column_bounds(found: Located, shape: Shape, size: int) -> list[int]:
+    """Where each column begins in a message of `size` bytes, and its end. Those of a column lie together"""
+    return [*(found.body_at + found.buffers[2 * buffer] for _, buffer in shape.starts[:-1]), size]
 
 
 def _inspect_metadata(
@@ -299,23 +304,22 @@ def _plain_template(layout: int) -> Template:
     return template_of(message, SHAPES[layout])
 
 
-def narrowed(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int, template: Template) -> bytes:
-    """The message with only the columns that `template` has, of those that `shape` has: the bytes of each as they are.
-    The message was checked when it was stored."""
-    found = locate(message, shape, codec_id, count)
-    columns = [index for index, node in enumerate(shape.columns) if node.parent < 0]
-    bounds = [*((index, shape.columns[index].buffer) for index in columns), (shape.node_count, shape.buffer_count)]
+def narrowed(found: Located, shape: Shape, count: int, template: Template, column_of: Callable[[int], Buffer]) -> bytes:
+    """A message with only the columns that `template` has, of one that has those of `shape`. `column_of` gives the
+    bytes of the column at a place, as `column_bounds` has them; they stay as they are."""
     nodes: list[int] = []
     spans: list[int] = []
-    body: list[pa.Buffer | bytes] = []
+    body: list[Buffer] = []
     at = 0
     for name in template.shape.schema.names:
-        place = shape.schema.names.index(name)
-        (node, buffer), (node_end, buffer_end) = bounds[place], bounds[place + 1]
+        place = shape.schema.get_field_index(name)
+        (node, buffer), (node_end, buffer_end) = shape.starts[place : place + 2]
         nodes += found.nodes[2 * node : 2 * node_end]
+        moved = at - found.buffers[2 * buffer]
         for number in range(buffer, buffer_end):
-            offset, length = found.buffers[2 * number : 2 * number + 2]
-            spans += (at, length)
-            body += (message.slice(found.body_at + offset, length), _ZEROS[-length & 7])
-            at += length + (-length & 7)
+            spans += (found.buffers[2 * number] + moved, found.buffers[2 * number + 1])
+        data = column_of(place)
+        padding = -len(data) & 7
+        body += (data, _ZEROS[padding])
+        at += len(data) + padding
     return b"".join((template.filled(count, nodes, spans, at), *body))

@@ -58,11 +58,10 @@ from mainstem.core.message import (
     inspect,
     is_plain,
     locate,
-    narrowed,
     plain_message,
     template_of,
 )
-from mainstem.core.schema import Schema
+from mainstem.core.schema import Schema, size_of
 
 RAW: Final = 1
 ZSTD: Final = 2
@@ -113,6 +112,19 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
             time_low=time_low,
             time_high=time_high,
             span=span,
+        )
+
+    def header_like(self, header: BatchHeader) -> BatchHeader:
+        """The header of a batch that was made of another, and of which nothing is known unread."""
+        return msgspec.structs.replace(
+            header,
+            count=self.count,
+            encoding=self.encoding,
+            layout=self.layout,
+            raw_len=self.raw_len,
+            stored_len=len(self.payload),
+            payload_crc=crc32c(self.payload),
+            statistics=b"",
         )
 
 
@@ -271,7 +283,7 @@ def decode_columns(
     if codec is None or encoding not in _BY_BUFFER:
         whole = _read(message, shape.schema, count)
         return whole.select([name for name in shape.schema.names if name in names])
-    parts = _Parts(message, locate(message, shape, codec.flatbuffer_id, count), codec)
+    parts = _Parts(message, locate(message, message.size, shape, codec.flatbuffer_id, count), codec)
     arrays, fields = [], []
     for field in shape.schema:
         if field.name in names:
@@ -282,31 +294,20 @@ def decode_columns(
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def take_columns(
-    encoding: int,
-    layout: int,
-    count: int,
-    raw_len: int,
-    payload: Buffer | pa.Buffer,
-    schema: Schema,
-    kept: Schema,
-    kept_layout: int,
-) -> Encoded | None:
-    """The payload of a batch of rows with only the columns of `kept` and of `kept_layout`, their bytes as they are:
-    nothing is decompressed. None where that cannot be, because all of it was compressed together."""
+def has_columns_apart(encoding: int) -> bool:
+    """Whether a column can be read alone: it is not compressed, or by itself."""
+    return encoding == RAW or encoding in _BY_BUFFER
+
+
+def codec_id_of(encoding: int) -> int | None:
+    """How a payload is compressed, as Arrow numbers it; None: not at all."""
     codec = _codec_of(encoding)
-    if codec is not None and encoding not in _BY_BUFFER:
-        return None
-    _check_raw_len(raw_len)
-    template = _row_template(encoding, kept_layout, kept)
-    codec_id = None if codec is None else codec.flatbuffer_id
-    message = _message(encoding, raw_len, payload)
-    made = narrowed(message, shape_of(layout, schema), codec_id, count, template)
-    return Encoded(encoding, kept_layout, count, inspect(pa.py_buffer(made), template.shape, codec_id, count), made)
+    return None if codec is None else codec.flatbuffer_id
 
 
-@kept(lambda encoding, layout, schema: schema.size)
-def _row_template(encoding: int, layout: int, schema: Schema) -> Template:
+@kept(lambda encoding, layout, schema: size_of(schema))
+def row_template(encoding: int, layout: int, schema: Schema) -> Template:
+    """What all messages of rows have in common whose columns can be read alone."""
     shape, codec = shape_of(layout, schema), _CODEC_OF[encoding]
     nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in shape.schema], schema=shape.schema)
     message = nothing.serialize() if codec is None else _compress_buffers(nothing, codec, shape)

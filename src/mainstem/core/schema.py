@@ -92,11 +92,6 @@ class Schema:
         return _parse(serialized)
 
     @property
-    def size(self) -> int:
-        """About how many bytes it takes in memory."""
-        return _GROWTH * len(self.serialized)
-
-    @property
     def names(self) -> list[str]:
         return list(self.arrow.names)
 
@@ -131,6 +126,11 @@ class Schema:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema.parse, (self.serialized,)
+
+
+def size_of(schema: Schema) -> int:
+    """About how many bytes a schema takes in memory."""
+    return _GROWTH * len(schema.serialized)
 
 
 def check_named(

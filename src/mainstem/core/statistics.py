@@ -16,13 +16,13 @@
          6      low, high   at most 16 bytes each
 
     for each filter:
-         0    2 column      as above
-         2    1 form        of its values: as above
+         0    2 column      as above; 0xFFFD for the pieces of all columns
+         2    1 form        of its values: as above; or 6: this is no filter, but the pieces
          3    1 zero
          4    4 position    where it begins, u32, from the start of the whole
-         8    4 length      u32, a multiple of 32
+         8    4 length      u32, of a filter a multiple of 32
 
-    zeros up to the next multiple of 8, then the filters (see bloom.py)
+    zeros up to the next multiple of 8, then the pieces (see pieces.py) and the filters (see bloom.py)
 
 All numbers are little-endian. A bound of form 1 is a signed number in as few bytes as it takes: an integer, 0 or 1 for
 a boolean, or what the column stores for a date, a time, a timestamp or a duration. Form 2 is a double. Form 3 are the
@@ -50,6 +50,7 @@ from mainstem.core.limits import (
     FILTER_BYTES_MAX,
     INDEX_FIELDS_MAX,
     KIB,
+    SCHEMA_FIELDS_MAX,
     STATISTICS_BOUND_BYTES_MAX,
     STATISTICS_BYTES_MAX,
     STATISTICS_RANGES_MAX,
@@ -64,6 +65,7 @@ _HEAD: Final = struct.Struct("<BBBBI")
 _RANGE: Final = struct.Struct("<HBBBB")
 _FILTER: Final = struct.Struct("<HBBII")
 _KEY_PLACE: Final = 0xFFFF
+_PIECES_PLACE: Final = 0xFFFD
 _TIMESTAMP_PLACE: Final = 0xFFFE
 _OWN_PLACES: Final = {KEY: _KEY_PLACE, TIMESTAMP: _TIMESTAMP_PLACE}
 _OWN_KINDS: Final = {KEY: pa.binary(), TIMESTAMP: pa.int64()}
@@ -78,6 +80,7 @@ _WHOLE: Final = 1
 _FLOAT: Final = 2
 _BYTES: Final = 3
 _DECIMAL: Final = 4
+_PIECES: Final = 6
 
 _DOUBLE: Final = struct.Struct("<d")
 # Of what a filter describes it may take this part.
@@ -86,9 +89,10 @@ _FILTER_SHARE: Final = 8
 _SUMMARY_BYTES_MAX: Final = (
     _HEAD.size
     + (STATISTICS_RANGES_MAX + 1) * (_RANGE.size + 2 * STATISTICS_BOUND_BYTES_MAX)
-    + (INDEX_FIELDS_MAX + 2) * _FILTER.size
+    + (INDEX_FIELDS_MAX + 3) * _FILTER.size
 )
-_FILTERS_BYTES_MAX: Final = STATISTICS_BYTES_MAX - 1 * KIB
+# Pieces have 8 bytes for each column.
+_FILTERS_BYTES_MAX: Final = STATISTICS_BYTES_MAX - 1 * KIB - 8 * (SCHEMA_FIELDS_MAX + 8)
 assert _SUMMARY_BYTES_MAX <= 1 * KIB <= 8 * 0xFF
 
 
@@ -151,29 +155,34 @@ def collect(
     index: Sequence[str] = (),
     columns: Sequence[str] = (),
     times: tuple[int, int] | None = None,
+    pieces: bytes = b"",
+    schema: pa.Schema | None = None,
     described_bytes: int = STATISTICS_BYTES_MAX * _FILTER_SHARE,
 ) -> bytes:
     """The statistics of rows, or of records without a schema if `batch` is None.
 
     `key` is the key of every record, needed unless it is one column; `columns` are those it is made of, and `times` the
-    lowest and the highest time.
-    `described_bytes` is what the batch takes uncompressed: filters may take an eighth of that. b"" if nothing is known.
+    lowest and the highest time. `pieces` are noted as they are. `described_bytes` is what the batch takes uncompressed:
+    filters may take an eighth of that. `schema` says which columns the rows have, if only those that `needed` names are
+    here. b"" if nothing is known.
     """
+    schema = batch.schema if schema is None and batch is not None else schema
     ranges = [] if times is None else [_pack_range(_TIMESTAMP_PLACE, 0, _WHOLE, *times)]
-    if batch is not None:
-        ranges += [_range_of(batch, name) for name in _ranged(batch.schema, columns, index)]
+    if batch is not None and schema is not None:
+        ranges += [_range_of(batch.column(name), place) for name, place in _ranged(schema, columns, index)]
     wanted: list[tuple[_Places, bloom.U64]] = []
-    if batch is not None:
+    if batch is not None and schema is not None:
         for name in dict.fromkeys((*columns, *index) if len(columns) == 1 else index):
             form = _form(batch.column(name))
-            places = [(batch.schema.get_field_index(name), form)]
+            places = [(schema.get_field_index(name), form)]
             if tuple(columns) == (name,):
                 places.append((_KEY_PLACE, form))
             wanted.append((places, _hashes(batch.column(name))))
     if key is not None and (batch is None or len(columns) != 1):
         wanted.append(([(_KEY_PLACE, _BYTES)], bloom.hashes_of_bytes(key)))
     filters = _filters(wanted, min(described_bytes // _FILTER_SHARE, _FILTERS_BYTES_MAX))
-    return _joined(ranges, filters) if ranges or filters else b""
+    behind = [([(_PIECES_PLACE, _PIECES)], pieces), *filters] if pieces else filters
+    return _joined(ranges, behind) if ranges or behind else b""
 
 
 # Which columns a filter is for, and in which form it has their values.
@@ -188,6 +197,7 @@ def _filters(wanted: Sequence[tuple[_Places, bloom.U64]], bytes_max: int) -> lis
 
 
 def _joined(ranges: Sequence[bytes], filters: Sequence[tuple[_Places, bytes]]) -> bytes:
+    """The ranges, then the filters, among which there may be pieces: both are whole words."""
     count = sum(len(places) for places, _ in filters)
     summary_len = _padded(_HEAD.size + sum(map(len, ranges)) + count * _FILTER.size)
     position = summary_len
@@ -204,8 +214,13 @@ def _padded(length: int) -> int:
     return (length + 7) & ~7
 
 
-def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list[str]:
-    """The columns that get ranges: those of the key and the index, then times, then others in their order.
+def needed(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> set[str]:
+    """The columns of rows of which something is to be known, if their key is made of `key`, or stands beside them."""
+    return {KEY, *key, *index, *(name for name, _ in _ranged(schema, key, index))}
+
+
+def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list[tuple[str, int]]:
+    """The columns that get ranges, with their places: those of the key and the index, then times, then others in order.
 
     Of text and bytes only what is indexed: finding the bounds of a text takes ten times as long as those of a number,
     and texts that follow time are rare.
@@ -215,15 +230,15 @@ def _ranged(schema: pa.Schema, key: Sequence[str], index: Sequence[str]) -> list
     named = {name: kind for name, kind in kinds.items() if name in index or _form_of(kind) != _BYTES}
     times = [name for name, kind in named.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)]
     first = [name for name in (*key, *index) if name in named]
-    return list(dict.fromkeys((*first, *times, *named)))[:STATISTICS_RANGES_MAX]
+    chosen = list(dict.fromkeys((*first, *times, *named)))[:STATISTICS_RANGES_MAX]
+    return [(name, schema.get_field_index(name)) for name in chosen]
 
 
 # Columns of a batch of rows that are not of its schema.
 _COMPANIONS: Final = frozenset((KEY, "_headers", TIMESTAMP, "_offset"))
 
 
-def _range_of(batch: pa.RecordBatch, name: str) -> bytes:
-    column, place = batch.column(name), batch.schema.get_field_index(name)
+def _range_of(column: pa.Array, place: int) -> bytes:
     form = _form(column)
     nulls = column.null_count
     facts = (_HAS_NULL if nulls else 0) | (_IS_NULL if nulls == len(column) else 0)
@@ -352,6 +367,12 @@ def length_of(statistics: bytes) -> int:
     return int(_HEAD.unpack_from(statistics)[4]) if len(statistics) >= _HEAD.size else 0
 
 
+def pieces_in(statistics: bytes) -> slice | None:
+    """Where the pieces of a batch are in the whole of which these are the statistics or the summary; None if there are
+    none. InvalidPayload if the bytes are no statistics."""
+    return _Statistics(statistics, None).pieces if statistics else None
+
+
 def parse(statistics: bytes, schema: pa.Schema | None) -> Mapping[str, Range]:
     """What statistics, or a summary, say of the columns of a batch of this schema, and of `_key` and `_timestamp`.
 
@@ -366,6 +387,7 @@ class _Statistics(Mapping[str, Range]):
         self._schema = schema
         self._ranges: dict[int, tuple[int, int, int, int, int]] = {}
         self._filters: dict[int, tuple[int, int, int]] = {}
+        self.pieces: slice | None = None
         try:
             self._find()
         except struct.error:
@@ -388,9 +410,13 @@ class _Statistics(Mapping[str, Range]):
         for _ in range(filters):
             column, form, _zero, position, size = _FILTER.unpack_from(data, at)
             at += _FILTER.size
-            if not size or size % bloom.BLOCK_BYTES or position < 8 * words or position + size > length:
+            unit = 1 if form == _PIECES else bloom.BLOCK_BYTES
+            if not size or size % unit or position < 8 * words or position + size > length:
                 raise InvalidPayload("a filter outside of its statistics")
-            self._filters[column] = form, position, size
+            if form == _PIECES:
+                self.pieces = slice(position, position + size)
+            else:
+                self._filters[column] = form, position, size
         if at > 8 * words:
             raise InvalidPayload("statistics that are longer than they say")
 

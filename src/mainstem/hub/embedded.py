@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mainstem.consume.feed import Feed
-from mainstem.consume.selection import Selections
+from mainstem.consume.selections import Selections
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (

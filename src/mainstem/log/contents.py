@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from mainstem.core import layouts, payload, statistics
+from mainstem.core import layouts, payload, pieces, statistics
 from mainstem.core.batch import Batch, BatchHeader, Buffer
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
@@ -96,31 +96,50 @@ class Contents(NamedTuple):
         header = batch.header
         if not is_worth_statistics(header):
             return batch
-        return Batch(self.with_statistics(header, self._described_columns(header, batch.payload)), batch.payload)
+        columns = self._described_columns(header, batch.payload)
+        table = self.pieces(header, batch.payload)
+        return Batch(self.with_statistics(header, columns, pieces=table), batch.payload)
+
+    def pieces(self, header: BatchHeader, data: Buffer) -> bytes:
+        """The pieces of a batch, if it is one of rows and worth them; they also say what its checksum is."""
+        return pieces.collect(header, data, self.schema_of(header.schema_id)) if header.schema_id else b""
 
     def _described_columns(self, header: BatchHeader, data: Buffer) -> pa.RecordBatch | None:
-        """Of a batch, what statistics are made of: all of its rows, or only the keys of records without a schema."""
-        if header.schema_id:
-            return self.decode(header, data)
-        if not header.layout & layouts.HAS_KEY:
+        """Of a batch, what statistics are made of: some columns of rows, or the keys of records without a schema."""
+        schema, names = self.schema(header.schema_id), {"key"}
+        if schema is not None:
+            has = layouts.shape_of(header.layout, schema).schema.names
+            key, indexed = (self.names_in(header.schema_id, named) for named in (self.key, self.indexed))
+            names = statistics.needed(schema.arrow, key, indexed).intersection(has)
+            if 2 * len(names) > len(has):
+                # Arrow opens all of it sooner than we most of it.
+                return self.decode(header, data)
+        elif not header.layout & layouts.HAS_KEY:
             return None
-        return payload.decode_columns(
-            header.encoding, header.layout, header.count, header.raw_len, data, None, ("key",)
-        )
+        sizes = (header.encoding, header.layout, header.count, header.raw_len)
+        return payload.decode_columns(*sizes, data, schema, names) if names else None
 
     def with_statistics(
-        self, header: BatchHeader, batch: pa.RecordBatch | None, keys: pa.BinaryArray | None = None
+        self,
+        header: BatchHeader,
+        batch: pa.RecordBatch | None,
+        keys: pa.BinaryArray | None = None,
+        *,
+        pieces: bytes = b"",
     ) -> BatchHeader:
-        """The header with the statistics of its batch, which is only needed if it has rows or keys. `keys` are those of
-        its records, if somebody has made them already."""
+        """The header with the statistics of its batch, which is only needed if it has rows or keys, and its pieces.
+        `keys` are those of its records, if somebody has made them already."""
         if keys is None and batch is not None and not (header.schema_id and len(self.key) == 1):
             keys = self.keys(header.schema_id, batch)
+        schema = self.schema(header.schema_id)
         known = statistics.collect(
             batch if header.schema_id else None,
             key=keys,
             index=self.names_in(header.schema_id, self.indexed),
             columns=self.names_in(header.schema_id, self.key),
             times=(header.time_low, header.time_high),
+            pieces=pieces,
+            schema=None if schema is None else schema.arrow,
             described_bytes=header.raw_len,
         )
         return msgspec.structs.replace(header, statistics=known)

@@ -1,19 +1,22 @@
 """Reads stored batches by offset: from the hot tail, else from the block the ledger names. What leaves is checked."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from mainstem.core.batch import BatchHeader, FetchedBatch
-from mainstem.core.errors import DataLoss, StreamDeleted, UnknownStream
+from mainstem.core import pieces
+from mainstem.core.batch import BatchHeader, Buffer, FetchedBatch
+from mainstem.core.errors import DataLoss, InvalidPayload, StreamDeleted, UnknownStream
 from mainstem.core.limits import (
     BATCH_OVERHEAD_BYTES,
+    PIECES_STORED_BYTES_MIN,
     READ_BYTES_MAX,
     READ_ENTRIES_MAX,
     RECENT_READS_BYTES_MAX,
     RECENT_STATISTICS_BYTES_MAX,
 )
-from mainstem.core.statistics import length_of
+from mainstem.core.pieces import FetchedPart, Part
+from mainstem.core.statistics import length_of, pieces_in
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.frame import (
     FRAME_BYTES,
@@ -32,6 +35,8 @@ from mainstem.log.recent_reads import RecentReads
 _TAIL_BYTES_MAX: Final = 32 * 1_024
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
 _GAP_BYTES_MAX: Final = 16 * 1_024
+# Read of a payload together with its header: in a batch of 60 columns all that stands before the first.
+_FRONT_BYTES: Final = 4 * 1_024
 
 
 # Whether no record of an entry is wanted; the second brings its whole statistics, of which the entry has a part.
@@ -67,11 +72,13 @@ class LogReader:
         bytes_max: int = READ_BYTES_MAX,
         entries_max: int = READ_ENTRIES_MAX,
         can_skip: CanSkip | None = None,
+        part: Part | None = None,
     ) -> list[FetchedBatch]:
         """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
 
         Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
-        other. DataLoss if records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
+        other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss if
+        records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
         """
         before: Sequence[Entry] = ()
         while True:
@@ -91,9 +98,9 @@ class LogReader:
             found: list[FetchedBatch] = []
             try:
                 if can_skip is None:
-                    found.extend(self._batches(stream, entries, offset, bytes_max))
+                    found.extend(self._batches(stream, entries, offset, bytes_max, part))
                 else:
-                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip))
+                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip, part))
             except _FileMissing as missing:
                 # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
                 # called a loss.
@@ -109,7 +116,13 @@ class LogReader:
             return found
 
     def _wanted(
-        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, can_skip: CanSkip
+        self,
+        stream: StreamRow,
+        entries: Sequence[Entry],
+        offset: int,
+        bytes_max: int,
+        can_skip: CanSkip,
+        part: Part | None,
     ) -> Iterator[FetchedBatch]:
         """Batches of the entries that are not skipped, and one without records for each run of those that are."""
         got = 0
@@ -124,7 +137,7 @@ class LogReader:
             at, stop = max(offset, run[0].base), run[-1].end
             found = self._find_hot(stream.id, run[0].shard, at, bytes_max - got)
             hot = [batch for batch in found if batch.end <= stop]
-            for batch in hot or self._batches(stream, run, offset, bytes_max - got):
+            for batch in hot or self._batches(stream, run, offset, bytes_max - got, part):
                 yield batch
                 got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 at = batch.end
@@ -197,12 +210,11 @@ class LogReader:
         return row
 
     def _batches(
-        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, part: Part | None
     ) -> Iterator[FetchedBatch]:
         got = 0
-        for run in _neighbours(entries, bytes_max):
-            batches = self._frames(stream, run, offset) if run[0].length else map(_without_records, run)
-            for batch in batches:
+        for run in _neighbours(entries, bytes_max, part):
+            for batch in self._run(stream, run, offset, part):
                 yield batch
                 got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 if got >= bytes_max:
@@ -210,6 +222,37 @@ class LogReader:
             if 2 * got >= bytes_max:
                 # Another run would be read for a part of it only.
                 return
+
+    def _run(self, stream: StreamRow, run: list[Entry], offset: int, part: Part | None) -> Iterable[FetchedBatch]:
+        """The batches of neighbours."""
+        if not run[0].length:
+            return map(_without_records, run)
+        found = None if part is None else self._read_part(run[0], part)
+        return self._frames(stream, run, offset) if found is None else [found]
+
+    def _read_part(self, entry: Entry, part: Part) -> FetchedPart | None:
+        """Some columns of an entry's batch, checked; None if they cannot be had alone. Also if something is wrong with
+        them: then all of it has to be read, and whoever does is told what is the matter."""
+        table = _pieces_of(entry, part)
+        if table is None:
+            return None
+        length = FRAME_BYTES + length_of(entry.statistics)
+        try:
+            # What comes first in a payload is small, and read along.
+            head = self._recent.read(entry.block, entry.position, min(length + _FRONT_BYTES, entry.length))
+            header = parse_header(head, 0, entry.position, entry.block)
+            if header.header_len != length or not _is_of(header, entry) or header.span != entry.span:
+                return None
+
+            def payload(begin: int, end: int) -> Buffer:
+                if length + end <= len(head):
+                    return memoryview(head)[length + begin : length + end]
+                return self._recent.read(entry.block, entry.position + length + begin, end - begin)
+
+            known = statistics_of(head, 0, header)
+            return pieces.read(entry.base, header.batch_header(b""), known[table], part, payload)
+        except (FrameDamaged, InvalidPayload, BlockMissing, OSError):
+            return None
 
     def _frames(
         self, stream: StreamRow, run: list[Entry], offset: int, *, with_statistics: bool = False
@@ -260,10 +303,7 @@ class LogReader:
     def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
         try:
             header = parse_header(data, at, position, entry.block)
-            if header.kind not in (FrameKind.DATA, FrameKind.MOVED) or (header.stream, header.shard) != (
-                entry.stream,
-                entry.shard,
-            ):
+            if not _is_of(header, entry):
                 raise FrameDamaged(position, "frame of another shard")
             return header
         except FrameDamaged as error:
@@ -306,6 +346,22 @@ def _without_records(entry: Entry) -> FetchedBatch:
     return FetchedBatch(entry.base, header, b"")
 
 
+def _is_of(header: FrameHeader, entry: Entry) -> bool:
+    """Whether a frame holds a batch, and one of the entry's shard."""
+    is_batch = header.kind in (FrameKind.DATA, FrameKind.MOVED)
+    return is_batch and (header.stream, header.shard) == (entry.stream, entry.shard)
+
+
+def _pieces_of(entry: Entry, part: Part) -> slice | None:
+    """Where in its statistics the pieces of an entry's batch are; None if this part of it cannot be read alone."""
+    if entry.schema_id != part.schema_id or entry.length < PIECES_STORED_BYTES_MIN:
+        return None
+    try:
+        return pieces_in(entry.statistics)
+    except InvalidPayload:
+        return None
+
+
 def _is_little(hot: Sequence[FetchedBatch], end: int) -> bool:
     """Whether these batches are the last of their shard, and so small that they have no statistics."""
     return hot[-1].end >= end and sum(batch.header.stored_len for batch in hot) <= _TAIL_BYTES_MAX
@@ -330,10 +386,17 @@ def _runs(
         yield was_skipped, run
 
 
-def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:
-    """Entries grouped where their bytes lie close together, so that one read brings many small ones."""
+def _neighbours(entries: Sequence[Entry], bytes_max: int, part: Part | None = None) -> Iterator[list[Entry]]:
+    """Entries grouped where their bytes lie close together, so that one read brings many small ones. Those that can be
+    read in parts stay alone."""
     run: list[Entry] = []
     for entry in entries:
+        if part is not None and _pieces_of(entry, part) is not None:
+            if run:
+                yield run
+            yield [entry]
+            run = []
+            continue
         if run:
             last = run[-1]
             gap = entry.position - last.position - last.length

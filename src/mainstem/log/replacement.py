@@ -19,8 +19,8 @@ from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.flush import ReplaceEntries, Replacement
-from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
+from mainstem.log.ledger.rules.replacement import fingerprint
 
 # What a batch that is made anew grows to: large enough to be read fast, small enough to be read for one record.
 _BATCH_BYTES: Final = 1 * MIB
@@ -342,5 +342,6 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
         span=stop - first if stop - first != count else 0,
     )
     if is_worth_statistics(header):
-        header = records.contents.with_statistics(header, batch)
+        table = records.contents.pieces(header, encoded.payload)
+        header = records.contents.with_statistics(header, batch, pieces=table)
     return FetchedBatch(first, header, encoded.payload)

@@ -6,7 +6,7 @@ knows no second names they are copied, as the ledger's files are.
 
 What a crash leaves: a folder `before-format-<n>.part`, which the next start makes anew, or the whole of
 `before-format-<n>`, which is renamed when everything in it is durable. The folder itself says the old format until
-then. After it, `mainstem.json` says the new one, and the ledger is upgraded when it is opened (ledger/sqlite.py): the
+then. After it, `mainstem.json` says the new one, and the ledger is upgraded when it is opened (ledger/sqlite): the
 next start finds each of these done or not done, and does what is missing.
 """
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core import payload
+from mainstem.core import payload, pieces
 from mainstem.core.batch import TIME_US_MAX, TIME_US_MIN, Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import (
@@ -57,10 +57,11 @@ def _no_versions(stream: int) -> Sequence[VersionRow]:
 
 
 class _Opened(NamedTuple):
-    """A batch that is safe to use, and the keys of its records if they had to be made."""
+    """A batch that is safe to use, the keys of its records if they had to be made, and its pieces."""
 
     batch: pa.RecordBatch
     keys: pa.BinaryArray | None = None
+    pieces: bytes = b""
 
 
 class _Known(NamedTuple):
@@ -114,8 +115,8 @@ class Gateway:
             self.note_refused(1)
             return error
         if is_worth_statistics(header):
-            batch, keys = (None, None) if opened is None else opened
-            header = Contents.of(row, self._schema_of).with_statistics(header, batch, keys)
+            batch, keys, table = (None, None, b"") if opened is None else opened
+            header = Contents.of(row, self._schema_of).with_statistics(header, batch, keys, pieces=table)
         return Batch(header, data)
 
     def note_refused(self, count: int) -> None:
@@ -166,13 +167,15 @@ class Gateway:
 
     def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> _Opened | None:
         """The batch, safe to use; None of a small one that did not have to be opened."""
-        if crc32c(data) != header.payload_crc:
+        # Where there are pieces, the checksum comes with theirs: the bytes are gone over once.
+        table = Contents.of(row, self._schema_of).pieces(header, data)
+        if (pieces.checksum(table) if table else crc32c(data)) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
         # In a payload that is not longer than the longest key no key is too long.
         has_long_key = header.layout & HAS_KEY and header.raw_len > KEY_BYTES_MAX
         opened: _Opened | None = None
         if header.schema_id:
-            opened = self._check_rows(row, header, data)
+            opened = self._check_rows(row, header, data)._replace(pieces=table)
             times = payload.row_time_range(opened.batch)
         elif header.layout & HAS_HEADERS or has_long_key or row.compacts or row.schema_id:
             opened = _Opened(self._check_records(row, header, data))

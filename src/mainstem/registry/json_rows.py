@@ -24,7 +24,7 @@ from mainstem.core.kept import kept
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
 from mainstem.core.plain import first_repeated
-from mainstem.core.schema import Schema, aliases_of, default_of
+from mainstem.core.schema import Schema, aliases_of, default_of, size_of
 from mainstem.registry import columns
 from mainstem.registry.takers import Misfit, described
 
@@ -294,7 +294,7 @@ def _mask(array: pa.BooleanArray) -> np.ndarray:
     return found
 
 
-@kept(lambda schema: schema.size)
+@kept(size_of)
 def _plan_of(schema: Schema) -> _Plan | None:
     """How Arrow's parser reads rows of this schema; None if it has types that it cannot read as we write, or too many
     aliases."""

@@ -22,7 +22,7 @@ from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.matching import matched
 from mainstem.core.plain import one_line
-from mainstem.core.schema import METADATA_COLUMNS, Schema, default_of, null_bits
+from mainstem.core.schema import METADATA_COLUMNS, Schema, default_of, null_bits, size_of
 from mainstem.registry.compatibility import fits_list, widens
 from mainstem.registry.defaults import constant_of
 from mainstem.registry.texts import as_list, shown_only
@@ -52,7 +52,7 @@ def promote_pieces(batch: pa.RecordBatch, old: Schema, new: Schema) -> Iterator[
         yield from promote_pieces(batch.slice(half), old, new)
 
 
-@kept(lambda old, new: old.size + new.size)
+@kept(lambda old, new: size_of(old) + size_of(new))
 def promotion(old: Schema, new: Schema) -> "Promotion":
     """How rows of `old` become rows of `new`."""
     return Promotion(old, new)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from mainstem.core.errors import SchemaMismatch
 from mainstem.core.kept import kept
 from mainstem.core.layouts import shape_of
-from mainstem.core.schema import Schema, count_fields, null_bits
+from mainstem.core.schema import Schema, count_fields, null_bits, size_of
 from mainstem.registry import columns
 from mainstem.registry.takers import FieldsTaker, Misfit, described, int_bounds
 
@@ -179,7 +179,7 @@ def _count_matches(values: pa.BinaryArray, pattern: str) -> int:
     return int(pc.sum(pc.count_substring_regex(values, pattern)).as_py() or 0)
 
 
-@kept(lambda schema: _CONVERTER_GROWTH * schema.size)
+@kept(lambda schema: _CONVERTER_GROWTH * size_of(schema))
 def converter_of(schema: Schema) -> RowConverter:
     """The converter of a schema: making one takes a millisecond, and for the widest a third of a second."""
     return RowConverter(schema)

@@ -53,7 +53,7 @@ class Misfit(Exception):
     def inside(self, outer: str) -> "Misfit":
         """The same, seen from one level further out."""
         joint = "" if not self.path or self.path.startswith("[") else "."
-        return Misfit(self.reason, f"{outer}{joint}{self.path}")
+        return type(self)(self.reason, f"{outer}{joint}{self.path}")
 
 
 def taker_of(field: pa.Field) -> Taker:

@@ -39,7 +39,7 @@ from mainstem.log import (
 )
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
-from mainstem.log.ledger import apply
+from mainstem.log.ledger.rules import appends
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from mainstem.log.upgrade import Backup
 from mainstem.registry import promotion
@@ -147,7 +147,7 @@ def fence_when_full() -> Iterator[None]:
 @_bug
 def skip_dedupe() -> Iterator[None]:
     """A batch that is sent again is appended again."""
-    with _patched(apply, "_original", lambda header, row: None):
+    with _patched(appends, "original_base", lambda header, row: None):
         yield
 
 

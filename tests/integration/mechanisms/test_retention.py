@@ -9,9 +9,8 @@ import pytest
 
 import mainstem
 from mainstem.core.limits import MIB
-from mainstem.log import upkeep
 from mainstem.log.log import LogOptions
-from mainstem.log.upkeep import Pace
+from mainstem.log.upkeep import Pace, freeing, trimming
 from tests.integration.mechanisms.rig import read_all
 from tests.unit.log.keeping import DAY, SECOND_US, Keeping
 
@@ -85,12 +84,12 @@ def test_s32_two_retentions_in_shared_blocks(tmp_path, monkeypatch):
     assert found.loss is not None
     assert (found.loss.first, found.loss.last) == (0, WRITING - len(found.short_ages) - 1)
     with monkeypatch.context() as control:
-        control.setattr(upkeep, "expired", lambda *_: iter(()))
+        control.setattr(trimming, "expired", lambda *_: iter(()))
         without = write_for_three_minutes(tmp_path / "no trimmer")
         assert len(without.short_ages) == WRITING
         assert without.loss is None
     with monkeypatch.context() as control:
-        control.setattr(upkeep, "_is_to_rewrite", lambda *_: False)
+        control.setattr(freeing, "_is_to_rewrite", lambda *_: False)
         without = write_for_three_minutes(tmp_path / "no rewriting")
         assert len(without.short_ages) == len(found.short_ages)
         assert without.disk_per_live > found.disk_per_live
@@ -169,7 +168,7 @@ def test_k15_a_week(tmp_path, monkeypatch):
     assert found.new_block in found.files
     assert found.lost == OLD - 10
     assert found.got == [*range(10), *range(OLD, OLD + NEW)]
-    monkeypatch.setattr(upkeep, "expired", lambda *_: iter(()))
+    monkeypatch.setattr(trimming, "expired", lambda *_: iter(()))
     without = age(tmp_path / "control")
     assert without.start == without.lost == 0
     assert without.old_blocks <= without.files

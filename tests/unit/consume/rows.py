@@ -9,12 +9,11 @@ import pyarrow as pa
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.selection import Selection
 from mainstem.consume.view import View
-from mainstem.core import layouts, payload
-from mainstem.core.batch import BatchHeader, FetchedBatch
-from mainstem.core.checksum import crc32c
+from mainstem.core import layouts
+from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.schema import Schema
 from mainstem.log.ledger.base import StreamRow
-from tests.unit.log.parts import NOW_US
+from tests.unit.log.parts import encode_batch, make_row_batch
 
 SCHEMA = Schema(pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())]))
 SCHEMA_ID = 7
@@ -24,59 +23,26 @@ def stream_row(id_: int = 1) -> StreamRow:
     return StreamRow(id_, f"{id_:032x}", "orders", 1, "crc32", 0, SCHEMA_ID, 0, 0, 0)
 
 
-def fetched(batch: pa.RecordBatch, schema: Schema | None, schema_id: int, base: int = 0, span: int = 0) -> FetchedBatch:
-    encoded = payload.encode(batch, "lz4", schema)
-    header = BatchHeader(
-        stream=1,
-        shard=2,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=schema_id,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        producer=0,
-        producer_epoch=0,
-        sequence=0,
-        generation=0,
-        time_low=NOW_US,
-        time_high=NOW_US,
-        span=span,
-    )
-    return FetchedBatch(base, header, encoded.payload)
-
-
 def rows_of(
     rows: Sequence[Mapping[str, Any]],
     *,
     schema: Schema = SCHEMA,
     schema_id: int = SCHEMA_ID,
     base: int = 0,
-    keys: Sequence[bytes | None] | None = None,
-    headers: Sequence[Any] | None = None,
-    times: Sequence[int | None] | None = None,
-    distances: Sequence[int] | None = None,
     span: int = 0,
+    **beside: Any,
 ) -> FetchedBatch:
-    """Rows as a batch of a schema. `distances` and `span` are of a batch of which records are missing."""
-    beside = {
-        "_key": None if keys is None else pa.array(keys, pa.binary()),
-        "_headers": None if headers is None else pa.array(headers, layouts.HEADERS_TYPE),
-        "_timestamp": None if times is None else pa.array(times, layouts.TIMESTAMP_TYPE),
-        "_offset": None if distances is None else pa.array(distances, pa.uint32()),
-    }
-    given = {name: array for name, array in beside.items() if array is not None}
-    fields = layouts.shape_of(sum(bit for bit, field in layouts.ROW_FIELDS if field.name in given), schema).schema
-    table = pa.Table.from_pylist(list(rows), schema=schema.arrow).combine_chunks()
-    columns = {name: table.column(name).combine_chunks() for name in schema.names} | given
-    batch = pa.RecordBatch.from_arrays([columns[name] for name in fields.names], schema=fields)
-    return fetched(batch, schema, schema_id, base, span)
+    """Rows as a batch of a schema, with what is given beside them."""
+    return fetched(make_row_batch(rows, schema, schema_id, shard=2, span=span, **beside), base)
 
 
 def records_of(values: Sequence[bytes | None], base: int = 0, **columns: Any) -> FetchedBatch:
     """Bytes, with keys, headers and timestamps if they are given."""
-    return fetched(layouts.build(list(values), **columns), None, 0, base)
+    return fetched(encode_batch(layouts.build(list(values), **columns), shard=2), base)
+
+
+def fetched(batch: Batch, base: int = 0) -> FetchedBatch:
+    return FetchedBatch(base, batch.header, batch.payload)
 
 
 def numbered(count: int, base: int = 0) -> FetchedBatch:

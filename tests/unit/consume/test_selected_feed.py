@@ -5,7 +5,8 @@ import random
 import pytest
 
 from mainstem.consume.feed import Feed
-from mainstem.consume.selection import Selection, Selections
+from mainstem.consume.selection import Selection
+from mainstem.consume.selections import Selections
 from mainstem.consume.transcoded import Selected
 from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch

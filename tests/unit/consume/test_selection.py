@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from mainstem.consume.record import RecordBatch
-from mainstem.consume.selection import Selection, Selections, halves
+from mainstem.consume.selection import Selection, halves
+from mainstem.consume.selections import Selections
 from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
 from mainstem.core import layouts, payload, statistics
@@ -35,7 +36,7 @@ from tests.unit.consume.rows import (
     stream_row,
     view,
 )
-from tests.unit.log.parts import NOW_US
+from tests.unit.log.parts import NOW_US, encode_batch
 
 
 class Place(NamedTuple):
@@ -416,7 +417,7 @@ def lists(kind: pa.DataType, *lengths: int) -> tuple[FetchedBatch, View]:
     )
     arrow = layouts.shape_of(0, old).schema
     rows = pa.RecordBatch.from_arrays([pa.array(range(len(lengths)), pa.int64()), column], schema=arrow)
-    return fetched(rows, old, 3), View(LISTS, 4, schema_of={3: old}.__getitem__)
+    return fetched(encode_batch(rows, old, schema_id=3)), View(LISTS, 4, schema_of={3: old}.__getitem__)
 
 
 def lengths_of(batches: Sequence[FetchedBatch], through: View) -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@ from mainstem.core.kept import Kept, kept
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.layouts import _row_shape
 from mainstem.core.limits import KEPT_BYTES_MAX
-from mainstem.core.payload import _row_template
-from mainstem.core.schema import Schema, _parse
+from mainstem.core.payload import row_template
+from mainstem.core.schema import Schema, _parse, size_of
 from mainstem.registry.json_rows import _plan_of
 from mainstem.registry.promotion import promotion
 from mainstem.registry.rows import converter_of
@@ -66,7 +66,7 @@ def test_schemas_are_forgotten_and_asked_for_again():
 
     known = KnownSchemas(load)
     schema = known.get(1)
-    count = KEPT_BYTES_MAX // schema.size + 1
+    count = KEPT_BYTES_MAX // size_of(schema) + 1
     for number in range(1, count + 1):
         assert known.get(number).names == [f"c{number}"]
         assert known.get(number) is known.at_hand(number)
@@ -77,7 +77,7 @@ def test_schemas_are_forgotten_and_asked_for_again():
 
 @pytest.mark.parametrize(
     "function",
-    [_parse, _row_shape, _row_template, _plan_of, promotion, converter_of],
+    [_parse, _row_shape, row_template, _plan_of, promotion, converter_of],
     ids=lambda function: function.__name__.strip("_"),
 )
 def test_what_is_made_of_schemas_is_weighed(function):

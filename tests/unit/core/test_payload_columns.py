@@ -77,24 +77,3 @@ def test_other_columns_are_not_decompressed(monkeypatch):
     stored = (made.encoding, made.layout, made.count, made.raw_len, made.payload)
     payload.decode_columns(*stored, SCHEMA, {"text"})
     assert touched == [2, 3, 4]
-
-
-@pytest.mark.parametrize("count", [1, 50, 5_000])
-@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_columns_are_taken_out_as_they_are_stored(compression, count):
-    """What is left is a payload like any other, which passes every check; nothing is compressed anew."""
-    batch = rows(count).append_column("_headers", pa.array([[("h", b"1")]] * count, layouts.HEADERS_TYPE))
-    batch = batch.append_column("_timestamp", pa.array(range(count), layouts.TIMESTAMP_TYPE))
-    made = payload.encode(batch, compression, SCHEMA)
-    stored = (made.encoding, made.layout, made.count, made.raw_len, made.payload, SCHEMA)
-    for names in (["number"], ["pairs"], ["empty", "nested"], ["code", "two"], ["flag", "money"], SCHEMA.names):
-        kept = Schema(pa.schema([SCHEMA.field(name) for name in names]))
-        for layout in (0, layouts.HAS_TIMESTAMP, layouts.HAS_HEADERS | layouts.HAS_TIMESTAMP):
-            taken = payload.take_columns(*stored, kept, layout)
-            if made.encoding in (payload.LZ4, payload.ZSTD):
-                assert taken is None
-                continue
-            assert taken is not None
-            assert (taken.encoding, taken.layout, taken.count) == (made.encoding, layout, count)
-            found = payload.check(taken.encoding, layout, count, taken.raw_len, taken.payload, schema=kept)
-            assert found.equals(batch.select(layouts.shape_of(layout, kept).schema.names)), names

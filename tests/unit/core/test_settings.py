@@ -17,10 +17,12 @@ from mainstem.core.settings import (
     Setting,
     Settings,
     load,
-    reference_markdown,
     require_loopback,
     table,
 )
+from mainstem.core.settings.reference import reference_markdown
+from mainstem.core.settings.setting import MASK, invalid
+from mainstem.core.settings.sources import CONFIG_BYTES_MAX
 
 ROOT = Path(__file__).parents[3]
 
@@ -249,7 +251,7 @@ def test_config_that_cannot_be_read():
     Path("binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidSetting, match="not UTF-8"):
         load({}, {}, Path("binary.toml"))
-    Path("huge.toml").write_bytes(b"#" * (settings.CONFIG_BYTES_MAX + 1))
+    Path("huge.toml").write_bytes(b"#" * (CONFIG_BYTES_MAX + 1))
     with pytest.raises(InvalidSetting, match="larger than"):
         load({}, {}, Path("huge.toml"))
 
@@ -339,14 +341,14 @@ def test_table_shows_value_and_origin():
 
 def test_secrets_are_masked_when_shown_and_when_refused():
     secret = Setting("token", BytesKind(), 1, "A secret.", "1", secret=True, maximum=10)
-    assert secret.shown(7) == settings.MASK
-    message = str(settings._invalid(secret, "hunter2", "flag --token", ValueError("it is wrong")))
+    assert secret.shown(7) == MASK
+    message = str(invalid(secret, "hunter2", "flag --token", ValueError("it is wrong")))
     assert "hunter2" not in message
-    assert settings.MASK in message
+    assert MASK in message
 
 
 def test_reference_page_is_current():
-    """To renew it: python -c "from mainstem.core import settings; print(settings.reference_markdown(), end='')"."""
+    """To renew it: python tools/pages.py"""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == reference_markdown()
 
 

@@ -16,10 +16,10 @@ from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import DataLoss, FolderUnusable, InvalidPayload, MainstemError
 from mainstem.hub import embedded
 from mainstem.hub.embedded import FolderPort, LogPort, Pump
-from mainstem.log import retention, upkeep
+from mainstem.log import retention
 from mainstem.log.flush import CreateStream, DeleteStream, TrimShard
 from mainstem.log.log import Log
-from mainstem.log.upkeep import Upkeep
+from mainstem.log.upkeep import Upkeep, trimming, upkeep
 from mainstem.transport.port import AppendResult, GetStreamCall
 from tests.unit.log.parts import NOW_US, append_values, make_batch, make_stream
 
@@ -77,7 +77,7 @@ def test_a_stream_deleted_while_retention_decides_is_passed_over(tmp_path, monke
             log.execute(DeleteStream(first, NOW_US))
         return decided
 
-    monkeypatch.setattr(upkeep, "expired", overtaken)
+    monkeypatch.setattr(trimming, "expired", overtaken)
     for _ in log.upkeep.round():
         pass
     assert decided == [TrimShard(first, 0, 1), TrimShard(second, 0, 1)]
@@ -97,7 +97,7 @@ def test_upkeep_comes_back_after_it_failed(tmp_path, monkeypatch, caplog):
         raise RuntimeError("out of cheese") if len(turns) % 2 else mainstem.Unavailable("no bread")
 
     monkeypatch.setattr(upkeep, "_ROUND_SECONDS", 0.001)
-    monkeypatch.setattr(upkeep, "_REST_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(upkeep, "_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(Upkeep, "round", fail)
     with mainstem.open(tmp_path / "data") as hub:
         assert again.wait(5)

@@ -1,12 +1,16 @@
 """Real parts of the log, made with few words: batches, and everything between a folder and a batcher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
 
 from mainstem.core import layouts, payload
-from mainstem.core.batch import Batch, BatchHeader, Buffer, FetchedBatch
-from mainstem.core.checksum import crc32c
+from mainstem.core.batch import Batch, Buffer, FetchedBatch
 from mainstem.core.identity import new_stream_uuid
+from mainstem.core.schema import Schema
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk, LocalFile
 from mainstem.log.flush import Appended, CreateStream, Outcome
@@ -17,6 +21,15 @@ NOW_US = 1_767_225_600_000_000
 # Records of tests are of NOW_US, whatever the day they run.
 FOREVER_US = 1000 * 365 * 86_400_000_000
 LOG_UUID = "0123456789abcdef" * 2
+
+
+def encode_batch(
+    decoded: pa.RecordBatch, schema: Schema | None = None, *, compression: str | None = "lz4", **fields: Any
+) -> Batch:
+    """A batch of stream 1 as a producer would encode it. `fields` are those of its header that are others."""
+    encoded = payload.encode(decoded, compression, schema)
+    header = encoded.header(stream=1, shard=0, schema_id=0, generation=0, time_low=NOW_US, time_high=NOW_US)
+    return Batch(msgspec.structs.replace(header, **fields), encoded.payload)
 
 
 def make_batch(
@@ -31,18 +44,12 @@ def make_batch(
     times: tuple[int, int] = (NOW_US, NOW_US),
     compression: str | None = None,
 ) -> Batch:
-    """A batch as a producer would encode it."""
-    encoded = payload.encode(layouts.build(list(values)), compression)
-    header = BatchHeader(
+    """A batch of bytes alone."""
+    return encode_batch(
+        layouts.build(list(values)),
+        compression=compression,
         stream=stream,
         shard=shard,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=0,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
         producer=producer,
         producer_epoch=epoch,
         sequence=sequence,
@@ -50,7 +57,6 @@ def make_batch(
         time_low=times[0],
         time_high=times[1],
     )
-    return Batch(header, encoded.payload)
 
 
 # A record of a stream with keys: key, value, time.
@@ -70,25 +76,37 @@ def make_keyed_batch(
     """A batch with keys. Its times are those of the records unless others are given, of which some may be None."""
     keys, values, own = (list(column) for column in zip(*records, strict=True))
     column = own if times is None and len(set(own)) > 1 else times
-    encoded = payload.encode(layouts.build(values, keys, headers, column), "lz4")
-    header = BatchHeader(
+    return encode_batch(
+        layouts.build(values, keys, headers, column),
         stream=stream,
         shard=shard,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=0,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
         producer=producer,
-        producer_epoch=0,
         sequence=sequence,
-        generation=0,
         time_low=min(own),
         time_high=max(own),
     )
-    return Batch(header, encoded.payload)
+
+
+def make_row_batch(
+    rows: Sequence[Mapping[str, Any]],
+    schema: Schema,
+    schema_id: int,
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Any] | None = None,
+    times: Sequence[int | None] | None = None,
+    distances: Sequence[int] | None = None,
+    **fields: Any,
+) -> Batch:
+    """Rows of a schema with those columns beside them that are given. `distances` is of a batch of which records are
+    missing."""
+    decoded = pa.RecordBatch.from_pylist(list(rows), schema=layouts.shape_of(0, schema).schema)
+    columns = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+    beside = {"_key": keys, "_headers": headers, "_timestamp": times, "_offset": distances}
+    for _, field in layouts.ROW_FIELDS:
+        if (given := beside[field.name]) is not None:
+            columns[field.name] = pa.array(given, field.type)
+    return encode_batch(layouts.narrow_rows(columns, schema), schema, schema_id=schema_id, **fields)
 
 
 def values_of(batch: Batch | FetchedBatch) -> list[bytes | None]:

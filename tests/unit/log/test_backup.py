@@ -21,7 +21,8 @@ from mainstem.log.disk import LocalDisk
 from mainstem.log.doctor import examine
 from mainstem.log.flush import Appended, DropEntries, Rejected, ReplaceEntries, Replacement, TrimShard
 from mainstem.log.folder import Folder
-from mainstem.log.ledger.apply import EPOCH_STREAM_BITS, fingerprint
+from mainstem.log.ledger.rules.epochs import EPOCH_STREAM_BITS
+from mainstem.log.ledger.rules.replacement import fingerprint
 from mainstem.log.ledger.sqlite import LedgerCopy, SqliteLedger, copy_ledger, read_copy
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.restore import restore

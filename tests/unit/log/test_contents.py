@@ -178,3 +178,21 @@ def test_rows_are_described_by_their_own_schema(keeping):
     rows.write(*({"id": f"k{number}", "n": number} for number in range(3)))
     assert rows.check_statistics() == 1
     assert rows.read() == rows.written
+
+
+def test_what_is_known_does_not_depend_on_the_columns_that_were_opened(tmp_path):
+    """An embedded writer opens only those of which something is to be known; their places are those of the schema."""
+    keeping = Keeping(tmp_path / "data")
+    rows = Rows(keeping)
+    made = [{"tags": [f"{number}"], "n": number, "id": f"{number:x}"} for number in range(COUNT)]
+    schema_id = keeping.row(rows.stream).schema_id
+    batch = row_batch(made, FIRST, schema_id, stream=rows.stream, times=[NOW_US] * COUNT)
+    for contents in (
+        rows.contents,
+        rows.contents._replace(key=(), indexed=("n", "id")),
+        Contents(rows.contents.schema_of),
+    ):
+        described = contents.described(batch)
+        whole = contents.with_statistics(batch.header, contents.decode(batch.header, batch.payload))
+        assert described.header == whole
+    keeping.log.close()

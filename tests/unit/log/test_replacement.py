@@ -19,8 +19,8 @@ from mainstem.core.schema import Schema
 from mainstem.log import replacement
 from mainstem.log.contents import Contents
 from mainstem.log.flush import Replacement
-from mainstem.log.ledger.apply import fingerprint
 from mainstem.log.ledger.base import Entry
+from mainstem.log.ledger.rules.replacement import fingerprint
 from mainstem.log.replacement import Upshot, grouped, moved, records_of, remade
 from tests.unit.log.parts import NOW_US, KeyedRecord, make_keyed_batch
 

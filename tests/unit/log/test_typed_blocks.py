@@ -5,9 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mainstem.core import layouts, payload
+from mainstem.core import layouts
 from mainstem.core.batch import Batch
-from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidRequest
 from mainstem.core.limits import MIB
 from mainstem.core.schema import Schema
@@ -21,7 +20,7 @@ from mainstem.log.rebuild import rebuild
 from mainstem.log.replacement import grouped
 from mainstem.log.salvage import Salvage, names_beside, schemas_beside, write_parquet
 from mainstem.log.scan import BlockScanner
-from tests.unit.log.parts import NOW_US, append, make_batch, make_blocks, values_of
+from tests.unit.log.parts import NOW_US, append, encode_batch, make_batch, make_blocks, values_of
 
 FIRST = Schema(pa.schema([("id", pa.int64()), ("_flush", pa.string())]))
 SECOND = Schema(FIRST.arrow.append(pa.field("amount", pa.float64())))
@@ -35,19 +34,10 @@ def rows(log: Log, stream: int, schema: Schema, ids: list[int], *, shard: int = 
     if headers:
         arrays.append(pa.array([[("a", b"1")]] * len(ids), layouts.HEADERS_TYPE))
         fields.append(layouts.ROW_HEADERS)
-    encoded = payload.encode(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), None, schema)
-    header = msgspec.structs.replace(
-        make_batch(stream=stream, shard=shard).header,
-        count=len(ids),
-        layout=encoded.layout,
-        encoding=encoded.encoding,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        generation=row.generation,
-        schema_id=log._ledger.schema_with(schema.fingerprint) or 0,
-    )
-    return Batch(header, encoded.payload)
+    decoded = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    schema_id = log._ledger.schema_with(schema.fingerprint) or 0
+    place = {"stream": stream, "shard": shard, "generation": row.generation, "schema_id": schema_id}
+    return encode_batch(decoded, schema, compression=None, **place)
 
 
 def filled(path, options=None) -> Log:

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.schema import Schema
-from mainstem.log import contents, merger, upkeep
+from mainstem.log import contents, merger
 from mainstem.log.flush import TrimShard
+from mainstem.log.upkeep import merging
 from tests.unit.log.keeping import DAY, HOUR, Keeping
 from tests.unit.log.typed import FIRST, SECOND, Rows, kept_by_compaction, make_rows
 
@@ -15,7 +16,7 @@ from tests.unit.log.typed import FIRST, SECOND, Rows, kept_by_compaction, make_r
 @pytest.fixture
 def keeping(tmp_path, monkeypatch):
     """Runs of few entries are merged, and a few records are enough for statistics."""
-    for module in (merger, upkeep):
+    for module in (merger, merging):
         monkeypatch.setattr(module, "RUN_ENTRIES", 16)
     monkeypatch.setattr(merger, "_RUN_ENTRIES_MIN", 4)
     monkeypatch.setattr(contents, "STATISTICS_RECORDS_MIN", 8)

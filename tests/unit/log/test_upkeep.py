@@ -5,13 +5,13 @@ import errno
 import pytest
 
 from mainstem.core.errors import DataLoss, FolderUnusable, Refused
-from mainstem.log import compaction, merger, upkeep
+from mainstem.log import compaction, merger
 from mainstem.log.administration import Administration
 from mainstem.log.compaction import KeyIndex
 from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
 from mainstem.log.ledger.base import GenerationRow
 from mainstem.log.log import Log, LogOptions
-from mainstem.log.upkeep import Pace
+from mainstem.log.upkeep import Pace, compacting, merging, thinning, trimming
 from mainstem.registry import compatibility
 from mainstem.testing.disk import FailingDisk
 from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time
@@ -28,7 +28,7 @@ def keeping(tmp_path):
 @pytest.fixture
 def short_runs(monkeypatch):
     """Fewer entries are merged than in life: 64."""
-    for module in (merger, upkeep):
+    for module in (merger, merging):
         monkeypatch.setattr(module, "RUN_ENTRIES", 64)
 
 
@@ -36,7 +36,7 @@ def short_runs(monkeypatch):
 
 
 def test_rows_go_some_at_a_time(keeping, monkeypatch):
-    monkeypatch.setattr(upkeep, "_DROP_ROWS", 10)
+    monkeypatch.setattr(trimming, "_DROP_ROWS", 10)
     stream = keeping.create(shards=2)
     expected = keeping.write_singly(stream, 35)
     keeping.write_singly(stream, 3, shard=1)
@@ -46,12 +46,12 @@ def test_rows_go_some_at_a_time(keeping, monkeypatch):
     # Readers notice at once; rows are still there.
     assert keeping.read(stream) == {offset: pair for offset, pair in expected.items() if offset >= 30}
     assert len(keeping.entries(stream)) == 35
-    left = [len(keeping.entries(stream)) for _ in keeping.log.upkeep._drop()]
+    left = [len(keeping.entries(stream)) for _ in keeping.log.upkeep._trimming.drop()]
     assert left == [25, 15, 5]
     assert len(keeping.entries(stream, 1)) == 3
     assert 0 < keeping.log.reader.shard(stream, 0).bytes < before / 5
     assert keeping.counts()["rows_dropped"] == 30
-    assert not list(keeping.log.upkeep._drop())
+    assert not list(keeping.log.upkeep._trimming.drop())
 
 
 def test_an_entry_in_the_middle_of_which_a_shard_starts_stays(keeping):
@@ -237,8 +237,8 @@ def test_records_without_a_key_stay(keeping):
 
 
 def test_more_keys_than_memory_allows_take_several_rounds(keeping, monkeypatch):
-    monkeypatch.setattr(upkeep, "KeyIndex", lambda: KeyIndex(30))
-    monkeypatch.setattr(upkeep, "_STEP_ROWS", 16)
+    monkeypatch.setattr(compacting, "KeyIndex", lambda: KeyIndex(30))
+    monkeypatch.setattr(thinning, "STEP_ROWS", 16)
     stream = keeping.create(cleanup="compact")
     newest = {}
     for number in range(300):
@@ -269,7 +269,7 @@ def test_a_damaged_end_does_not_keep_compaction_busy(keeping, caplog):
     keeping.roll()
     for entry in keeping.entries(stream):
         damage(keeping, entry)
-    for steps, _ in enumerate(keeping.log.upkeep._compact()):
+    for steps, _ in enumerate(keeping.log.upkeep._compacting.compact()):
         assert steps < 100
     assert len(keeping.entries(stream)) == 40
     assert "left as they are" in caplog.text
@@ -373,12 +373,12 @@ def test_a_merge_that_an_erasure_overtakes_leaves_no_copy(keeping, short_runs):
 
     def overtaken(item):
         if isinstance(item, Replacement) and not item.command.erases:
-            keeping.log.upkeep._commits.execute = execute
+            keeping.log.upkeep._work.commits.execute = execute
             assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
         return execute(item)
 
-    keeping.log.upkeep._commits.execute = overtaken
-    for _ in keeping.log.upkeep._merge():
+    keeping.log.upkeep._work.commits.execute = overtaken
+    for _ in keeping.log.upkeep._merging.merge():
         pass
     assert keeping.counts()["entries_merged"] == 0
     gone_by_us = keeping.info(stream).gone_by_us
@@ -448,13 +448,13 @@ def test_an_erasure_finds_entries_that_were_merged_meanwhile(keeping, short_runs
 
     def overtaken(item):
         if isinstance(item, Replacement) and item.command.erases:
-            keeping.log.upkeep._commits.execute = execute
-            for _ in keeping.log.upkeep._merge():
+            keeping.log.upkeep._work.commits.execute = execute
+            for _ in keeping.log.upkeep._merging.merge():
                 pass
             assert keeping.counts()["entries_merged"] == 64
         return execute(item)
 
-    keeping.log.upkeep._commits.execute = overtaken
+    keeping.log.upkeep._work.commits.execute = overtaken
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 2
     assert sorted(keeping.read(stream)) == sorted(set(range(70)) - {3, 68})
 
@@ -512,7 +512,7 @@ def test_a_trim_while_upkeep_rests_is_not_forgotten(keeping):
         keeping.write(stream, (b"k", b"%d" % number))
     keeping.log.execute(TrimShard(stream, 0, 10))
     keeping.log.upkeep.look_at((stream, 0))
-    steps = keeping.log.upkeep._drop()
+    steps = keeping.log.upkeep._trimming.drop()
     next(steps)
     keeping.log.execute(TrimShard(stream, 0, 15))
     keeping.log.upkeep.look_at((stream, 0))

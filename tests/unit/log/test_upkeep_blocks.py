@@ -7,11 +7,10 @@ import time
 import pytest
 
 from mainstem.core.errors import DataLoss, Refused, StreamDeleted
-from mainstem.log import upkeep
 from mainstem.log.flush import DeleteStream, ForgetBlock, ForgetStream, Rejected, TrimShard
 from mainstem.log.log import LogOptions
 from mainstem.log.reader import LogReader
-from mainstem.log.upkeep import Pace
+from mainstem.log.upkeep import Pace, freeing, upkeep
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
@@ -55,7 +54,7 @@ def test_what_is_alive_in_a_block_that_is_mostly_dead_moves(keeping):
 
 
 def test_many_entries_of_a_block_are_looked_up_some_at_a_time(keeping, monkeypatch):
-    monkeypatch.setattr(upkeep, "_PAGE_ROWS", 7)
+    monkeypatch.setattr(freeing, "_PAGE_ROWS", 7)
     streams = [keeping.create("a", shards=3), keeping.create("b")]
     for number in range(40):
         keeping.write(streams[0], (b"k", marker(number)), shard=number % 3)
@@ -72,7 +71,7 @@ def test_many_entries_of_a_block_are_looked_up_some_at_a_time(keeping, monkeypat
         return entries
 
     monkeypatch.setattr(keeping.log._upkeep_ledger, "entries_in", noted)
-    for _ in keeping.log.upkeep._rewrite({block}):
+    for _ in keeping.log.upkeep._freeing._rewrite({block}):
         pass
     assert max(asked) == 7
     assert sum(asked) == 80
@@ -173,7 +172,7 @@ def test_a_file_whose_time_is_over_waits_for_two_snapshots(keeping):
     keeping.keep()
     keeping.clock.advance(601)
     assert keeping.log._folder.snapshots.needed_from() <= first
-    for _ in keeping.log.upkeep._keep_blocks():
+    for _ in keeping.log.upkeep._freeing.keep_blocks():
         pass
     assert first in keeping.files()
     # It asks for them, and does not wait for another gigabyte to be written.
@@ -191,7 +190,7 @@ def test_a_block_that_is_in_use_is_never_freed(keeping, monkeypatch, caplog):
     (block,) = {entry.block for entry in keeping.entries(stream)}
     lie = keeping.blocks()[block]._replace(live_bytes=0, dead_us=1)
     monkeypatch.setattr(keeping.log._folder.snapshots, "needed_from", lambda: 1 << 40)
-    for _ in keeping.log.upkeep._free([lie]):
+    for _ in keeping.log.upkeep._freeing._free([lie]):
         pass
     assert block in keeping.files()
     assert "it is kept" in caplog.text
@@ -454,7 +453,7 @@ def test_a_rest_does_not_hold_up_the_end(tmp_path, monkeypatch):
         resting.set()
         yield
 
-    monkeypatch.setattr(keeping.log.upkeep, "_drop", slow_step)
+    monkeypatch.setattr(keeping.log.upkeep._trimming, "drop", slow_step)
     keeping.log.upkeep.start()
     assert resting.wait(5)
     time.sleep(0.05)

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from mainstem.core import layouts, payload, statistics
-from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
-from mainstem.core.checksum import crc32c
+from mainstem.core import statistics
+from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import key_of
 from mainstem.core.schema import Schema
@@ -18,7 +17,7 @@ from mainstem.log.flush import Appended, CreateStream, SetSchema
 from mainstem.log.ledger.base import Entry
 from mainstem.log.reader import LogReader
 from tests.unit.log.keeping import HOUR, SECOND_US, Keeping
-from tests.unit.log.parts import FOREVER_US, append, make_keyed_batch
+from tests.unit.log.parts import FOREVER_US, append, make_keyed_batch, make_row_batch
 
 FIRST = Schema(pa.schema([("id", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.string()))]))
 SECOND = Schema(
@@ -38,44 +37,13 @@ class Seen(NamedTuple):
 
 
 def row_batch(
-    rows: Sequence[Row],
-    schema: Schema,
-    schema_id: int,
-    *,
-    stream: int,
-    times: Sequence[int],
-    keys: Sequence[bytes | None] | None = None,
-    headers: Sequence[Any] | None = None,
+    rows: Sequence[Row], schema: Schema, schema_id: int, *, stream: int, times: Sequence[int], **beside: Any
 ) -> Batch:
-    """Rows as a producer would encode them."""
-    shape = layouts.shape_of(0, schema)
-    decoded = pa.RecordBatch.from_pylist(list(rows), schema=shape.schema)
-    columns = dict(zip(decoded.schema.names, decoded.columns, strict=True))
-    if keys is not None:
-        columns["_key"] = pa.array(keys, pa.binary())
-    if headers is not None:
-        columns["_headers"] = pa.array(headers, layouts.HEADERS_TYPE)
-    if len(set(times)) > 1:
-        columns["_timestamp"] = pa.array(times, layouts.TIMESTAMP_TYPE)
-    encoded = payload.encode(layouts.narrow_rows(columns, schema), "lz4", schema)
-    header = BatchHeader(
-        stream=stream,
-        shard=0,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=schema_id,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        producer=0,
-        producer_epoch=0,
-        sequence=0,
-        generation=0,
-        time_low=min(times),
-        time_high=max(times),
+    """Rows as a producer would encode them: without a column of times if all have the same."""
+    own = times if len(set(times)) > 1 else None
+    return make_row_batch(
+        rows, schema, schema_id, times=own, stream=stream, time_low=min(times), time_high=max(times), **beside
     )
-    return Batch(header, encoded.payload)
 
 
 class Rows:

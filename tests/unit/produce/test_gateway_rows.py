@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 
-from mainstem.core import layouts, payload
-from mainstem.core.batch import Batch, BatchHeader
-from mainstem.core.checksum import crc32c
+from mainstem.core import layouts, payload, pieces, statistics
+from mainstem.core.batch import Batch
 from mainstem.core.errors import (
     InvalidPayload,
     InvalidRecord,
@@ -24,7 +22,7 @@ from mainstem.log.ledger.base import StreamRow, VersionRow
 from mainstem.produce.gateway import Gateway
 from mainstem.produce.row_batches import with_envelope
 from mainstem.registry.rows import RowConverter
-from tests.unit.log.parts import NOW_US
+from tests.unit.log.parts import NOW_US, encode_batch
 
 OLD = Schema(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
 NEW = Schema(
@@ -66,27 +64,10 @@ def gateway(asked: list[int]) -> Gateway:
 def sent(batch: pa.RecordBatch, of: int, number: int = 1, **fields: Any) -> Batch:
     """A batch as a client sends it."""
     schema = SCHEMAS.get(of)
-    encoded = payload.encode(batch, None, schema)
     times = payload.time_range(batch) if schema is None else payload.row_time_range(batch)
     low, high = times or (NOW_US, NOW_US)
-    header = BatchHeader(
-        stream=number,
-        shard=0,
-        count=encoded.count,
-        encoding=encoded.encoding,
-        layout=encoded.layout,
-        schema_id=of,
-        raw_len=encoded.raw_len,
-        stored_len=len(encoded.payload),
-        payload_crc=crc32c(encoded.payload),
-        producer=7,
-        producer_epoch=0,
-        sequence=0,
-        generation=1,
-        time_low=low,
-        time_high=high,
-    )
-    return Batch(msgspec.structs.replace(header, **fields), encoded.payload)
+    known = {"stream": number, "schema_id": of, "producer": 7, "generation": 1, "time_low": low, "time_high": high}
+    return encode_batch(batch, schema, compression=None, **known | fields)
 
 
 def rows(*values: dict[str, Any] | None, schema_id: int = 2, keys: list[bytes | None] | None = None) -> pa.RecordBatch:
@@ -251,3 +232,20 @@ def test_layouts_that_only_the_log_writes_are_refused(gateway):
     batch = rows({"id": 1})
     batch = batch.append_column(layouts.ROW_OFFSET, pa.array([0], pa.uint32()))
     refusal(gateway, sent(batch, 2), InvalidPayload)
+
+
+def test_a_large_batch_of_rows_has_pieces_and_one_that_was_changed_is_refused(gateway):
+    """Whatever was changed: what says where its pieces are, or what is in them."""
+    large = rows(*({"id": number, "name": f"{number * 0x9E3779B97F4A7C15:x}"} for number in range(8_000)))
+    batch = sent(large, 2)
+    admitted = verdict(gateway, batch)
+    assert isinstance(admitted, Batch)
+    where = statistics.pieces_in(admitted.header.statistics)
+    assert where is not None
+    table = admitted.header.statistics[where]
+    assert pieces.checksum(table) == batch.header.payload_crc
+    assert len(pieces.parse(table, admitted.header)) == 1 + len(NEW.names)
+    for position in (0, 4, 7, 30, 200, 1_000, len(batch.payload) // 2, len(batch.payload) - 1):
+        data = bytearray(batch.payload)
+        data[position] ^= 0x81
+        assert "changed on the way" in refusal(gateway, Batch(batch.header, bytes(data)), InvalidPayload)

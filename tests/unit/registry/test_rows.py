@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from mainstem.core.errors import InvalidSchema, SchemaMismatch
 from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
 from mainstem.core.schema import Schema, described
+from mainstem.registry.forms import as_schema
 from mainstem.registry.rows import BadRow, RowConverter, converter_of, verify
 
 ITEM = pa.struct([pa.field("price", pa.decimal128(10, 2), nullable=False), pa.field("count", pa.int8())])
@@ -605,7 +606,7 @@ def test_tables_get_defaults_and_aliases_and_lose_nothing() -> None:
         (pa.table({"id": [1], "extra": [1]}), "extra"),
         (pa.table({"id": pa.array([None], pa.int64())}), "id"),
         (pa.table([pa.array([1]), pa.array([1])], names=["id", "id"]), "id"),
-        (pa.table({"id": [1], "items": [[{"price": None}]]}), "items[].price"),
+        (pa.table({"id": [1], "items": [[{"price": None}]]}), "items[0].price"),
     ):
         with pytest.raises(SchemaMismatch) as caught:
             converter.cast(table)
@@ -667,3 +668,39 @@ def test_what_is_wrong_with_a_row_is_said_in_few_words():
     for text in (b"{}", b'{"a": null}', b'{"a": 7}', b'{"b": 7}'):
         _, bad = converter.from_json(pa.array([text], pa.binary()))
         assert len(str(bad[0])) < 300
+
+
+NESTED = as_schema(
+    {
+        "items": [{"at": "date", "sku": "text not null"}],
+        "pair": {"type": "list", "items": "int8 not null", "size": 2},
+        "named": {"type": "map", "keys": "text", "values": "int8 not null"},
+        "one": {"n": "int8 not null"},
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "path", "row"),
+    [
+        ("items", [None, [], [{"sku": "a"}, {"sku": "b"}], [{"sku": "c"}, {"sku": None}]], "items[1].sku", 3),
+        ("items", [[{"sku": "a"}] * 3, None, [{"sku": "a"}, None, {"sku": None}]], "items[2].sku", 2),
+        ("pair", [[1, 2], None, [3, 4], [5, None]], "pair[1]", 3),
+        ("named", [None, [("a", 1), ("b", 2)], [("c", None)]], "named.value", 2),
+        ("one", [{"n": 1}, None, None, {"n": None}], "one.n", 3),
+        ("one", [{"n": 1}, None, {"n": 2}, {"n": 300}], "one.n", 3),
+        ("pair", [[1, 2], None, [3, 4], [5, 300]], "pair[]", 3),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_what_is_wrong_inside_a_column_is_told_with_its_row(
+    name: str, values: list[Any], path: str, row: int, size: int
+) -> None:
+    kind = NESTED.arrow.field(name).type
+    wide = pa.map_(pa.string(), pa.int64()) if name == "named" else None
+    whole = pa.array(values, wide) if wide is not None or name != "pair" else pa.array(values, pa.list_(pa.int64(), 2))
+    assert kind != whole.type
+    chunked = pa.chunked_array([whole.slice(begin, size) for begin in range(0, len(whole), size)])
+    with pytest.raises(SchemaMismatch, match=rf"\(row {row}\)") as caught:
+        RowConverter(NESTED).cast(pa.table({name: chunked}))
+    assert caught.value.path == path

@@ -16,8 +16,8 @@ from mainstem.core.limits import (
     RECEIVE_SECONDS_MAX,
     STREAM_NAME_CHARS_MAX,
 )
-from mainstem.log import upkeep
 from mainstem.log.batcher import Submission
+from mainstem.log.upkeep import upkeep
 from mainstem.server import server as server_module
 from mainstem.server.session import PendingAppend, Session
 from mainstem.transport.port import (
@@ -431,7 +431,7 @@ def test_who_is_gone_is_not_in_line(tmp_path, monkeypatch):
 def test_the_regular_tasks_go_on_after_an_error(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(server_module, "_TICK_SECONDS", 0.001)
     monkeypatch.setattr(upkeep, "_ROUND_SECONDS", 0.001)
-    monkeypatch.setattr(upkeep, "_REST_SECONDS_MAX", 0.001)
+    monkeypatch.setattr(upkeep, "_RETRY_SECONDS", 0.001)
 
     async def test() -> None:
         async with serving(tmp_path) as rig:

@@ -1,7 +1,7 @@
 """What a ledger holds, row by row, and the interface its backends keep.
 
 A backend is dumb: it loads rows by key and stores the changes of one flush atomically. What the changes are is decided
-by `apply.py` alone, so that every backend, and every replay, comes to the same rows.
+by `apply.py` and its `rules` alone, so that every backend, and every replay, comes to the same rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -23,7 +23,8 @@ from mainstem.core.errors import InvalidSchema, LedgerDamaged
 from mainstem.core.schema import Schema
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.base import AppliedPlace, BlockRow, Entry, ShardKey, ShardRow, StreamRow
-from mainstem.log.ledger.sqlite import LEDGER_FORMAT, SqliteLedgerReader, stream_row
+from mainstem.log.ledger.sqlite.reader import SqliteLedgerReader
+from mainstem.log.ledger.sqlite.tables import LEDGER_FORMAT, stream_row
 
 # A writer that is just restarting its WAL turns a reader away for a moment.
 _BUSY_MS = 1_000

@@ -1,0 +1,92 @@
+"""One flush being applied: the rows that it changes, in front of those that the last one left.
+
+What the rules share is here: to find a row as the items before have left it, and to count the bytes of blocks.
+"""
+
+from collections.abc import Sequence
+
+from mainstem.core.errors import Refused, StreamDeleted, UnknownStream
+from mainstem.log.flush import Flush, WrittenBatch
+from mainstem.log.ledger.base import AppliedPlace, BlockRow, Changes, ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.current import CurrentRows
+
+
+class PendingRows:
+    """Reads through to the current rows, gathers changes. Nothing of it is stored before `finish`."""
+
+    __slots__ = ("_rearranged", "changes", "current", "flush", "live", "names")
+
+    def __init__(self, current: CurrentRows, flush: Flush) -> None:
+        self.current = current
+        self.flush = flush
+        self.changes = Changes(AppliedPlace(flush.number, flush.block, flush.commit_position))
+        # Names that this flush gave to a stream, or took away.
+        self.names: dict[str, int | None] = {}
+        # By how much the live bytes of blocks change.
+        self.live: dict[int, int] = {}
+        # Offsets whose rows in the ledger are not what they will be after this flush: (first, stop) for each shard.
+        self._rearranged: dict[ShardKey, list[tuple[int, int]]] = {}
+
+    def finish(self) -> Changes:
+        """All changes, with those of the blocks' bytes."""
+        blocks = self.changes.blocks
+        for block, delta in self.live.items():
+            row = self.block(block)
+            blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
+        for block, row in blocks.items():
+            if row.state == "sealed" and not row.live_bytes and not row.dead_us:
+                blocks[block] = row._replace(dead_us=self.flush.time_us)
+        return self.changes
+
+    def open_stream(self, stream: int) -> StreamRow:
+        """A stream that may be changed: it exists and was not deleted."""
+        row = self.changes.streams.get(stream) or self.current.stream(stream)
+        if row is None:
+            raise UnknownStream(f"no stream has id {stream}; look it up by name again")
+        if row.deleted_us:
+            raise StreamDeleted(f"stream {row.name!r} was deleted")
+        return row
+
+    def named(self, name: str) -> int | None:
+        if name in self.names:
+            return self.names[name]
+        row = self.current.stream_named(name)
+        return None if row is None else row.id
+
+    def shard(self, key: ShardKey) -> ShardRow:
+        return self.changes.shards.get(key) or self.current.shard(key)
+
+    def block(self, block: int) -> BlockRow:
+        row = self.changes.blocks.get(block) or self.current.block(block)
+        assert row is not None, f"block {block} was never opened"
+        return row
+
+    def rearrange(self, key: ShardKey, first: int, stop: int) -> None:
+        """The entries of these offsets change, which they can do once in a flush."""
+        changed = self._rearranged.setdefault(key, [])
+        if any(first < other_stop and other_first < stop for other_first, other_stop in changed):
+            raise Refused("these rows change already in this flush; try again")
+        changed.append((first, stop))
+
+    def bury(self, stream: int, block: int, size: int, rewrite_us: int) -> None:
+        """Nothing points to these bytes any more."""
+        if not size:
+            return
+        self.live[block] = self.live.get(block, 0) - size
+        dead = self.changes.dead
+        dead[stream, block] = dead.get((stream, block), 0) + size
+        if rewrite_us:
+            self.hurry_block(block, rewrite_us)
+
+    def waste(self, frames: Sequence[WrittenBatch]) -> None:
+        """These are in the block, and nothing will ever point to them."""
+        dead = self.changes.dead
+        for frame in frames:
+            grave = (frame.header.stream, self.flush.block)
+            dead[grave] = dead.get(grave, 0) + frame.length
+
+    def hurry_block(self, block: int, rewrite_us: int) -> None:
+        """What is dead in the block should be off the disk by then."""
+        row = self.block(block)
+        if not row.rewrite_us or rewrite_us < row.rewrite_us:
+            self.changes.blocks[block] = row._replace(rewrite_us=rewrite_us)

@@ -1,0 +1,76 @@
+"""What one flush changes, as statements of SQL."""
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from mainstem.log.ledger.base import Changes
+from mainstem.log.ledger.sqlite.tables import ENTRY_COLUMNS, pack_barriers, producer_values, stream_values
+
+Execute = Callable[[str, Sequence[Any]], Any]
+
+# Rows in one INSERT.
+_ROWS_PER_STATEMENT = 64
+
+
+def store_changes(execute: Execute, changes: Changes) -> None:
+    """All rows of one flush, within the transaction under way."""
+    for dropped in changes.dropped:
+        execute("DELETE FROM entries WHERE stream = ? AND shard = ? AND base >= ? AND base < ?", dropped)
+    _insert(execute, f"INSERT INTO entries({ENTRY_COLUMNS})", changes.entries)
+    _insert(execute, "INSERT OR REPLACE INTO shards", [(*key, *row) for key, row in changes.shards.items()])
+    _insert(execute, "INSERT OR REPLACE INTO producers", [producer_values(item) for item in changes.producers.items()])
+    _insert(execute, "INSERT OR REPLACE INTO streams", [stream_values(row) for row in changes.streams.values()])
+    _insert(execute, "INSERT OR REPLACE INTO blocks", list(changes.blocks.values()))
+    if changes.forget_producers_before_us:
+        idle = (*changes.forget_producers_ids, changes.forget_producers_before_us)
+        execute("DELETE FROM producers WHERE pid BETWEEN ? AND ? AND seen_us < ?", idle)
+    if changes.versions or changes.generations:
+        _store_shape(execute, changes)
+    if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
+        _store_rarities(execute, changes)
+    execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
+
+
+def _store_shape(execute: Execute, changes: Changes) -> None:
+    """What streams look like: their schemas and their shards."""
+    _insert(execute, "INSERT INTO schemas", list(changes.schemas.values()))
+    _insert(execute, "INSERT INTO stream_schemas", changes.versions)
+    rows = [(*row[:3], pack_barriers(row.barriers)) for row in changes.generations]
+    _insert(execute, "INSERT INTO generations", rows)
+
+
+def _store_rarities(execute: Execute, changes: Changes) -> None:
+    for (stream, block), size in changes.dead.items():
+        sql = "INSERT INTO dead VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
+        execute(sql, (block, stream, size))
+    for block in changes.forgotten_blocks:
+        execute("DELETE FROM blocks WHERE id = ?", (block,))
+        execute("DELETE FROM dead WHERE block = ?", (block,))
+    for stream in changes.forgotten_streams:
+        execute("DELETE FROM streams WHERE id = ?", (stream,))
+        # Schemas stay: a reader may know one by its id, which then must not be another's.
+        for table in ("shards", "dead", "restored", "stream_schemas", "generations"):
+            execute(f"DELETE FROM {table} WHERE stream = ?", (stream,))
+    for name, noted in (("stream_id_max", changes.stream_id_max), ("schema_id_max", changes.schema_id_max)):
+        if noted:
+            execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, noted))
+    if changes.epoch:
+        rows = [(changes.epoch - 1, *key, stop) for key, stop in changes.epoch_ends.items()]
+        _insert(execute, "INSERT OR REPLACE INTO restored", rows)
+        execute("UPDATE meta SET v = ? WHERE k = 'epoch'", (changes.epoch,))
+
+
+def _insert(execute: Execute, into: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert many rows in few statements: every statement lets go of the interpreter, and beside a busy thread it
+    takes a switch interval to get it back."""
+    for begin in range(0, len(rows), _ROWS_PER_STATEMENT):
+        some = rows[begin : begin + _ROWS_PER_STATEMENT]
+        execute(_insert_sql(into, len(some), len(some[0])), list(chain.from_iterable(some)))
+
+
+@functools.cache
+def _insert_sql(into: str, rows: int, columns: int) -> str:
+    row = f"({','.join('?' * columns)})"
+    return f"{into} VALUES {','.join([row] * rows)}"
