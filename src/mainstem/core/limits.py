@@ -30,6 +30,7 @@ PAYLOAD_WHOLE_ZSTD_MAX: Final = 64 * KIB
 
 # One schema. Names as long as PostgreSQL, Spark and Parquet readers take them without trouble.
 SCHEMA_FIELDS_MAX: Final = 2_000
+SCHEMA_ALIASES_MAX: Final = 2_000
 SCHEMA_DEPTH_MAX: Final = 16
 SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 _FEW: Final = 24
 # How many rows are parsed together once a parse of more has failed; those of the last are then read one by one.
 _PARTS: Final = (2_048, 128)
+# For each alias all the texts are searched; with more of them than this, beside two for each field, rows one by one are
+# sooner read.
+_ALIASES_FEW: Final = 16
 _decode = msgspec.json.Decoder().decode
 
 
@@ -293,7 +296,8 @@ def _mask(array: pa.BooleanArray) -> np.ndarray:
 
 @kept(size_of)
 def _plan_of(schema: Schema) -> _Plan | None:
-    """How Arrow's parser reads rows of this schema; None if it has types that it cannot read as we write them."""
+    """How Arrow's parser reads rows of this schema; None if it has types that it cannot read as we write, or too many
+    aliases."""
     fields: list[pa.Field] = []
     names: list[tuple[str, ...]] = []
     taken = set(schema.arrow.names)
@@ -305,6 +309,8 @@ def _plan_of(schema: Schema) -> _Plan | None:
         taken.update(aliases)
         names.append((field.name, *aliases))
         fields += [pa.field(name, kind) for name in names[-1]]
+    if len(fields) > 3 * len(names) + _ALIASES_FEW:
+        return None
     defaults = tuple(default_of(field)[1] is not None for field in schema.arrow)
     row = pa.struct(fields)
     return _Plan(row, tuple(names), defaults, _has_floats(row))
