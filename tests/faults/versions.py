@@ -1,8 +1,8 @@
 """Schemas that follow each other, and what a row of one of them is in another: the model for suites that change them.
 
 It knows types by their texts and values as Python has them, and nothing of Arrow. A field of the reader is found in the
-row by its name, else by one of its own aliases, else by an alias that the writer's field has; what is not found, or null
-and must not be, has the default, else null.
+row by its name, else by one of its own aliases, else by an alias that the writer's field has; what is not found has the
+default, else null; so has what is null and must not be.
 """
 
 import json
