@@ -64,7 +64,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             code = server.stop()
             if code:
                 result.add_finding(f"seed {seed}: the server ended with {code}: {server.stderr()}")
-    except (ServerFailed, MainstemError) as error:
+    except (ServerFailed, MainstemError, pa.ArrowInvalid) as error:
         result.add_finding(f"seed {seed}: {error}")
     return result
 
@@ -82,7 +82,11 @@ def _read_rows(hub: Hub, result: Trials) -> None:
     counts = []
     for where in (None, "id IS NULL OR id IS NOT NULL"):
         with hub.consumer("rows", start="earliest", follow=False, where=where) as consumer:
-            counts.append(sum(batch.to_arrow().num_rows for batch in consumer.batches()))
+            counts.append(0)
+            for batch in consumer.batches():
+                rows = batch.to_arrow()
+                rows.validate(full=True)
+                counts[-1] += rows.num_rows
     result.acknowledged += counts[0]
     if counts[0] != counts[1]:
         result.add_finding(f"{counts[0]} rows are there, and {counts[1]} of them are something or nothing")

@@ -5,6 +5,8 @@ that only the server gives, in times that are not in them; JSON that is none; sc
 """
 
 import random
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec.structs
@@ -41,15 +43,19 @@ class HostileRows:
             for layout in (0, layouts.HAS_KEY | layouts.HAS_HEADERS | layouts.HAS_TIMESTAMP)
             for case in _encoded(_rows(layout, 5), layouts.shape_of(layout, ROWS), ROWS)
         ]
+        self._broken = list(broken_rows())
 
     def next(self) -> bytes:
-        rng = self._rng
-        made = rng.choice((self._damaged, self._damaged, self._lying, self._lying, self._json, self._schema))
-        return b"".join(pack(*made()))
+        makers = (self._damaged, self._damaged, self._crafted, self._lying, self._lying, self._json, self._schema)
+        return b"".join(pack(*self._rng.choice(makers)()))
 
     def _damaged(self) -> tuple[Any, ...]:
         """A body that was changed, with the checksum that it has now."""
         return self._append(_mutate(self._rng, self._rng.choice(self._cases)), self._schema_id)
+
+    def _crafted(self) -> tuple[Any, ...]:
+        """A message of the right shape with a column that breaks what Arrow takes for granted."""
+        return self._append(self._rng.choice(self._broken), self._schema_id)
 
     def _lying(self) -> tuple[Any, ...]:
         """A valid body under a header that says something else."""
@@ -119,6 +125,28 @@ class HostileRows:
         )
         header = msgspec.structs.replace(header, **lie)
         return Kind.APPEND, self._rng.randrange(1, 100), wire.Append([header], True, 1_000), [case.payload]
+
+
+def broken_rows() -> Iterator[Case]:
+    """Rows of the right shape in which the offsets of a column, nested ones too, or the bytes of a text are wrong."""
+    rows = _rows(0, 5)
+    message = rows.serialize().to_pybytes()
+    items, labels, place = (rows.column(name) for name in ("items", "labels", "place"))
+    parts = (rows.column("text"), items, items.values.field(0), labels, labels.items, place.field(1))
+    for part in parts:
+        right = part.buffers()[1].to_pybytes()[: 4 * (len(part) + 1)]
+        numbers = list(struct.unpack(f"<{len(part) + 1}i", right))
+        for wrong in (numbers[::-1], [*numbers[:-1], 1 << 30], [-1, *numbers[1:]], [number + 1 for number in numbers]):
+            yield _with(message, right, struct.pack(f"<{len(part) + 1}i", *wrong))
+    for text in (b"na\xff\xfeve", b"\xed\xa0\x80abc", b"naive\xc3"):
+        yield _with(message, "naïve".encode(), text)
+
+
+def _with(message: bytes, right: bytes, wrong: bytes) -> Case:
+    assert right in message
+    assert len(right) == len(wrong)
+    changed = message.replace(right, wrong)
+    return Case(payload.RAW, 0, 5, len(changed), changed, ROWS)
 
 
 def _bounded(number: int, bits: int) -> int:

@@ -318,6 +318,19 @@ def test_json_from_before_the_schema_is_a_row_while_its_fields_are_there(hub):
     assert rows(hub, "orders") == [{"id": 1, "older": "a"}]
 
 
+def test_a_name_that_comes_back_and_is_never_null_finds_its_default_in_nulls_from_before(hub):
+    hub.streams.create("orders", schema={"id": "int", "n": "int8"})
+    with hub.producer() as producer:
+        producer.send_many("orders", [{"id": 1, "n": None}, {"id": 2, "n": 7}]).result()
+    hub.streams.set_schema("orders", {"id": "int"})
+    back = {"type": "float32", "nullable": False, "default": 0.5}
+    hub.streams.set_schema("orders", {"id": "int", "n": back})
+    assert rows(hub, "orders") == [{"id": 1, "n": 0.5}, {"id": 2, "n": 7.0}]
+    for where, ids in (("n = 0.5", [1]), ("n IS NULL", []), ("n > 1", [2])):
+        with hub.consumer("orders", start="earliest", follow=False, where=where) as consumer:
+            assert [record.value["id"] for record in consumer] == ids
+
+
 def test_a_flood_of_rows_that_do_not_fit_looks_for_a_newer_schema_once_a_second(tmp_path, monkeypatch):
     with mainstem.open(tmp_path) as hub:
         hub.streams.create("orders", schema=SCHEMA)
