@@ -174,7 +174,8 @@ def _read_all(
     if rows.null_count:
         # `null` is JSON, but no row; where there is no value there is none either.
         unclear |= _mask(pc.and_(rows.is_null(), values.is_valid()))
-    if plan.has_floats and pc.any(pc.match_substring(values, "-0")).as_py():
+    # Looked for in all of them at once, which is a tenth of the work: in most there is none.
+    if plan.has_floats and b"-0" in values.buffers()[2].to_pybytes():
         # Python has no whole number -0, so it is 0.0 where rows are read one by one.
         unclear |= _mask(pc.fill_null(pc.match_substring_regex(values, r"-0\s*[,}\]]"), False))
     found = _merge_names(converter, plan, rows, values, unclear)
