@@ -494,17 +494,15 @@ def _schemas(submissions: Sequence[Submission]) -> dict[int, int]:
 def _stored_bytes(item: Item) -> int:
     """Bytes of payload and statistics that an item adds to a block."""
     if isinstance(item, Batch):
-        return _size(item.header)
-    return sum(_size(batch.header) for batch in item.batches) if isinstance(item, Replacement) else 0
-
-
-def _size(header: BatchHeader) -> int:
-    return header.stored_len + len(header.statistics)
+        return item.header.stored_len + len(item.header.statistics)
+    if isinstance(item, Replacement):
+        return sum(batch.header.stored_len + len(batch.header.statistics) for batch in item.batches)
+    return 0
 
 
 def _bare(header: BatchHeader) -> BatchHeader:
     """For readers, who get the records themselves."""
-    return msgspec.structs.replace(header, statistics=b"") if header.statistics else header
+    return msgspec.structs.replace(header, statistics=b"")
 
 
 def _is_large(submission: Submission) -> bool:
@@ -534,7 +532,7 @@ def _shard_of(batch: Batch) -> ShardKey:
 
 def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:
     return [
-        FetchedBatch(outcome.base, _bare(item.header), item.payload)
+        FetchedBatch(outcome.base, _bare(item.header) if item.header.statistics else item.header, item.payload)
         for item, outcome in zip(items, outcomes, strict=True)
         if isinstance(item, Batch) and isinstance(outcome, Appended) and not outcome.duplicate
     ]

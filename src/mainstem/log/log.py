@@ -348,6 +348,8 @@ class _LiveLedger:
         self.statistics_bytes = entries.statistics_bytes
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
+        # For each batch that comes: every call counts.
+        self.load_stream = applier.stream
         self._missing: dict[ShardKey, _Missing] = {}
 
     def epoch(self) -> int:
@@ -358,9 +360,6 @@ class _LiveLedger:
 
     def stream_named(self, name: str) -> StreamRow | None:
         return self._applier.stream_named(name)
-
-    def load_stream(self, stream: int) -> StreamRow | None:
-        return self._applier.stream(stream)
 
     def list_streams(self) -> list[StreamRow]:
         return self._applier.streams()
