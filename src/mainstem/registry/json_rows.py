@@ -175,7 +175,7 @@ def _read_all(
         # `null` is JSON, but no row; where there is no value there is none either.
         unclear |= _mask(pc.and_(rows.is_null(), values.is_valid()))
     # Looked for in all of them at once, which is a tenth of the work: in most there is none.
-    if plan.has_floats and b"-0" in values.buffers()[2].to_pybytes():
+    if plan.has_floats and b"-0" in _bytes_of(values):
         # Python has no whole number -0, so it is 0.0 where rows are read one by one.
         unclear |= _mask(pc.fill_null(pc.match_substring_regex(values, r"-0\s*[,}\]]"), False))
     found = _merge_names(converter, plan, rows, values, unclear)
@@ -288,6 +288,14 @@ def _replaced(
     source[places] = len(values) + np.arange(len(places))
     both = pa.Table.from_batches([batch, exact]).combine_chunks()
     return both.take(pa.array(source)).combine_chunks().to_batches()[0]
+
+
+def _bytes_of(values: pa.BinaryArray) -> bytes:
+    """What these values have, one after the other: a part of a column does not have the bytes of the whole."""
+    _, places, data = values.buffers()
+    ends = np.frombuffer(places, np.int32, len(values) + 1, 4 * values.offset)
+    first, last = int(ends[0]), int(ends[-1])
+    return data.slice(first, last - first).to_pybytes() if last > first else b""
 
 
 def _mask(array: pa.BooleanArray) -> np.ndarray:

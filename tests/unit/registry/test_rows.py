@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from mainstem.core.errors import InvalidSchema, SchemaMismatch
 from mainstem.core.limits import JSON_OBJECT_NAMES_MAX
 from mainstem.core.schema import Schema, described
+from mainstem.registry import json_rows
 from mainstem.registry.forms import as_schema
 from mainstem.registry.rows import BadRow, RowConverter, converter_of, verify
 
@@ -704,3 +705,15 @@ def test_what_is_wrong_inside_a_column_is_told_with_its_row(
     with pytest.raises(SchemaMismatch, match=rf"\(row {row}\)") as caught:
         RowConverter(NESTED).cast(pa.table({name: chunked}))
     assert caught.value.path == path
+
+
+def test_only_the_bytes_of_a_part_of_a_column_are_gone_through():
+    schema = Schema(pa.schema([("x", pa.float64())]))
+    values = pa.array([b'{"x": -0}', *[b'{"x": %d}' % number for number in range(100)]], pa.binary())
+    assert json_rows._bytes_of(values.slice(3, 2)) == b'{"x": 2}{"x": 3}'
+    assert json_rows._bytes_of(values.slice(7, 0)) == b""
+    rows, bad = converter_of(schema).from_json(values.slice(1))
+    assert (rows.column(0).to_pylist(), bad) == ([float(number) for number in range(100)], [])
+    # A column of nothing but tombstones may have no bytes at all.
+    rows, bad = converter_of(schema).from_json(pa.nulls(100, pa.binary()))
+    assert (rows.column(0).null_count, bad) == (100, [])
