@@ -1,7 +1,8 @@
 """Mutated and random messages to a real server: it stays up, its memory is bounded, a healthy client is served on.
 
 A connection says hello, is welcomed, sends a few mutated messages one after the other, and reads until the server ends
-it. Some send garbage instead of hello.
+it. Some send garbage instead of hello; others speak as they should and send rows and schemas that must not be believed.
+No answer may say that the server itself has failed, and of what it has taken every row can be read.
 """
 
 import contextlib
@@ -11,15 +12,21 @@ import struct
 import threading
 import time
 from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
 
 import mainstem
-from mainstem.core.errors import MainstemError
+from mainstem.core.errors import InternalError, MainstemError
+from mainstem.core.limits import MESSAGE_BYTES_MAX_BEFORE_HELLO
 from mainstem.hub.hub import Hub
 from mainstem.testing.history import History
 from mainstem.testing.server import ServerFailed, ServerProcess
-from mainstem.transport.wire import Hello, Kind, pack
+from mainstem.transport.wire import VERSION, Appended, Hello, Kind, Message, MessageReader, WireError, pack
 from tests.faults.stamped import StampedProducer, count_report, read_back
 from tests.faults.trials import Trials
+from tests.fuzz.payload_fuzz import ROWS
+from tests.fuzz.rows_fuzz import HostileRows
 from tests.fuzz.wire_fuzz import Mutator
 
 MESSAGES_PER_CONNECTION_MAX = 8
@@ -29,6 +36,9 @@ GROWTH_BYTES_MAX = 256 << 20
 HEALTHY_SECONDS_MAX = 3.0
 _ANSWER_SECONDS_MAX = 10.0
 _HELLO = b"".join(pack(Kind.HELLO, 1, Hello(1, 1, "fuzz")))
+_HELLO_ROWS = b"".join(pack(Kind.HELLO, 1, Hello(1, VERSION, "fuzz")))
+# One in this many connections sends rows.
+_ROWS_EVERY = 4
 _PING = b"".join(pack(Kind.PING, 0))
 
 
@@ -40,32 +50,64 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             with mainstem.connect(server.url) as hub:
                 hub.streams.create("healthy", shards=2)
                 hub.streams.create("fuzzed", shards=2)
+                rng = random.Random(f"fuzz server {seed}")
+                rows = _stream_of_rows(hub, rng)
                 before = server.memory_bytes()
                 healthy = _Healthy(hub)
-                _throw(seed, trials, server, result)
+                _throw(Mutator(seed), rows, rng, trials, server, result)
                 healthy.stop()
                 growth = server.memory_bytes() - before
                 healthy.judge(result)
+                _read_rows(hub, result)
             if growth > GROWTH_BYTES_MAX:
                 result.add_finding(f"seed {seed}: the server's memory grew by {growth >> 20} MiB")
             code = server.stop()
             if code:
                 result.add_finding(f"seed {seed}: the server ended with {code}: {server.stderr()}")
-    except (ServerFailed, MainstemError) as error:
+    except (ServerFailed, MainstemError, pa.ArrowInvalid) as error:
         result.add_finding(f"seed {seed}: {error}")
     return result
 
 
-def _throw(seed: int, trials: int, server: ServerProcess, result: Trials) -> None:
-    mutator, rng = Mutator(seed), random.Random(f"fuzz server {seed}")
+def _stream_of_rows(hub: Hub, rng: random.Random) -> HostileRows:
+    """A stream whose schema has two versions, and another with a schema of its own."""
+    first = hub.streams.create("rows", schema=ROWS)
+    wider = hub.streams.set_schema("rows", pa.schema([*ROWS.arrow, ("later", pa.string())]))
+    other = hub.streams.create("other", schema={"id": "int64"})
+    return HostileRows(rng, first.id, first.schema_id, (wider.schema_id, other.schema_id))
+
+
+def _read_rows(hub: Hub, result: Trials) -> None:
+    """What was taken is read, by the server for a predicate and here."""
+    counts = []
+    for where in (None, "id IS NULL OR id IS NOT NULL"):
+        with hub.consumer("rows", start="earliest", follow=False, where=where) as consumer:
+            counts.append(0)
+            for batch in consumer.batches():
+                rows = batch.to_arrow()
+                rows.validate(full=True)
+                counts[-1] += rows.num_rows
+    result.acknowledged += counts[0]
+    if counts[0] != counts[1]:
+        result.add_finding(f"{counts[0]} rows are there, and {counts[1]} of them are something or nothing")
+
+
+def _throw(
+    mutator: Mutator, rows: HostileRows, rng: random.Random, trials: int, server: ServerProcess, result: Trials
+) -> None:
     while result.trials < trials and server.is_running and len(result.findings) <= 5:
         with contextlib.ExitStack() as stack:
             try:
                 connections = [
-                    stack.enter_context(_Attacker(server.address, mutator, rng)) for _ in range(CONNECTIONS_AT_ONCE)
+                    stack.enter_context(
+                        _Attacker(server.address, mutator, rng)
+                        if number % _ROWS_EVERY
+                        else _RowsAttacker(server.address, rows)
+                    )
+                    for number in range(CONNECTIONS_AT_ONCE)
                 ]
             except OSError as error:
-                result.add_finding(f"seed {seed}, after {result.trials} messages: cannot connect: {error}")
+                result.add_finding(f"after {result.trials} messages: cannot connect: {error}")
                 return
             for connection in connections:
                 connection.greet()
@@ -77,31 +119,31 @@ def _throw(seed: int, trials: int, server: ServerProcess, result: Trials) -> Non
             for connection in connections:
                 wrong = connection.end()
                 if wrong:
-                    result.add_finding(f"seed {seed}, after {result.trials} messages: {wrong}"[:2_000])
+                    result.add_finding(f"after {result.trials} messages: {wrong}"[:2_000])
 
 
-class _Attacker:
-    """One connection that says hello, mostly, and then whatever it likes."""
+class _Connection:
+    """One connection that says hello and then whatever it likes."""
 
-    def __init__(self, address: str, mutator: Mutator, rng: random.Random) -> None:
+    def __init__(self, address: str, source: Mutator | HostileRows, hello: bytes) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS_MAX)
         # Closing resets: tens of thousands of connections would else wait in the kernel for minutes.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._mutator = mutator
-        self._says_hello = rng.random() < 0.95
+        self._source = source
+        self._hello = hello
         self._thrown: list[bytes] = []
-        if self._says_hello:
+        if hello:
             with contextlib.suppress(OSError):
-                self._socket.sendall(_HELLO)
+                self._socket.sendall(hello)
 
     def greet(self) -> None:
-        if self._says_hello:
+        if self._hello:
             with contextlib.suppress(OSError):
-                self._socket.recv(65_536)
+                self._take(self._socket.recv(65_536))
 
     def throw(self) -> None:
-        self._thrown.append(self._mutator.next())
+        self._thrown.append(self._source.next())
         try:
             self._socket.sendall(self._thrown[-1])
         except OSError:
@@ -113,19 +155,53 @@ class _Attacker:
             self._socket.sendall(_PING)
             # A server that waits for the rest of a cut message learns that there is none.
             self._socket.shutdown(socket.SHUT_WR)
-            while self._socket.recv(65_536):
-                pass
+            while data := self._socket.recv(65_536):
+                self._take(data)
         except TimeoutError:
             return f"no end within {_ANSWER_SECONDS_MAX} s; sent {self._thrown!r}"
         except OSError:
             return ""
         return ""
 
-    def __enter__(self) -> "_Attacker":
+    def _take(self, data: bytes) -> None:
+        """What the server has answered."""
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
+
+
+class _Attacker(_Connection):
+    """One that sends messages that can hardly be read."""
+
+    def __init__(self, address: str, mutator: Mutator, rng: random.Random) -> None:
+        super().__init__(address, mutator, _HELLO if rng.random() < 0.95 else b"")
+
+
+class _RowsAttacker(_Connection):
+    """One whose messages can be read, so that each is answered."""
+
+    def __init__(self, address: str, rows: HostileRows) -> None:
+        super().__init__(address, rows, _HELLO_ROWS)
+        self._reader = MessageReader(bytearray(MESSAGE_BYTES_MAX_BEFORE_HELLO))
+        self._reader.allow_large()
+        self._failures: list[str] = []
+
+    def _take(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            self._failures += [error.message for error in _errors(message) if error.code == InternalError.code]
+
+    def end(self) -> str:
+        wrong = super().end()
+        return f"{self._failures}; sent {self._thrown!r}" if self._failures else wrong
+
+
+def _errors(message: Message) -> list[WireError]:
+    if isinstance(message.header, WireError):
+        return [message.header]
+    return list(message.header.errors.values()) if isinstance(message.header, Appended) else []
 
 
 class _Healthy:

@@ -12,9 +12,13 @@ from tests.faults.trials import Trials
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
+    return run_in_child("tests.fuzz.payload_fuzz", seed, trials)
+
+
+def run_in_child(module: str, seed: int, trials: int) -> Trials:
+    """A module that takes a seed and a number of cases, and says how many of them were valid and refused."""
     result = Trials(trials=trials)
-    command = planted.command("tests.fuzz.payload_fuzz", str(seed), str(trials))
-    child = subprocess.run(command, capture_output=True, check=False)
+    child = subprocess.run(planted.command(module, str(seed), str(trials)), capture_output=True, check=False)
     if child.returncode:
         last = child.stderr.decode(errors="replace")[-1_500:]
         result.add_finding(f"seed {seed}: ended with {child.returncode}: {last}")

@@ -3,7 +3,8 @@
 Blocks are tiny, what is dead is freed within moments, and nothing rests: so a kill meets trimming, dropping, merging,
 compaction, rewriting, freeing and snapshots. One stream is kept whole and has a follower that lives through it all; one
 is compacted by key; one is trimmed all the time. Afterwards everything that was acknowledged and not let go on purpose
-is there, once and in order; the books of the ledger are right; and no file is left that nothing needs.
+is there, once and in order, also after one more collection; the books of the ledger are right; and no file is left that
+nothing needs.
 """
 
 import random
@@ -41,6 +42,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     rng = random.Random(f"kill upkeep {seed}")
     history = History()
     place = folder / "kept"
+    load: _Load | None = None
     try:
         with ServerProcess(place, *_HARD) as server, mainstem.connect(server.url) as hub:
             hub.streams.create(_KEPT, shards=SHARDS)
@@ -65,6 +67,10 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     count_report(result, history.check(), f"seed {seed}")
     for text in _collected(place):
         result.add_finding(f"seed {seed}: {text}")
+    if load is not None:
+        with mainstem.open(place, read_only=True) as hub:
+            for text in load.check_keyed(hub):
+                result.add_finding(f"seed {seed}, after the next collection: {text}")
     return result
 
 

@@ -17,6 +17,7 @@ from tests.faults import (
     fuzz_server,
     fuzz_wire,
     hostile_payload,
+    hostile_schema,
     kill_embedded,
     kill_server,
     kill_upkeep,
@@ -118,7 +119,12 @@ SUITES: dict[str, Suite] = {
     ),
     "fuzz_wire": Suite(fuzz_wire.run, slice=100_000, full=10_000_000, chunk=2_500_000, bugs={"trust_messages": 1_000}),
     "fuzz_server": Suite(
-        fuzz_server.run, slice=10_000, full=200_000, chunk=100_000, bugs={"end_on_garbage": 1_000}, measures=True
+        fuzz_server.run,
+        slice=10_000,
+        full=200_000,
+        chunk=100_000,
+        bugs={"end_on_garbage": 1_000},
+        measures=True,
     ),
     "fuzz_predicate": Suite(
         fuzz_predicate.run,
@@ -131,4 +137,5 @@ SUITES: dict[str, Suite] = {
     "hostile_payload": Suite(
         hostile_payload.run, slice=5_000, full=2_000_000, chunk=500_000, bugs={"trust_payloads": 20_000}
     ),
+    "hostile_schema": Suite(hostile_schema.run, slice=150, full=50_000, chunk=10_000, bugs={"believe_metadata": 150}),
 }

@@ -2,7 +2,7 @@
 
 It knows types by their texts and values as Python has them, and nothing of Arrow. A field of the reader is found in the
 row by its name, else by one of its own aliases, else by an alias that the writer's field has; what is not found has the
-default, else null.
+default, else null; so has what is null and must not be.
 """
 
 import json
@@ -152,7 +152,8 @@ def _found(field: Field, row: Row, writer: Version) -> Any:
         was = next((names[alias] for alias in field.aliases if alias in names), None)
     if was is None:
         was = next((other for other in writer.fields if field.name in other.aliases), None)
-    if was is None:
+    # A name that was gone for a while may come back as a field that is never null, and find nulls from before.
+    if was is None or (row[was.name] is None and not field.is_nullable):
         return plain(field.default, field.kind)
     return plain(row[was.name], field.kind)
 

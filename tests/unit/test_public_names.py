@@ -45,10 +45,13 @@ NAMES = {
     Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded",
     Record: "headers key offset shard timestamp timestamp_us undecoded value",
     RecordBatch: (
-        "count end first last offset offsets records shard slice stream to_arrow to_csv to_dicts to_ndjson "
-        "to_pandas to_polars undecoded values"
+        "count end first last offset offsets records shard slice stream to_arrow to_avro to_csv to_dicts to_ndjson "
+        "to_pandas to_parquet to_polars undecoded values"
     ),
-    Found: "count index opened seconds skipped to_arrow to_dicts to_pandas undecoded",
+    Found: (
+        "count index opened seconds skipped to_arrow to_avro to_csv to_dicts to_ndjson to_pandas to_parquet to_polars "
+        "undecoded"
+    ),
     mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",
     StreamInfo: (

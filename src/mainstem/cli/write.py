@@ -16,7 +16,7 @@ from mainstem.cli.exits import ExitCode, UsageProblem, explain
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.cli.printing import counted
-from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge, UnknownStream
+from mainstem.core.errors import InvalidPayload, InvalidRecord, MainstemError, RecordTooLarge, UnknownStream
 from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
@@ -40,12 +40,13 @@ def write(
     format: Annotated[  # noqa: A002
         str,
         typer.Option(
-            metavar="lines|ndjson|csv|parquet|frames|auto",
+            metavar="lines|ndjson|csv|parquet|avro|frames|auto",
             help="How records stand in the input. auto: by the file's ending or its first bytes, else lines.",
         ),
     ] = "auto",
     key: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="The field of a row (NDJSON, CSV, Parquet) that is its key.")
+        str | None,
+        typer.Option(metavar="FIELD", help="The field of a row (NDJSON, CSV, Parquet, Avro) that is its key."),
     ] = None,
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help=r"Lines are KEY TEXT VALUE; \t is a tab.")
@@ -61,16 +62,17 @@ def write(
         ),
     ] = "raise",
     infer: Annotated[
-        bool, typer.Option("--infer", help="Give a stream without a schema that of the input (NDJSON, Parquet).")
+        bool,
+        typer.Option("--infer", help="Give a stream without a schema that of the input (NDJSON, Parquet, Avro)."),
     ] = False,
     data: Data = None,
 ) -> None:
     """Write records from a file or a pipe to a stream.
 
     Ends when all of them are durable. If the stream has a schema, each line, row or frame is a row of it: JSON, cells
-    of CSV, columns of Parquet. If it has none, lines are values as they are, and a row of NDJSON, CSV or Parquet is
-    kept as the JSON of that row, unless its columns are value, key, headers and timestamp: then it is a whole record,
-    as `tail --output json` writes them.
+    of CSV, columns of Parquet or Avro. If it has none, lines are values as they are, and a row of NDJSON, CSV, Parquet
+    or Avro is kept as the JSON of that row. Rows with the columns value, key, headers and timestamp are whole records,
+    as `tail --output json` writes them, of any stream.
     """
     check_stream_name(name, reserved=True)
     if on_bad not in ("raise", "dead_letter"):
@@ -215,13 +217,15 @@ def _infer(hub: "Hub", name: str, form: str, input_: IO[bytes], blocks: Iterable
     """Give the stream the schema of the input, as far as its beginning tells, if it has none; the same blocks."""
     if hub.streams.get(name).schema:
         return blocks
-    if form == "parquet" and input_.seekable():
-        from mainstem.produce.typed_rows import parquet_schema
+    if form in ("parquet", "avro") and input_.seekable():
+        from mainstem.produce.typed_rows import avro_schema, parquet_schema
 
-        hub.streams.set_schema(name, parquet_schema(input_))
+        hub.streams.set_schema(name, (parquet_schema if form == "parquet" else avro_schema)(input_))
         return blocks
     if form != "ndjson":
-        raise UsageProblem(f"--infer is for NDJSON and for files of Parquet, and the input is {form}; give it a schema")
+        raise UsageProblem(
+            f"--infer is for NDJSON and for files of Parquet and Avro, and the input is {form}; give it a schema"
+        )
     from mainstem.registry.forms import infer
 
     blocks = iter(blocks)
@@ -242,16 +246,19 @@ def _typed_rows(
 
     if key is not None and info.key:
         raise UsageProblem(f"--key {key}: the key of a row of {info.name} is made of {', '.join(info.key)}")
+    if key is not None and form in ("parquet", "avro"):
+        raise UsageProblem(f"--key is not for {form} into a stream with a schema; call the column _key instead")
+    schema = Schema.parse(info.schema_bytes)
     match form:
         case "lines" | "ndjson":
-            return typed_rows.json_lines(stop.between(blocks), key)
+            return typed_rows.json_lines(stop.between(blocks), schema, key, keyed=bool(info.key))
         case "frames":
             return typed_rows.frames(stop.between(blocks))
         case "csv":
-            return stop.between(typed_rows.csv_rows(input_, Schema.parse(info.schema_bytes), key))
+            return stop.between(typed_rows.csv_rows(input_, schema, key, keyed=bool(info.key)))
+        case "avro":
+            return stop.between(typed_rows.avro(input_))
         case _:
-            if key is not None:
-                raise UsageProblem("--key is not for Parquet into a stream with a schema; call the column _key instead")
             return stop.between(typed_rows.parquet(_seekable(input_)))
 
 
@@ -270,6 +277,8 @@ def _rows(
             return rows.ndjson(stop.between(blocks), key)
         case "csv":
             return stop.between(rows.csv_rows(input_, key))
+        case "avro":
+            return stop.between(rows.avro(input_, key))
         case _:
             return stop.between(rows.parquet(_seekable(input_), key))
 
@@ -278,7 +287,7 @@ def _named(rows: Iterable[Any], file: str) -> Iterator[Any]:
     """The same rows; what is wrong with one names the file."""
     try:
         yield from rows
-    except (InvalidRecord, RecordTooLarge) as error:
+    except (InvalidRecord, InvalidPayload, RecordTooLarge) as error:
         raise type(error)(f"{file}: {error}") from None
 
 

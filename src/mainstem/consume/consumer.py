@@ -134,7 +134,7 @@ class Consumer:
     @property
     def columns(self) -> pa.Schema:
         """The columns of what comes: those of `batch.to_arrow()`."""
-        return pa.schema([self._view.all.field(name) for name in self._view.names])
+        return self._view.given
 
     @property
     def opened(self) -> int:

@@ -8,6 +8,8 @@ import pyarrow as pa
 
 from mainstem.consume.consumer import Consumer
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.tabular import Tabular
+from mainstem.consume.view import with_metadata
 from mainstem.core.clock import Clock
 from mainstem.core.errors import InvalidPredicate, InvalidSetting
 from mainstem.core.markup import cut, table
@@ -16,7 +18,7 @@ from mainstem.transport.port import Port
 _SHOWN: Final = 20
 
 
-class Found(Sequence[Record]):
+class Found(Sequence[Record], Tabular):
     """The records that match, in order within each shard. Immutable; any thread.
 
     `opened` batches were looked into for it, `skipped` ones were not; `seconds` is how long it took. `undecoded`
@@ -33,18 +35,8 @@ class Found(Sequence[Record]):
         self.seconds = seconds
 
     def to_arrow(self, *, metadata: bool = False) -> pa.Table:
-        """All of them as one table; see RecordBatch.to_arrow."""
-        if not self._batches:
-            return self._columns.empty_table()
-        return pa.Table.from_batches([batch.to_arrow(metadata=metadata) for batch in self._batches])
-
-    def to_pandas(self) -> Any:
-        """A pandas DataFrame of `to_arrow()`; pandas must be installed."""
-        return self.to_arrow().to_pandas()
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """The rows as dicts, of the columns of `to_arrow()`."""
-        return [row for batch in self._batches for row in batch.to_dicts()]
+        columns = with_metadata(self._columns) if metadata else self._columns
+        return pa.Table.from_batches([batch.to_arrow(metadata=metadata) for batch in self._batches], columns)
 
     def __len__(self) -> int:
         return sum(batch.count for batch in self._batches)

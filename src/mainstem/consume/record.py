@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from mainstem.consume.view import METADATA_SCHEMA, Decoded, View
+from mainstem.consume.tabular import Tabular
+from mainstem.consume.view import Decoded, View, with_metadata
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import IncompatibleSchema
 from mainstem.core.markup import cut, table
 from mainstem.core.times import from_us
-from mainstem.registry import formats
 from mainstem.registry.rows import BadRow
 
 _AS_BYTES: Final = View(None)
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return [(name, cut(value)) for name, value in (*row.items(), *beside.items())]
 
 
-class RecordBatch:
+class RecordBatch(Tabular):
     """`count` records of one shard, from `offset` to before `end`. Decoded when first looked into; then immutable.
 
     Their offsets follow each other without a gap, unless the stream is compacted, records were erased, or only some
@@ -116,35 +116,9 @@ class RecordBatch:
     # As columns.
 
     def to_arrow(self, *, metadata: bool = False) -> pa.RecordBatch:
-        """The columns of the stream's schema, or those that were asked for; without a schema key, value, headers,
-        timestamp. With `metadata` also _shard, _offset, _timestamp, _key, _headers."""
         view = self._view
-        names = view.names
-        if metadata:
-            names = [*names, *(name for name in METADATA_SCHEMA.names if name not in names)]
+        names = with_metadata(view.given).names if metadata else view.names
         return view.assemble(self._narrow(), names, self.shard, self.offsets(), self._fetched.header.time_low)
-
-    def to_pandas(self) -> Any:
-        """A pandas DataFrame of `to_arrow()`; pandas must be installed."""
-        return self.to_arrow().to_pandas()
-
-    def to_polars(self) -> Any:
-        """A polars DataFrame of `to_arrow()`; polars must be installed."""
-        import polars as pl
-
-        return pl.from_arrow(self.to_arrow())
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """The rows as dicts, of the columns of `to_arrow()`."""
-        return formats.to_dicts(self.to_arrow())
-
-    def to_ndjson(self) -> bytes:
-        """The rows as JSON, one a line."""
-        return formats.to_ndjson(self.to_arrow())
-
-    def to_csv(self, *, header: bool = True) -> bytes:
-        """The rows as CSV."""
-        return formats.to_csv(self.to_arrow(), header)
 
     # As records.
 

@@ -38,6 +38,11 @@ assert tuple(METADATA_SCHEMA.names) == METADATA_COLUMNS
 _COMPANIONS: Final = {"_key": "key", "_headers": "headers", "_timestamp": "timestamp", "_offset": "offset"}
 
 
+def with_metadata(columns: pa.Schema) -> pa.Schema:
+    """The columns, and those that every record has and that are not among them."""
+    return pa.schema([*columns, *(field for field in METADATA_SCHEMA if field.name not in columns.names)])
+
+
 class Decoded(NamedTuple):
     """A batch opened: its columns, as a batch of its layout has them, and the rows that could not be made.
 
@@ -70,11 +75,13 @@ class View:
         self.key = tuple(key)
         self._schema_of = schema_of
         rows = layouts.FULL_SCHEMA if schema is None else schema.arrow
-        # Everything that can be asked for.
-        self.all = pa.schema([*rows, *METADATA_SCHEMA])
+        # Everything that can be asked for. A tombstone is read as a row of nulls, whatever the schema says of rows.
+        self.all = pa.schema([*(field.with_nullable(True) for field in rows), *METADATA_SCHEMA])
         if self.columns is not None:
             _check_columns(self.columns, self.all.names)
         self.names = list(rows.names) if self.columns is None else list(self.columns)
+        # What the reader gets.
+        self.given = pa.schema([self.all.field(name) for name in self.names])
         self.time_name = "timestamp" if schema is None else "_timestamp"
         # What batches of this schema have once only the named columns are left of them.
         self.kept = schema if schema is None or self.columns is None else _part(schema, self.columns)

@@ -30,6 +30,7 @@ PAYLOAD_WHOLE_ZSTD_MAX: Final = 64 * KIB
 
 # One schema. Names as long as PostgreSQL, Spark and Parquet readers take them without trouble.
 SCHEMA_FIELDS_MAX: Final = 2_000
+SCHEMA_ALIASES_MAX: Final = 2_000
 SCHEMA_DEPTH_MAX: Final = 16
 SCHEMA_NAME_CHARS_MAX: Final = 255
 SCHEMA_BYTES_MAX: Final = 512 * KIB
@@ -73,6 +74,8 @@ FORMATTED_BYTES_MAX: Final = 256 * MIB
 # An Avro file that is read: its blocks, and all of it, once they are decompressed.
 AVRO_BLOCK_BYTES_MAX: Final = 16 * MIB
 AVRO_FILE_BYTES_MAX: Final = 1024 * MIB
+# A row group of a Parquet file that is read, decompressed. Most writers make groups of some hundred MiB.
+PARQUET_GROUP_BYTES_MAX: Final = 2048 * MIB
 # A column of a user's table once its dictionary, or its runs, are unpacked.
 UNPACKED_BYTES_MAX: Final = 1024 * MIB
 

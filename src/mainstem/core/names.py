@@ -29,7 +29,5 @@ def check_group_name(name: object, what: str = "group") -> str:
     """The name, if a group, or a writer, may have it, else InvalidName."""
     if not isinstance(name, str) or len(name) > STREAM_NAME_CHARS_MAX or not _NAME.fullmatch(name):
         shown = repr(name[:20]) if isinstance(name, str) else type(name).__name__
-        raise InvalidName(
-            f"{what} name {shown}: use 1 to {STREAM_NAME_CHARS_MAX} letters, digits, '.', '_' and '-'"
-        )
+        raise InvalidName(f"{what} name {shown}: use 1 to {STREAM_NAME_CHARS_MAX} letters, digits, '.', '_' and '-'")
     return name

@@ -20,6 +20,7 @@ import pyarrow as pa
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.kept import kept
 from mainstem.core.limits import (
+    SCHEMA_ALIASES_MAX,
     SCHEMA_BYTES_MAX,
     SCHEMA_DEPTH_MAX,
     SCHEMA_FIELDS_MAX,
@@ -27,7 +28,7 @@ from mainstem.core.limits import (
     SCHEMA_ROW_BYTES_MAX,
 )
 from mainstem.core.markup import cut, table
-from mainstem.core.plain import first_repeated
+from mainstem.core.plain import first_repeated, one_line
 
 # What every record has beside its row; no column of a schema may be called like one of these.
 METADATA_COLUMNS: Final = ("_shard", "_offset", "_timestamp", "_key", "_headers")
@@ -36,6 +37,8 @@ ALIASES: Final = b"aliases"
 DOC: Final = b"doc"
 _KEPT: Final = (DEFAULT, ALIASES, DOC)
 _SHOWN_FIELDS: Final = 20
+# Digits of the widest decimal: with its point further away there is nothing that can be calculated.
+_DECIMAL_SCALE_MAX: Final = 76
 # How many bytes of memory a byte of a serialized schema becomes.
 _GROWTH: Final = 6
 
@@ -72,6 +75,8 @@ class Schema:
                 raise InvalidSchema(f"column {field.name!r}: this name stands for what every record has; use another")
         if (count := sum(map(count_fields, fields))) > SCHEMA_FIELDS_MAX:
             raise InvalidSchema(f"{count} fields, nested ones included; at most {SCHEMA_FIELDS_MAX} are possible")
+        if (count := sum(map(_count_aliases, fields))) > SCHEMA_ALIASES_MAX:
+            raise InvalidSchema(f"{count} aliases; at most {SCHEMA_ALIASES_MAX} are possible")
         _check_width("a row", sum(null_bits(field.type) for field in fields))
         self.arrow = pa.schema(fields)
         self.serialized: bytes = self.arrow.serialize().to_pybytes()
@@ -176,6 +181,8 @@ def null_bits(kind: pa.DataType) -> int:
         return 1 + sum(null_bits(kind.field(index).type) for index in range(kind.num_fields))
     if types.is_list(kind) or types.is_map(kind) or types.is_string(kind) or types.is_binary(kind):
         return 1 + 32  # where it begins
+    if types.is_fixed_size_binary(kind):
+        return 1 + 8 * int(kind.byte_width)  # in bits the largest are more than Arrow can say
     return 1 + int(kind.bit_width)
 
 
@@ -185,6 +192,11 @@ def count_fields(field: pa.Field) -> int:
     return 1 + sum(count_fields(kind.field(index)) for index in range(kind.num_fields))
 
 
+def _count_aliases(field: pa.Field) -> int:
+    kind = field.type
+    return len(aliases_of(field)) + sum(_count_aliases(kind.field(index)) for index in range(kind.num_fields))
+
+
 @kept(lambda serialized: _GROWTH * len(serialized))
 def _parse(serialized: bytes) -> Schema:
     try:
@@ -192,7 +204,7 @@ def _parse(serialized: bytes) -> Schema:
     except InvalidSchema:
         raise
     except Exception as error:  # noqa: BLE001  # pyarrow's errors share no root of their own
-        raise InvalidSchema(f"these bytes are no Arrow schema: {error}") from None
+        raise InvalidSchema(f"these bytes are no Arrow schema: {one_line(str(error), 200)}") from None
 
 
 def _fields(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
@@ -204,7 +216,7 @@ def _fields(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
 
 def _field(path: str, field: pa.Field, depth: int) -> pa.Field:
     name = field.name
-    if not name or len(name) > SCHEMA_NAME_CHARS_MAX or "\0" in name:
+    if not _is_name(name):
         raise InvalidSchema(
             f"{f'in column {path!r}: ' if path else ''}a field needs a name of 1 to {SCHEMA_NAME_CHARS_MAX} "
             f"characters, not {name[:40]!r}"
@@ -215,15 +227,24 @@ def _field(path: str, field: pa.Field, depth: int) -> pa.Field:
     return pa.field(name, _type(path, field.type, depth), field.nullable, kept or None)
 
 
+def _is_name(text: Any) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= SCHEMA_NAME_CHARS_MAX and "\0" not in text
+
+
 def _check_metadata(path: str, metadata: Mapping[bytes, bytes]) -> None:
     try:
-        if DEFAULT in metadata:
-            json.loads(metadata[DEFAULT])
-        aliases = json.loads(metadata.get(ALIASES, b"[]"))
-    except ValueError:
-        raise InvalidSchema(f"column {path!r}: its default and its aliases must be written as JSON") from None
-    if not isinstance(aliases, list) or not all(isinstance(name, str) and name for name in aliases):
-        raise InvalidSchema(f"column {path!r}: aliases are a list of names, not {aliases!r}")
+        texts = {key: value.decode() for key, value in metadata.items()}
+        if DEFAULT in texts:
+            json.loads(texts[DEFAULT])
+        aliases = json.loads(texts.get(ALIASES, "[]"))
+        # Half of a surrogate pair can be written as JSON, and is no text.
+        is_right = isinstance(aliases, list) and all(_is_name(name) and name.encode() for name in aliases)
+    except (ValueError, RecursionError):
+        raise InvalidSchema(
+            f"column {path!r}: its default and its aliases must be written as JSON, all in UTF-8"
+        ) from None
+    if not is_right:
+        raise InvalidSchema(f"column {path!r}: aliases are a list of names of 1 to {SCHEMA_NAME_CHARS_MAX} characters")
 
 
 def _type(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
@@ -233,6 +254,12 @@ def _type(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
     for is_kind, replace in _RELATIVES:
         if is_kind(kind):
             return _type(path, replace(kind), depth + 1)
+    if pa.types.is_decimal(kind) and abs(kind.scale) > _DECIMAL_SCALE_MAX:
+        raise InvalidSchema(
+            f"column {path!r} is {kind}; a decimal has its point within {_DECIMAL_SCALE_MAX} digits of its last one"
+        )
+    if pa.types.is_timestamp(kind) and len(kind.tz or "") > SCHEMA_NAME_CHARS_MAX:
+        raise InvalidSchema(f"column {path!r}: a time zone has a name of at most {SCHEMA_NAME_CHARS_MAX} characters")
     if any(is_kind(kind) for is_kind in _PLAIN):
         return kind
     if pa.types.is_fixed_size_binary(kind) and kind.byte_width > 0:
@@ -250,7 +277,7 @@ def _type(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
         value = _field(path, kind.item_field.with_name("value"), depth + 1)
         _check_width(f"column {path!r}: an item of it", null_bits(key.type) + null_bits(value.type))
         return pa.map_(key, value, kind.keys_sorted)
-    raise InvalidSchema(f"column {path!r} is {kind}, which cannot be stored; {_hint(kind)}")
+    raise InvalidSchema(f"column {path!r} is {cut(kind)}, which cannot be stored; {_hint(kind)}")
 
 
 def _hint(kind: pa.DataType) -> str:

@@ -1,6 +1,7 @@
 """Tables of users (Arrow, pandas, polars) as batches of records."""
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, Final
 
 import pyarrow as pa
@@ -59,10 +60,36 @@ def from_user(data: Any, headers: str, is_checked_later: Callable[[pa.Table], bo
     only what Arrow calls valid can be read without harm."""
     try:
         table = as_table(data, headers)
-        table.validate(full=not is_checked_later(table))
+        table.validate()
+        table = _with_whole_dictionaries(table)
+        if not is_checked_later(table):
+            table.validate(full=True)
     except ARROW_ERRORS as error:
         refuse(error)
     return table
+
+
+def _with_whole_dictionaries(table: pa.Table) -> pa.Table:
+    """The table with one chunk where several that follow each other share a dictionary: it is then looked at once."""
+    for index, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type) and column.num_chunks > 1:
+            runs = [list(run) for _, run in groupby(column.chunks, key=_dictionary_place)]
+            table = table.set_column(index, table.field(index), pa.chunked_array(map(_joined, runs), column.type))
+    return table
+
+
+def _dictionary_place(array: pa.DictionaryArray) -> Any:
+    values = array.dictionary
+    buffers = [buffer and (buffer.address, buffer.size) for buffer in values.buffers()]
+    return len(values), values.offset, buffers
+
+
+def _joined(arrays: list[pa.DictionaryArray]) -> pa.DictionaryArray:
+    first = arrays[0]
+    if len(arrays) == 1:
+        return first
+    indices = pa.concat_arrays([array.indices for array in arrays])
+    return pa.DictionaryArray.from_arrays(indices, first.dictionary, ordered=first.type.ordered, safe=False)
 
 
 def as_table(data: Any, headers: str = "headers") -> pa.Table:

@@ -509,19 +509,15 @@ def _schemas(submissions: Sequence[Submission]) -> dict[int, int]:
 def _stored_bytes(item: Item) -> int:
     """Bytes of payload and statistics that an item adds to a block, and those of a command that is not small."""
     if isinstance(item, Batch):
-        return _size(item.header)
+        return item.header.stored_len + len(item.header.statistics)
     if isinstance(item, Replacement):
-        return sum(_size(batch.header) for batch in item.batches)
+        return sum(batch.header.stored_len + len(batch.header.statistics) for batch in item.batches)
     return size if (size := large_command_bytes(item)) > _COMMAND_BYTES else 0
-
-
-def _size(header: BatchHeader) -> int:
-    return header.stored_len + len(header.statistics)
 
 
 def _bare(header: BatchHeader) -> BatchHeader:
     """For readers, who get the records themselves."""
-    return msgspec.structs.replace(header, statistics=b"") if header.statistics else header
+    return msgspec.structs.replace(header, statistics=b"")
 
 
 def _is_large(submission: Submission) -> bool:
@@ -553,7 +549,7 @@ def _run_of(batch: Batch) -> tuple[int, int, int]:
 
 def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:
     return [
-        FetchedBatch(outcome.base, _bare(item.header), item.payload)
+        FetchedBatch(outcome.base, _bare(item.header) if item.header.statistics else item.header, item.payload)
         for item, outcome in zip(items, outcomes, strict=True)
         if isinstance(item, Batch) and isinstance(outcome, Appended) and not outcome.duplicate
     ]

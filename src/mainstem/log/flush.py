@@ -309,7 +309,6 @@ Command = (
 )
 
 
-
 def large_command_bytes(command: Command) -> int:
     """About how large a command is that can be large, so that not too many are in one flush; 0 for others."""
     match command:

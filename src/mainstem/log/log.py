@@ -230,9 +230,7 @@ class Log:
         patience: float = 0.0,
     ) -> None:
         """Write batches of a transaction, durably and without effect; `done` gets a `Staged` for each."""
-        self.transactions.stage(
-            transaction, index, batches, done, timeout=timeout, writer=writer, patience=patience
-        )
+        self.transactions.stage(transaction, index, batches, done, timeout=timeout, writer=writer, patience=patience)
 
     def commit_transaction(
         self,
@@ -414,6 +412,8 @@ class _LiveLedger:
         self.list_group_shards = entries.list_group_shards
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
+        # For each batch that comes: every call counts.
+        self.load_stream = applier.stream
         self._missing: dict[ShardKey, _Missing] = {}
 
     def epoch(self) -> int:
@@ -424,9 +424,6 @@ class _LiveLedger:
 
     def stream_named(self, name: str) -> StreamRow | None:
         return self._applier.stream_named(name)
-
-    def load_stream(self, stream: int) -> StreamRow | None:
-        return self._applier.stream(stream)
 
     def list_streams(self) -> list[StreamRow]:
         return self._applier.streams()

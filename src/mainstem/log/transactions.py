@@ -194,9 +194,7 @@ class Transactions:
             if index:
                 raise _unknown(transaction)
             if not 0 < timeout <= TRANSACTION_SECONDS_MAX:
-                raise InvalidRequest(
-                    f"a transaction may last up to {TRANSACTION_SECONDS_MAX} seconds, not {timeout:g}"
-                )
+                raise InvalidRequest(f"a transaction may last up to {TRANSACTION_SECONDS_MAX} seconds, not {timeout:g}")
             if len(self._open) >= TRANSACTIONS_OPEN_MAX:
                 self._end_overdue()
             if len(self._open) >= TRANSACTIONS_OPEN_MAX:

@@ -168,7 +168,7 @@ class Gateway:
     def _check_payload(self, row: StreamRow, header: BatchHeader, data: bytes) -> _Opened | None:
         """The batch, safe to use; None of a small one that did not have to be opened."""
         # Where there are pieces, the checksum comes with theirs: the bytes are gone over once.
-        table = Contents.of(row, self._schema_of).pieces(header, data)
+        table = Contents.of(row, self._schema_of).pieces(header, data) if header.schema_id else b""
         if (pieces.checksum(table) if table else crc32c(data)) != header.payload_crc:
             raise InvalidPayload("the payload was changed on the way: its checksum does not match")
         # In a payload that is not longer than the longest key no key is too long.

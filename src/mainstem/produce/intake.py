@@ -49,7 +49,7 @@ class Intake:
 
     def _take_typed(self, row: TypedRow) -> None:
         try:
-            ack = self._producer.send(self._stream, row.value, row.key, shard=self._shard)
+            ack = self._producer.send(self._stream, *row[1:], self._shard)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"{self._unit} {row.number}: {error}", path=error.path) from None
         self._note(ack.chunk, 1)
@@ -61,6 +61,11 @@ class Intake:
             # A part of it may be on its way.
             self.is_exact = False
             raise
+        except SchemaMismatch as error:
+            if not self.sent:
+                raise
+            # Rows are counted from the first of the table.
+            raise SchemaMismatch(f"{error}, counted from row {self.sent} of the input", path=error.path) from None
         for chunk in chunks:
             self._note(chunk, chunk.count)
 

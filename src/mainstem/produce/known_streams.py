@@ -107,17 +107,10 @@ class KnownStreams:
     def present(self, stream: StreamInfo) -> StreamInfo:
         """The stream with the number of shards that is known by now."""
         known = self._known.get(stream.name)
-        return stream if known is None or known.id != stream.id else _with_shards_of(stream, known)
-
-    def present_all(self, streams: Sequence[StreamInfo]) -> list[StreamInfo]:
-        """The same for streams that travel together. One that is there twice is the same both times: what is known may
-        be older than one of them, where two threads looked it up at once, and some of its records would be refused and
-        others taken."""
-        found = [self.present(stream) for stream in streams]
-        if len(found) > 1:
-            newest = {stream.id: stream for stream in sorted(found, key=lambda stream: stream.generation)}
-            found = [_with_shards_of(stream, newest[stream.id]) for stream in found]
-        return found
+        # Almost always it is the same.
+        if known is stream or known is None or known.id != stream.id:
+            return stream
+        return _with_shards_of(stream, known)
 
     def note_shards(self, parcel: Parcel) -> None:
         """What is sent from now on is made for the shards that the log says."""
@@ -131,6 +124,13 @@ class KnownStreams:
         for chunk in parcel.chunks:
             if isinstance(chunk.error, StreamDeleted | UnknownStream):
                 self._known.pop(chunk.stream.name, None)
+
+
+def alike(streams: Sequence[StreamInfo]) -> list[StreamInfo]:
+    """Streams that travel together; one that is there twice is the same both times. What is known may be older than one
+    of them, where two threads looked it up at once, and some of its records would be refused and others taken."""
+    newest = {stream.id: stream for stream in sorted(streams, key=lambda stream: stream.generation)}
+    return [_with_shards_of(stream, newest[stream.id]) for stream in streams]
 
 
 def _with_shards_of(stream: StreamInfo, known: StreamInfo) -> StreamInfo:

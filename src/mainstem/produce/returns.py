@@ -29,11 +29,13 @@ class Returns:
 
     def take(self, parcel: Parcel) -> bool:
         """Whether an answered parcel has to wait here: whether its errors are final is known when all are answered."""
-        errors = [chunk.error for chunk in parcel.chunks]
-        for chunk, error in zip(parcel.chunks, errors, strict=True):
-            if isinstance(error, StaleGeneration) and error.shards:
-                self._changed[chunk.stream.id] = error
-        is_returned = any(isinstance(error, _RETURNED) for error in errors)
+        is_returned = False
+        for chunk in parcel.chunks:
+            error = chunk.error
+            if error is not None:
+                is_returned = is_returned or isinstance(error, _RETURNED)
+                if isinstance(error, StaleGeneration) and error.shards:
+                    self._changed[chunk.stream.id] = error
         if is_returned:
             self._parcels.append(parcel)
         return is_returned

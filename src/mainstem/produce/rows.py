@@ -1,8 +1,8 @@
-"""Records out of files and pipes: lines, frames, NDJSON, CSV and Parquet, as far as possible a piece at a time.
+"""Records out of files and pipes: lines, frames, NDJSON, CSV, Parquet and Avro, a piece at a time.
 
-A row of NDJSON, CSV or Parquet becomes the JSON of that row, and `key_field` names the field whose text is the key.
-What JSON has no word for, a Parquet row says like this: bytes as in `mainstem tail --output json`, times as ISO 8601 to
-the microsecond, decimals as text, NaN and infinities as null.
+A row of NDJSON, CSV, Parquet or Avro becomes the JSON of that row, and `key_field` names the field whose text is the
+key. What JSON has no word for, a row of the last two says like this: bytes as in `mainstem tail --output json`, times
+as ISO 8601 to the microsecond, decimals as text, NaN and infinities as null.
 
 A table whose columns are ours instead (`value`, and if wanted `key`, `headers`, `timestamp`; `shard` and `offset` are
 passed over) holds whole records, as `mainstem tail --output json` writes them. Which of the two it is, the first row
@@ -11,29 +11,31 @@ decides, so that one row that happens to look different is an error and not a re
 
 import base64
 import binascii
-import csv
-import io
 import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime
 from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
-from mainstem.core.errors import InvalidRecord, MainstemError, RecordTooLarge
+from mainstem.core.errors import InvalidRecord, RecordTooLarge
 from mainstem.core.limits import RECORD_BYTES_MAX
+from mainstem.produce.cells import bytes_cell, csv_cells
 
-FORMATS: Final = ("lines", "ndjson", "csv", "parquet", "frames")
+FORMATS: Final = ("lines", "ndjson", "csv", "parquet", "avro", "frames")
 _OURS: Final = frozenset(("key", "value", "headers", "timestamp"))
 _PASSED_OVER: Final = frozenset(("shard", "offset"))
+# Bytes of a record that were no row where it comes from, in place of its value.
+_UNDECODED: Final = "undecoded"
 _FRAME_NONE: Final = 0xFFFF_FFFF
 _LENGTH = struct.Struct("<I")
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+# So many rows of a table are objects of Python at once.
+_ROWS_AT_ONCE: Final = 8_192
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -48,10 +50,12 @@ class Row(NamedTuple):
 
 def guess_format(name: str, head: bytes, key_field: str | None) -> str:
     """By the file's ending, else by how it begins; lines if nothing says otherwise. A key field needs rows."""
-    endings = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet"}
+    endings = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet", ".avro": "avro"}
     found = next((form for ending, form in endings.items() if name.lower().endswith(ending)), None)
     if found is None and head.startswith(b"PAR1"):
         found = "parquet"
+    if found is None and head.startswith(b"Obj\x01"):
+        found = "avro"
     return found or ("ndjson" if key_field is not None else "lines")
 
 
@@ -133,85 +137,65 @@ def ndjson(blocks: Iterable[bytes], key_field: str | None = None) -> Iterator[Ro
             line = without_mark(line)
         if not line.strip():
             continue
-        with _place(f"line {number}"):
+        with place(f"line {number}"):
             row = _decode_row(line)
             to_row = to_row or _row_maker(row.keys(), key_field)
             yield to_row(row, line.strip())
 
 
 def csv_rows(file: IO[bytes], key_field: str | None = None) -> Iterator[Row]:
-    """The first line names the fields; every value stays text, as it stands in the file."""
+    """The first line names the fields; every value stays text, as it stands in the file; null where nothing stands."""
     to_row: Callable[[Mapping[str, Any], bytes], Row] | None = None
     for number, row in csv_cells(file):
         to_row = to_row or _row_maker(row, key_field)
-        with _place(f"line {number}"):
-            yield to_row(_without_empty(row) if to_row is _record else row, b"")
-
-
-def csv_cells(file: IO[bytes]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file, each with the number of the line it ends on."""
-    # utf-8-sig: spreadsheets put a mark in front of the first name.
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="strict", newline="")
-    csv.field_size_limit(max(csv.field_size_limit(), RECORD_BYTES_MAX))
-    reader = csv.DictReader(text, strict=True, restkey="\0extra")
-    try:
-        names = reader.fieldnames
-        if not names:
-            return
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidRecord(f"line 1 names the field {twice!r} twice; a row can hold it only once")
-        for row in reader:
-            with _place(f"line {reader.line_num}"):
-                if "\0extra" in row:
-                    raise InvalidRecord(f"more fields than the {len(names)} names in the first line")
-                if None in row.values():
-                    raise InvalidRecord(f"fewer fields than the {len(names)} names in the first line")
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise InvalidRecord(f"line {reader.reader.line_num}: not CSV ({error})") from None
-    except UnicodeDecodeError as error:
-        # Text is decoded some lines ahead.
-        raise InvalidRecord(f"line {reader.line_num + 1} or one after it: not UTF-8 text ({error.reason})") from None
-    finally:
-        # The descriptor is the caller's to close.
-        text.detach()
+        with place(f"line {number}"):
+            if to_row is record_of:
+                row = {**row, **{name: bytes_cell(row[name]) for name in ("key", "value") if name in row}}
+            yield to_row(row, b"")
 
 
 def parquet(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
     """Rows of a Parquet file; or, if its columns are ours, tables for `send_batch`. The file must be seekable."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from mainstem.produce.parquet import ParquetSource
 
-    with readable_parquet():
-        reader = pq.ParquetFile(file)
-        names = reader.schema_arrow.names
-        if _is_records(names, key_field):
-            kept = [name for name in names if name in _OURS]
-            for batch in reader.iter_batches(columns=kept):
-                yield pa.table(batch)
-            return
-        to_row = _row_maker(names, key_field)
-        coarse = pa.schema([field.with_type(_coarse(field.type)) for field in reader.schema_arrow])
-        number = 0
-        for batch in reader.iter_batches(batch_size=8_192):
-            for row in batch.cast(coarse, safe=False).to_pylist():
+    source = ParquetSource(file)
+    if is_records(names := source.schema.names, key_field):
+        return source.batches([name for name in names if name in _OURS])
+    return _of_columns(source.schema, source.batches(), key_field)
+
+
+def avro(file: IO[bytes], key_field: str | None = None) -> Iterator[Any]:
+    """The same of an Avro file, which may be a pipe."""
+    from mainstem.registry.containers import read_avro
+
+    schema, batches = read_avro(file)
+    if is_records(names := schema.names, key_field):
+        return (batch.select([name for name in names if name in _OURS]) for batch in batches)
+    return _of_columns(schema, batches, key_field)
+
+
+def _of_columns(schema: Any, batches: Iterable[Any], key_field: str | None) -> Iterator[Row]:
+    import pyarrow as pa
+
+    to_row = _row_maker(schema.names, key_field)
+    coarse = pa.schema([field.with_type(_coarse(field.type)) for field in schema])
+    number = 0
+    for batch in batches:
+        for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            for row in _python_rows(batch.slice(begin, _ROWS_AT_ONCE), coarse):
                 number += 1
-                with _place(f"row {number}"):
+                with place(f"row {number}"):
                     yield to_row(row, _as_json(_plain(row)))
 
 
-@contextmanager
-def readable_parquet() -> Iterator[None]:
-    """What pyarrow says of a file that it cannot read, as an error of ours."""
+def _python_rows(batch: Any, schema: Any) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        if isinstance(error, MainstemError):
-            raise
-        raise InvalidRecord(f"not a Parquet file that can be read: {error}") from None
+        found: list[dict[str, Any]] = batch.cast(schema, safe=False).to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise InvalidRecord(f"a row that Python has no values for: {error}") from None
+    return found
 
 
 def _coarse(kind: Any) -> Any:
@@ -225,8 +209,6 @@ def _coarse(kind: Any) -> Any:
         return pa.duration("us")
     if pa.types.is_time64(kind):
         return pa.time64("us")
-    if pa.types.is_dictionary(kind):
-        return _coarse(kind.value_type)
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_coarse(field.type)) for field in kind])
     if pa.types.is_map(kind):
@@ -252,7 +234,7 @@ def _plain(given: Any) -> Any:
         return {"base64": base64.b64encode(given).decode()}
 
 
-class _place:  # noqa: N801  # reads as a statement
+class place:  # noqa: N801  # reads as a statement
     """Says where in the input an error arose."""
 
     __slots__ = ("_where",)
@@ -283,8 +265,8 @@ def _decode_row(line: bytes) -> Mapping[str, Any]:
 def _row_maker(names: Iterable[str], key_field: str | None) -> Callable[[Mapping[str, Any], bytes], Row]:
     """How the rows of this input become records, as the names in its first row tell."""
     names = list(names)
-    if _is_records(names, key_field):
-        return _record
+    if is_records(names, key_field):
+        return record_of
     if key_field is None:
         return lambda row, text: Row(text or _as_json(row))
     if key_field not in names:
@@ -292,9 +274,10 @@ def _row_maker(names: Iterable[str], key_field: str | None) -> Callable[[Mapping
     return lambda row, text: Row(text or _as_json(row), key_of(row, key_field))
 
 
-def _is_records(names: Iterable[str], key_field: str | None) -> bool:
+def is_records(names: Iterable[str], key_field: str | None = None) -> bool:
+    """Whether rows with these names are whole records."""
     found = set(names)
-    return key_field is None and "value" in found and found <= _OURS | _PASSED_OVER
+    return key_field is None and "value" in found and found <= {*_OURS, *_PASSED_OVER, _UNDECODED}
 
 
 def _as_json(row: Any) -> bytes:
@@ -311,7 +294,7 @@ def without_mark(line: bytes) -> bytes:
 
 def key_in(number: int, line: bytes, field: str) -> str | bytes | None:
     """The key of a row that is a line of JSON."""
-    with _place(f"line {number}"):
+    with place(f"line {number}"):
         return key_of(_decode_row(line), field)
 
 
@@ -329,17 +312,14 @@ def key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:
     return _encode_json(key).strip(b'"')
 
 
-def _record(row: Mapping[str, Any], _: bytes = b"") -> Row:
-    strange = row.keys() - _OURS - _PASSED_OVER
+def record_of(row: Mapping[str, Any], _: bytes = b"") -> Row:
+    """The record that a row with our names says."""
+    strange = row.keys() - _OURS - _PASSED_OVER - {_UNDECODED}
     if strange or "value" not in row:
         problem = f"the field {min(strange)!r} is none of a record's" if strange else "there is no field 'value'"
         raise InvalidRecord(f"{problem}, unlike in the first row")
-    return Row(_bytes_of(row["value"]), _bytes_of(row.get("key")), _headers_of(row.get("headers")), _time_of(row))
-
-
-def _without_empty(row: Mapping[str, Any]) -> dict[str, Any]:
-    """CSV has no null: an empty key, header or time is none. An empty value is a value."""
-    return {name: text for name, text in row.items() if text or name == "value"}
+    value = row["value"] if row.get(_UNDECODED) is None else row[_UNDECODED]
+    return Row(_bytes_of(value), _bytes_of(row.get("key")), _headers_of(row.get("headers")), _time_of(row))
 
 
 def _bytes_of(given: Any) -> bytes | None:
@@ -356,7 +336,7 @@ def _bytes_of(given: Any) -> bytes | None:
 
 
 def _headers_of(given: Any) -> dict[str, bytes] | None:
-    if given is None:
+    if given is None or given == "":
         return None
     if isinstance(given, str):
         try:
@@ -372,6 +352,8 @@ def _time_of(row: Mapping[str, Any]) -> datetime | int | None:
     given = row.get("timestamp")
     if given is None or isinstance(given, int):
         return given
+    if given == "":
+        return None
     try:
         found = datetime.fromisoformat(str(given))
     except ValueError:

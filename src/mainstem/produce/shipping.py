@@ -29,7 +29,7 @@ from mainstem.core.identity import new_producer_id
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import APPEND_BATCHES_MAX, APPEND_RAW_BYTES_MAX, PRODUCER_IN_FLIGHT_MAX
 from mainstem.produce.chunk import Chunk, Parcel
-from mainstem.produce.known_streams import KnownStreams
+from mainstem.produce.known_streams import KnownStreams, alike
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.returns import Returns
 from mainstem.transport.port import AppendResult, Port, StreamInfo
@@ -160,7 +160,8 @@ class Shipping:
             if self._in_flight == 0:
                 self._roll()
             late = self._take_late() if self._options.acks == "none" else []
-        self._drop(late, DeadlineExceeded("no server took it in time (acks='none')"))
+        if late:
+            self._drop(late, DeadlineExceeded("no server took it in time (acks='none')"))
         self.ship()
 
     def _take_late(self) -> list[Parcel]:
@@ -196,7 +197,9 @@ class Shipping:
             return None
         # Decided here, where nothing is in flight that comes back: a batch for a new shard is taken whatever became of
         # those before it, so it must not go out while they are made for the old ones.
-        streams = self._streams.present_all([chunk.stream for chunk in self._rolled[0].chunks])
+        streams = [self._streams.present(chunk.stream) for chunk in self._rolled[0].chunks]
+        if len(streams) > 1:
+            streams = alike(streams)
         if self._in_flight and (self._reset_wanted or self._are_ahead(streams)):
             return None
         if self._reset_wanted:
@@ -227,6 +230,9 @@ class Shipping:
         batches = [self._numbered(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
         answers = _Answers(self, parcel, owners, batches)
+        if len(batches) == 1:
+            self._port.append(batches, timeout, answers.part(0))
+            return
         for begin, end in _requests(owners, [batch.header.raw_len for batch in batches]):
             self._port.append(batches[begin:end], timeout, answers.part(begin))
         if not batches:

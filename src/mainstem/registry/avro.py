@@ -9,18 +9,18 @@ Unions are understood where they say that something may be null. Types that cont
 types, have no columns and are refused.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
-from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
+from mainstem.core.limits import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
 from mainstem.core.plain import one_line
-from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
+from mainstem.core.schema import DOC, METADATA_COLUMNS, Schema, aliases_of, default_of, described
 from mainstem.registry.avro_values import avro_names, from_avro_values, to_avro_values
 from mainstem.registry.defaults import default_array, json_of
+from mainstem.registry.schema_json import read_schema_json
 from mainstem.registry.types import DECIMAL_DIGITS_MAX, parse_type, type_text
 
 # A schema written down has some twenty nodes of JSON for a field, and five levels for each of its types.
@@ -51,9 +51,20 @@ _LOGICAL: Final = {
 
 def from_avro(given: Mapping[str, Any] | str) -> Schema:
     """The schema of an Avro record; InvalidSchema with the path of what cannot be columns."""
+    return _as_schema(_fields_of(given))
+
+
+def avro_columns(given: Mapping[str, Any] | str) -> pa.Schema:
+    """The columns of a file with such a record: those of a schema, and those that every record has beside its row."""
+    fields = _fields_of(given)
+    own = _as_schema([field for field in fields if field.name not in METADATA_COLUMNS]).arrow
+    return pa.schema([field if field.name in METADATA_COLUMNS else own.field(field.name) for field in fields])
+
+
+def _fields_of(given: Mapping[str, Any] | str) -> list[pa.Field]:
     import fastavro
 
-    raw: Any = _from_json(given) if isinstance(given, str) else dict(given)
+    raw: Any = read_schema_json(given) if isinstance(given, str) else dict(given)
     _check_size(raw)
     try:
         parsed: Any = fastavro.parse_schema(raw)
@@ -61,23 +72,18 @@ def from_avro(given: Mapping[str, Any] | str) -> Schema:
         raise InvalidSchema(f"no Avro schema: {type(error).__name__}: {one_line(str(error), 200)}") from None
     if not isinstance(parsed, dict) or parsed.get("type") not in ("record", "error"):
         raise InvalidSchema("an Avro schema of rows is a record")
+    return _Reader().fields("", parsed, 1)
+
+
+def _as_schema(fields: list[pa.Field]) -> Schema:
     from mainstem.registry.forms import as_schema
 
-    return as_schema(pa.schema(_Reader().fields("", parsed, 1)))
+    return as_schema(pa.schema(fields))
 
 
 def to_avro(schema: Schema | pa.Schema, name: str = "row") -> dict[str, Any]:
     """The Avro record schema of a schema; `from_avro` makes the same schema of it."""
     return _Writer().record(avro_names([name])[0], list(schema.arrow if isinstance(schema, Schema) else schema))
-
-
-def _from_json(text: str) -> Any:
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"a schema of {len(text)} bytes; at most {SCHEMA_BYTES_MAX} are possible")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"this text is no JSON: {one_line(str(error), 100)}") from None
 
 
 def _check_size(given: Any) -> None:

@@ -2,7 +2,7 @@
 type does not say."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -104,16 +104,44 @@ def cast(table: pa.Table, schema: Schema, arrow: pa.Schema, fields: FieldsTaker)
     for place, (field, plain) in enumerate(zip(schema.arrow, arrow, strict=True)):
         if place in place_of:
             column = table.column(place_of[place])
-            try:
-                chunks = [_cast(chunk, field) for chunk in column.chunks]
-            except Misfit as misfit:
-                raise misfit.inside(field.name) from None
-            for chunk in chunks:
-                verify(chunk, field)
-            arrays.append(pa.chunked_array(chunks, plain.type))
+            arrays.append(pa.chunked_array(_cast_chunks(column, field), plain.type))
         else:
             arrays.append(pa.chunked_array([filled(fields, place, plain.type, table.num_rows)], plain.type))
     return pa.Table.from_arrays(arrays, schema=arrow)
+
+
+def _cast_chunks(column: pa.ChunkedArray, field: pa.Field) -> list[pa.Array]:
+    chunks: list[pa.Array] = []
+    first = 0
+    for chunk in column.chunks:
+        try:
+            chunks.append(_cast(chunk, field))
+        except _Uncastable as misfit:
+            row = first + _uncastable_row(chunk, field)
+            raise Misfit(f"{misfit.reason} (row {row})", misfit.path).inside(field.name) from None
+        except Misfit as misfit:
+            raise misfit.inside(field.name) from None
+        verify(chunks[-1], field, first)
+        first += len(chunk)
+    return chunks
+
+
+class _Uncastable(Misfit):
+    """A value, not a type, that cannot be cast."""
+
+
+def _uncastable_row(array: pa.Array, field: pa.Field) -> int:
+    """The first row that cannot be cast. Arrow says what is wrong and not where: rows are halved until one is left."""
+    low, high = 0, len(array)  # the rows before `low` can be cast, those before `high` cannot
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            _cast(array.slice(low, middle - low), field)
+        except Misfit:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def filled(fields: FieldsTaker, place: int, kind: pa.DataType, count: int) -> pa.Array:
@@ -126,14 +154,38 @@ def filled(fields: FieldsTaker, place: int, kind: pa.DataType, count: int) -> pa
 
 def _check_unpacked(values: pa.Array, indices: pa.Array, times: Any) -> None:
     """A few values and how often each occurs can be more than memory holds; that is known before they are unpacked."""
-    kind = values.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        sizes = pc.fill_null(pc.binary_length(values).take(indices), 0).to_numpy().astype(np.int64) + 4
-    else:
-        sizes = np.full(len(indices), max(1, values.nbytes // max(1, len(values))))
+    sizes = sizes_at(values, indices)
     size = int((sizes if times is None else sizes * times).sum())
     if size > UNPACKED_BYTES_MAX:
         raise Misfit(f"is {size} bytes without its dictionary or runs, over {UNPACKED_BYTES_MAX}; send smaller tables")
+
+
+def sizes_at(values: pa.Array, indices: pa.Array) -> np.ndarray:
+    """How many bytes the values at these places have, each. Takes no longer where there are many others."""
+    places = indices.to_numpy(zero_copy_only=False) if not indices.null_count else indices.fill_null(0).to_numpy()
+    dtype = _ENDS.get(values.type.id)
+    if dtype is None or not len(values):
+        return np.full(len(places), max(1, int(values.nbytes) // max(1, len(values))), np.int64)
+    ends = np.frombuffer(values.buffers()[1], dtype)[values.offset :]
+    found: np.ndarray = ends[places + 1].astype(np.int64) - ends[places] + 4
+    return found
+
+
+_ENDS: Final = {
+    pa.string().id: np.int32,
+    pa.binary().id: np.int32,
+    pa.large_string().id: np.int64,
+    pa.large_binary().id: np.int64,
+}
+
+
+def _without_views(array: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Arrow cannot look up the values of a dictionary that are views, which polars has."""
+    kind = array.type.value_type
+    if not pa.types.is_string_view(kind) and not pa.types.is_binary_view(kind):
+        return array
+    plain = array.dictionary.cast(pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary())
+    return pa.DictionaryArray.from_arrays(array.indices, plain)
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
@@ -142,6 +194,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
+        array = _without_views(array)
         _check_unpacked(array.dictionary, array.indices, None)
         array = array.dictionary_decode()
     if pa.types.is_run_end_encoded(array.type):
@@ -166,7 +219,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         is_int = pa.types.is_decimal(kind) and pa.types.is_integer(given)
         return (array.cast(pa.decimal128(20, 0)) if is_int else array).cast(kind)
     except ARROW_ERRORS as error:
-        raise Misfit(f"must be {kind}, and {_first_line(error)}") from None
+        raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
 
 
 def _cast_struct(array: pa.StructArray, field: pa.Field) -> pa.Array:
@@ -191,7 +244,7 @@ def _cast_list(array: pa.Array, field: pa.Field) -> pa.Array:
     try:
         plain = array.cast(pa.list_(array.type.value_field))
     except ARROW_ERRORS as error:
-        raise Misfit(f"must be {kind}, and {_first_line(error)}") from None
+        raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
     # The values alone: those outside a slice, or under a null, are not there.
     lengths = pc.fill_null(pc.list_value_length(plain), 0).to_numpy(zero_copy_only=False)
     ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -207,7 +260,7 @@ def _cast_list(array: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return found.cast(kind)
     except ARROW_ERRORS as error:
-        raise Misfit(f"must be {kind}, and {_first_line(error)}") from None
+        raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
 
 
 def _any_of(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
@@ -255,30 +308,59 @@ def _first_line(error: Exception) -> str:
 # ----------------------------------------------------------------------------------------------------------- verifying
 
 
-def verify(array: pa.Array, field: pa.Field) -> None:
-    """Misfit if there is a null where none may be, or a time that no reader can show; with the path, and the row of a
-    column."""
-    _verify(array, field, field.name)
+def verify(array: pa.Array, field: pa.Field, first: int = 0) -> None:
+    """Misfit if there is a null where none may be, or a time that no reader can show; with the path, and the row of the
+    column, whose first one is `first`."""
+    if (wrong := _wrong(array, field)) is not None:
+        raise Misfit(f"{wrong.reason} (row {first + wrong.row})", f"{field.name}{wrong.path}")
 
 
-def _verify(array: pa.Array, field: pa.Field, path: str) -> None:
+class _Wrong(NamedTuple):
+    """A value that may not be: the place in its array where it is, the path from there, and why."""
+
+    row: int
+    path: str
+    reason: str
+
+
+def _wrong(array: pa.Array, field: pa.Field) -> _Wrong | None:
     kind = field.type
     if array.null_count and not field.nullable:
-        raise Misfit(f"must be {kind}, not null (row {pc.index(array.is_null(), True).as_py()})", path)
+        return _Wrong(pc.index(array.is_null(), True).as_py(), "", f"must be {kind}, not null")
     bounds = time_bounds(kind)
     if bounds is not None:
-        _verify_bounds(array, kind, bounds, path)
-    elif pa.types.is_nested(kind) and _is_verified(kind):
-        present = array.drop_null() if array.null_count else array
-        if pa.types.is_struct(kind):
-            for place, part in enumerate(kind):
-                _verify(present.field(place), part, f"{path}.{part.name}")
-        elif pa.types.is_map(kind):
-            entries = pc.list_flatten(present.cast(_entries_of(kind)))
-            _verify(entries.field(0), kind.key_field, f"{path}.key")
-            _verify(entries.field(1), kind.item_field, f"{path}.value")
-        else:
-            _verify(present.flatten(), kind.value_field, f"{path}[]")
+        return _out_of_bounds(array, kind, bounds)
+    if not pa.types.is_nested(kind) or not _is_verified(kind):
+        return None
+    present = array.drop_null() if array.null_count else array
+    found = _wrong_in_struct(present, kind) if pa.types.is_struct(kind) else _wrong_in_list(present, kind)
+    if found is None or not array.null_count:
+        return found
+    return found._replace(row=int(np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))[found.row]))
+
+
+def _wrong_in_struct(array: pa.Array, kind: pa.DataType) -> _Wrong | None:
+    for place, part in enumerate(kind):
+        if (found := _wrong(array.field(place), part)) is not None:
+            return found._replace(path=f".{part.name}{found.path}")
+    return None
+
+
+def _wrong_in_list(array: pa.Array, kind: pa.DataType) -> _Wrong | None:
+    """The same of a list or a map without nulls."""
+    if pa.types.is_map(kind):
+        array = array.cast(_entries_of(kind))
+        entries = pc.list_flatten(array)
+        parts = [(".key", entries.field(0), kind.key_field), (".value", entries.field(1), kind.item_field)]
+    else:
+        parts = [("", array.flatten(), kind.value_field)]
+    for name, values, part in parts:
+        if (found := _wrong(values, part)) is not None:
+            ends = np.cumsum(pc.list_value_length(array).to_numpy())
+            row = int(np.searchsorted(ends, found.row, side="right"))
+            item = found.row - (int(ends[row - 1]) if row else 0)
+            return found._replace(row=row, path=f"{name or f'[{item}]'}{found.path}")
+    return None
 
 
 def _entries_of(kind: pa.DataType) -> pa.DataType:
@@ -293,12 +375,13 @@ def _is_verified(kind: pa.DataType) -> bool:
     return any(not part.nullable or time_bounds(part.type) or _is_verified(part.type) for part in parts)
 
 
-def _verify_bounds(array: pa.Array, kind: pa.DataType, bounds: tuple[int, int], path: str) -> None:
+def _out_of_bounds(array: pa.Array, kind: pa.DataType, bounds: tuple[int, int]) -> _Wrong | None:
     low, high = bounds
     counted = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     found = pc.min_max(counted)
     least, most = found["min"].as_py(), found["max"].as_py()
-    if least is not None and not low <= least <= most <= high:
-        wrong = least if least < low else most
-        row = pc.index(counted, pa.scalar(wrong, counted.type)).as_py()
-        raise Misfit(f"must be {kind}, and {wrong} is out of range (row {row})", path)
+    if least is None or low <= least <= most <= high:
+        return None
+    wrong = least if least < low else most
+    row = pc.index(counted, pa.scalar(wrong, counted.type)).as_py()
+    return _Wrong(row, "", f"must be {kind}, and {wrong} is out of range")

@@ -7,10 +7,9 @@ AVRO_BLOCK_BYTES_MAX and no further, has no more rows than bytes, and becomes co
 
 import binascii
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 
@@ -21,12 +20,11 @@ from mainstem.core.limits import (
     BATCH_RECORDS_MAX,
     FORMATTED_BYTES_MAX,
     MIB,
-    SCHEMA_BYTES_MAX,
 )
 from mainstem.core.plain import one_line
-from mainstem.core.schema import Schema
-from mainstem.registry.avro import from_avro, to_avro
+from mainstem.registry.avro import avro_columns, to_avro
 from mainstem.registry.avro_values import from_avro_values, to_avro_values
+from mainstem.registry.schema_json import read_schema_json
 
 _MAGIC: Final = b"Obj\x01"
 _SYNC_BYTES: Final = 16
@@ -50,11 +48,12 @@ def write_avro(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, name: st
     return sink.getvalue()
 
 
-def read_avro(data: bytes) -> tuple[Schema, Iterator[pa.RecordBatch]]:
-    """The schema of an Avro file and its rows. InvalidPayload, also while the rows are taken, if it is none."""
+def read_avro(data: bytes | IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The columns of an Avro file, which may come through a pipe, and its rows. InvalidPayload if it is none, also
+    while they are taken."""
     import fastavro
 
-    file = io.BytesIO(data)
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
     if file.read(len(_MAGIC)) != _MAGIC:
         raise InvalidPayload("no Avro file: it does not begin with 'Obj' and 1")
     try:
@@ -65,36 +64,28 @@ def read_avro(data: bytes) -> tuple[Schema, Iterator[pa.RecordBatch]]:
         raise InvalidPayload(f"no Avro file: its head cannot be read: {one_line(str(error), 100)}") from None
     if codec not in _CODECS:
         raise InvalidPayload(f"the Avro codec {one_line(codec, 40)!r} is not read here; use {', '.join(_CODECS)}")
-    raw = _schema_of(text)
-    schema = from_avro(raw)
+    raw = read_schema_json(text, "the schema of the Avro file")
+    if not isinstance(raw, dict):
+        raise InvalidSchema("the schema of the Avro file is no record")
+    schema = avro_columns(raw)
     return schema, _batches(file, file.read(_SYNC_BYTES), _CODECS[codec], raw, schema)
 
 
-def _schema_of(text: bytes) -> dict[str, Any]:
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"a schema of {len(text)} bytes; at most {SCHEMA_BYTES_MAX} are possible")
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"the schema of the Avro file is no JSON: {one_line(str(error), 100)}") from None
-    if not isinstance(raw, dict):
-        raise InvalidSchema("the schema of the Avro file is no record")
-    return raw
-
-
 def _batches(
-    file: io.BytesIO, sync: bytes, decompress: Callable[[bytes, int], bytes], raw: Any, schema: Schema
+    file: IO[bytes], sync: bytes, decompress: Callable[[bytes, int], bytes], raw: Any, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     import fastavro
 
     stored: Any = fastavro.parse_schema(_as_stored(raw))
-    kind = pa.struct(list(schema.arrow))
+    kind = pa.struct(list(schema))
     left = AVRO_FILE_BYTES_MAX
+    number = 0
     while (first := file.read(1)) != b"":
-        count, size = _varint(file, first), _varint(file, file.read(1))
+        number += 1
+        count, size = _varint(file, first, number), _varint(file, file.read(1), number)
         block = file.read(size) if 0 <= size <= AVRO_BLOCK_BYTES_MAX else b""
         if len(block) != size or file.read(_SYNC_BYTES) != sync:
-            raise InvalidPayload(f"the Avro file is damaged at byte {file.tell()}, or has a block of {size} bytes")
+            raise InvalidPayload(f"block {number} of the Avro file, of {size} bytes, is damaged or too large")
         rows = decompress(block, min(left, AVRO_BLOCK_BYTES_MAX))
         left -= len(rows)
         if not 0 <= count <= min(len(rows), BATCH_RECORDS_MAX):
@@ -135,7 +126,7 @@ def _as_stored(raw: Any) -> Any:
     return [_as_stored(each) for each in raw] if isinstance(raw, list) else raw
 
 
-def _varint(file: io.BytesIO, first: bytes) -> int:
+def _varint(file: IO[bytes], first: bytes, block: int) -> int:
     number, shift, byte = 0, 0, first
     while byte and shift < 7 * _VARINT_BYTES_MAX:
         number |= (byte[0] & 0x7F) << shift
@@ -143,7 +134,7 @@ def _varint(file: io.BytesIO, first: bytes) -> int:
             return (number >> 1) ^ -(number & 1)
         shift += 7
         byte = file.read(1)
-    raise InvalidPayload(f"the Avro file is damaged at byte {file.tell()}: a number has no end")
+    raise InvalidPayload(f"block {block} of the Avro file is damaged: a number has no end")
 
 
 # Each takes a compressed block and how large it may become.

@@ -16,19 +16,19 @@ description itself, so that a struct can have a field called `type`. Lists and m
 written as {"type": "list", "items": ..., "size": ...} and {"type": "map", "keys": ..., "values": ...}.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
-from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
+from mainstem.core.limits import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
 from mainstem.core.plain import one_line
 from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
 from mainstem.registry.defaults import default_json
 from mainstem.registry.inference import infer_rows, rows_of_lines
 from mainstem.registry.review import reviewed
+from mainstem.registry.schema_json import read_schema_json
 from mainstem.registry.types import OF_PYTHON, parse_type, type_text
 
 _DESCRIPTION: Final = {"type", "nullable", "default", "aliases", "doc"}
@@ -42,7 +42,9 @@ def as_schema(given: Any) -> Schema:
     if isinstance(given, pa.Schema):
         return reviewed(Schema(given))
     if isinstance(given, str | bytes | bytearray):
-        given = _from_json(given)
+        given = read_schema_json(given)
+        if not isinstance(given, dict):
+            raise InvalidSchema(f"a schema in JSON is an object, not {type(given).__name__}")
     if isinstance(given, Mapping):
         if is_avro(given):
             from mainstem.registry.avro import from_avro
@@ -79,21 +81,6 @@ def infer(data: Any) -> Schema:
 
 def is_avro(given: Mapping[Any, Any]) -> bool:
     return given.get("type") in ("record", "error") and isinstance(given.get("fields"), list)
-
-
-def _from_json(text: str | bytes | bytearray) -> Any:
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise InvalidSchema(f"a schema of {len(text)} bytes; at most {SCHEMA_BYTES_MAX} are possible")
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(
-            f"this text is no JSON ({one_line(str(error), 100)}); a schema is written as in "
-            '{"id": "int64", "name": "string"}'
-        ) from None
-    if not isinstance(given, dict):
-        raise InvalidSchema(f"a schema in JSON is an object, not {type(given).__name__}")
-    return given
 
 
 def _pairs(given: Sequence[Any]) -> list[tuple[str, Any]]:

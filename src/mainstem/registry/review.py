@@ -1,13 +1,22 @@
 """The review of a schema: what it must be beyond what `core` looks at, so that rows can be read by it.
 
-A name means one field only, aliases included; and a default is a value of its field.
+A name means one field only, aliases included; a default is a value of its field; a decimal has no more digits after the
+point than in all; and the time zone of a timestamp is one that readers know.
 """
+
+import functools
+import re
+import zoneinfo
+from typing import Final
 
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
+from mainstem.core.plain import one_line
 from mainstem.core.schema import DOC, Schema, aliases_of, default_of, described
 from mainstem.registry.defaults import default_json
+
+_OFFSET: Final = re.compile(r"[+-](?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
 
 
 def reviewed(schema: Schema) -> Schema:
@@ -50,4 +59,21 @@ def _type(path: str, kind: pa.DataType) -> pa.DataType:
         return pa.list_(_field(f"{path}[]", kind.value_field))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(_field(f"{path}[]", kind.value_field), kind.list_size)
+    if pa.types.is_decimal(kind) and kind.scale > kind.precision:
+        raise InvalidSchema(f"column {path!r} has {kind.precision} digits, and {kind.scale} of them after the point")
+    if pa.types.is_timestamp(kind) and kind.tz and not _is_zone(kind.tz):
+        raise InvalidSchema(
+            f"column {path!r}: there is no time zone {one_line(kind.tz, 60)!r}; write UTC, Europe/Berlin or +01:00"
+        )
     return kind
+
+
+@functools.lru_cache(maxsize=256)
+def _is_zone(name: str) -> bool:
+    """Whether readers know a time zone. On a machine that has no list of them, every name may be one."""
+    if name == "UTC" or _OFFSET.fullmatch(name):
+        return True
+    try:
+        return zoneinfo.ZoneInfo(name).key == name
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return not zoneinfo.available_timezones()

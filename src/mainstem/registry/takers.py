@@ -25,10 +25,12 @@ import msgspec
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSchema
+from mainstem.core.plain import one_line
 from mainstem.core.schema import aliases_of, default_of
 
 Taker = Callable[[Any], Any]
 _TEXT_CHARS_SHOWN: Final = 40
+_TYPE_CHARS_SHOWN: Final = 200
 _UNITS_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY_SECONDS: Final = 86_400
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,7 +53,7 @@ class Misfit(Exception):
     def inside(self, outer: str) -> "Misfit":
         """The same, seen from one level further out."""
         joint = "" if not self.path or self.path.startswith("[") else "."
-        return Misfit(self.reason, f"{outer}{joint}{self.path}")
+        return type(self)(self.reason, f"{outer}{joint}{self.path}")
 
 
 def taker_of(field: pa.Field) -> Taker:
@@ -59,7 +61,7 @@ def taker_of(field: pa.Field) -> Taker:
     take = _taker_of_type(field.type)
     if field.nullable:
         return lambda value: None if value is None else take(value)
-    kind = field.type
+    kind = _text_of(field.type)
 
     def take_present(value: Any) -> Any:
         if value is None:
@@ -79,7 +81,7 @@ class FieldsTaker:
         self.names = [field.name for field in fields]
         self.takers = [taker_of(field) for field in fields]
         self.defaults = [_default_of(field, take) for field, take in zip(fields, self.takers, strict=True)]
-        self._types = [field.type for field in fields]
+        self._types = [_text_of(field.type) for field in fields]
         self._places = {name: place for place, name in enumerate(self.names)}
         self._aliases: dict[str, str] = {}
         for field in fields:
@@ -161,6 +163,11 @@ def described(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     return type(value).__name__
+
+
+def _text_of(kind: pa.DataType) -> str:
+    """A type in the words of an error. All of a struct may be half a megabyte, and an error may come for every row."""
+    return one_line(str(kind), _TYPE_CHARS_SHOWN)
 
 
 def _refuse(kind: object, value: Any, hint: str = "") -> Misfit:

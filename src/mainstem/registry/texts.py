@@ -32,6 +32,10 @@ SECONDS_LOW: Final = -62_135_596_800  # the beginning of the year 1
 SECONDS_HIGH: Final = 253_402_300_800  # the end of the year 9999
 
 
+# How binary values that are not UTF-8 begin in a cell of CSV; others that begin so are written in the same way.
+BASE64_BEGIN: Final = '{"base64":'
+
+
 def json_texts(array: pa.Array) -> pa.Array:
     """Each value of an array as JSON; never null, as null is a text too."""
     return _or_null(array, _texts(array, is_json=True))
@@ -91,24 +95,33 @@ def _csv_quoted(array: pa.Array) -> pa.Array:
 def _binary_texts(array: pa.Array, is_json: bool) -> pa.Array:
     array = array.cast(pa.binary())
     try:
-        return _string_texts(array.cast(pa.string()), is_json)
+        texts = array.cast(pa.string())
+        if is_json or not pc.any(pc.starts_with(texts, BASE64_BEGIN), min_count=0).as_py():
+            return _string_texts(texts, is_json)
     except pa.ArrowInvalid:  # some are not UTF-8
-        texts = [None if value is None else _compact(_text_or_base64(value)) for value in array.to_pylist()]
-        if not is_json:
-            texts = [None if text is None else json.loads(text) if text[0] == '"' else text for text in texts]
-            return _csv_quoted(pa.array(texts, pa.string()))
-        return pa.array(texts, pa.string())
+        pass
+    one = _json_binary if is_json else _csv_binary
+    return pa.array([None if value is None else one(value) for value in array.to_pylist()], pa.string())
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _text_or_base64(value: bytes) -> str | dict[str, str]:
+def _json_binary(value: bytes) -> str:
     try:
-        return value.decode()
+        return json.dumps(value.decode(), ensure_ascii=False)
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
+        return _base64(value)
+
+
+def _csv_binary(value: bytes) -> str:
+    try:
+        text = value.decode()
+        text = _base64(value) if text.startswith(BASE64_BEGIN) else text
+    except UnicodeDecodeError:
+        text = _base64(value)
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _base64(value: bytes) -> str:
+    return f'{BASE64_BEGIN}"{base64.b64encode(value).decode()}"}}'
 
 
 def _decimal_texts(array: pa.Array, is_json: bool) -> pa.Array:

@@ -179,7 +179,7 @@ class _Parser:
         item = self.field("item", depth + 1)
         self._need(">")
         if found := self._match(_ARGUMENTS):
-            return pa.list_(item, self._number((found[1] or found[2] or "").strip()))
+            return pa.list_(item, self._size(name, (found[1] or found[2] or "").split(",")))
         return pa.list_(item)
 
     def _struct(self, depth: int) -> pa.DataType:
@@ -200,24 +200,36 @@ class _Parser:
                 self._refuse(
                     f"a decimal is decimal(digits, digits after the point), at most {DECIMAL_DIGITS_MAX} of them"
                 )
+            if numbers[1] > numbers[0]:
+                self._refuse(f"it has {numbers[0]} digits, and {numbers[1]} of them after the point")
             if name == "decimal128" and numbers[0] > _DECIMAL128_DIGITS_MAX:
                 self._refuse(f"more than {_DECIMAL128_DIGITS_MAX} digits: write decimal")
             return pa.decimal256(*numbers) if name == "decimal256" else _decimal(numbers[0], numbers[1])
         if name in ("binary", "fixed_size_binary"):
-            return pa.binary(self._number(parts[0]))
+            return pa.binary(self._size(name, parts))
         return self._with_unit(name, parts)
 
     def _with_unit(self, name: str, parts: list[str]) -> pa.DataType:
         unit, *more = parts
         if unit not in _UNITS[name]:
             self._refuse(f"the units of {name} are {', '.join(_UNITS[name])}")
+        if len(more) > (name == "timestamp"):
+            self._refuse(f"{name} takes a unit and {'a time zone' if name == 'timestamp' else 'nothing else'}")
         if name == "timestamp":
-            return pa.timestamp(unit, more[0].removeprefix("tz=").strip() if more else None)
-        if more:
-            self._refuse(f"{name} takes a unit and nothing else")
+            zone = more[0].removeprefix("tz=").strip() if more else None
+            if zone == "":
+                self._refuse("its time zone is missing")
+            return pa.timestamp(unit, zone)
         if name == "duration":
             return pa.duration(unit)
         return pa.time32(unit) if unit in _UNITS["time32"] else pa.time64(unit)
+
+    def _size(self, name: str, parts: list[str]) -> int:
+        """How many bytes or items values of a fixed size have."""
+        numbers = [self._number(part.strip()) for part in parts]
+        if len(numbers) != 1 or numbers[0] < 1:
+            self._refuse(f"the size of a {name.removeprefix('fixed_size_')} is one number above 0")
+        return numbers[0]
 
     def _number(self, text: str) -> int:
         if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):

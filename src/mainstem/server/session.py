@@ -65,6 +65,8 @@ _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 _HEARD_SECONDS: Final = 1.0
 # How long the batches of one message are looked at before everybody else has a turn.
 _ADMIT_SECONDS: Final = 0.005
+# After so many of them, none of which takes long, somebody looks at the clock.
+_LOOKS_AT_CLOCK: Final = 4
 # So many batches may each be as large as one can be.
 _PLAIN_BATCHES_MAX: Final = APPEND_RAW_BYTES_MAX // PAYLOAD_RAW_BYTES_MAX
 
@@ -273,7 +275,7 @@ class Session:
                 self._admit_aside(pending, batches, index, header, payload)
                 return
             pending.take(index, header, gateway.admit(header, payload, acknowledge=pending.acknowledge))
-            if index + 1 < pending.total and clock.monotonic() >= until:
+            if index % _LOOKS_AT_CLOCK == 0 and index + 1 < pending.total and clock.monotonic() >= until:
                 self._pause_admission()
                 asyncio.get_running_loop().call_soon(self._admit_more, pending, batches)
                 return

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mainstem.consume.barriers import Barriers
-from mainstem.core import bloom, payload
+from mainstem.core import bloom, payload, schema
 from mainstem.core.batch import Buffer
 from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
 from mainstem.log import (
@@ -344,6 +344,17 @@ def trust_payloads() -> Iterator[None]:
         return int(message.size)
 
     with _patched(payload, "inspect", believe):
+        yield
+
+
+@_bug
+def believe_metadata() -> Iterator[None]:
+    """What a schema says of its fields is not looked at before it is used."""
+
+    def believe(path: str, metadata: Any) -> None:
+        return
+
+    with _patched(schema, "_check_metadata", believe):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.batch import U63, Batch, FetchedBatch
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
 from mainstem.core.kinds import render_duration
@@ -179,7 +179,7 @@ class SchemasCall(msgspec.Struct, frozen=True, tag="schemas"):
 class SchemaCall(msgspec.Struct, frozen=True, tag="schema"):
     """Answered with the schema of this id."""
 
-    id: int
+    id: U63
 
 
 class DeleteStreamCall(msgspec.Struct, frozen=True, tag="delete"):

@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge, SchemaMismatch, UnknownStream
+from mainstem.core.errors import (
+    InvalidRecord,
+    InvalidRequest,
+    RecordTooLarge,
+    SchemaMismatch,
+    UndecodedRecords,
+    UnknownStream,
+)
 from mainstem.core.placement import shards_for
 from mainstem.core.schema import described
 from mainstem.hub.hub import Hub
@@ -293,6 +300,35 @@ def test_a_row_that_fits_no_schema_leaves_a_producer_with_the_one_it_knows(hub):
             producer.send_batch("orders", pa.table({"id": [1], "other": [1]}))
         producer.send("orders", {"id": 2, "old": "b"}).result()
     assert rows(hub, "orders") == [{"id": 1}, {"id": 2}]
+
+
+def test_json_from_before_the_schema_is_a_row_while_its_fields_are_there(hub):
+    """It has no version of its own to be promoted from; its bytes stay, so a field that comes back brings it back."""
+    hub.streams.create("orders")
+    with hub.producer() as producer:
+        producer.send("orders", b'{"id": 1, "old": "a"}').result()
+    hub.streams.set_schema("orders", {"id": "int", "old": "text"})
+    assert rows(hub, "orders") == [{"id": 1, "old": "a"}]
+    hub.streams.set_schema("orders", {"id": "int"})
+    with hub.consumer("orders", start="earliest", follow=False, on_bad="keep") as consumer:
+        assert [record.undecoded for record in consumer] == [b'{"id": 1, "old": "a"}']
+    with pytest.raises(UndecodedRecords, match="'old': is not a field"):
+        rows(hub, "orders")
+    hub.streams.set_schema("orders", {"id": "int", "older": {"type": "text", "aliases": ["old"]}})
+    assert rows(hub, "orders") == [{"id": 1, "older": "a"}]
+
+
+def test_a_name_that_comes_back_and_is_never_null_finds_its_default_in_nulls_from_before(hub):
+    hub.streams.create("orders", schema={"id": "int", "n": "int8"})
+    with hub.producer() as producer:
+        producer.send_many("orders", [{"id": 1, "n": None}, {"id": 2, "n": 7}]).result()
+    hub.streams.set_schema("orders", {"id": "int"})
+    back = {"type": "float32", "nullable": False, "default": 0.5}
+    hub.streams.set_schema("orders", {"id": "int", "n": back})
+    assert rows(hub, "orders") == [{"id": 1, "n": 0.5}, {"id": 2, "n": 7.0}]
+    for where, ids in (("n = 0.5", [1]), ("n IS NULL", []), ("n > 1", [2])):
+        with hub.consumer("orders", start="earliest", follow=False, where=where) as consumer:
+            assert [record.value["id"] for record in consumer] == ids
 
 
 def test_a_flood_of_rows_that_do_not_fit_looks_for_a_newer_schema_once_a_second(tmp_path, monkeypatch):

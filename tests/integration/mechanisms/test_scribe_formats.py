@@ -165,20 +165,24 @@ def decoded_cells(cells: dict[str, str | None]) -> dict[str, Any]:
     return found
 
 
+# As they are read: there may be tombstones, whatever the schema says of rows.
+COLUMNS = pa.schema([field.with_nullable(True) for field in SCHEMA.arrow])
+
+
 def read_arrow(hub: Hub, stream: str) -> list[Any]:
-    data = formats.to_arrow_stream(batches(hub, stream), SCHEMA.arrow)
+    data = formats.to_arrow_stream(batches(hub, stream), COLUMNS)
     return formats.to_dicts(pa.ipc.open_stream(data).read_all())
 
 
 def read_parquet(hub: Hub, stream: str) -> list[Any]:
-    data = formats.to_parquet(batches(hub, stream), SCHEMA.arrow)
+    data = formats.to_parquet(batches(hub, stream), COLUMNS)
     return formats.to_dicts(pyarrow.parquet.read_table(pa.BufferReader(data)).cast(SCHEMA.arrow))
 
 
 def read_avro_file(hub: Hub, stream: str) -> list[Any]:
-    data = formats.to_avro_file(batches(hub, stream), SCHEMA.arrow)
+    data = formats.to_avro_file(batches(hub, stream), COLUMNS)
     assert len(list(fastavro.reader(io.BytesIO(data)))) == COUNT  # others can read it, too
-    return formats.to_dicts(pa.Table.from_batches(list(read_avro(data)[1]), SCHEMA.arrow))
+    return formats.to_dicts(pa.Table.from_batches(list(read_avro(data)[1]), COLUMNS))
 
 
 READERS: dict[str, Callable[[Hub, str], list[Any]]] = {

@@ -1,12 +1,13 @@
 """What may be a schema, what is cast to what, and what is refused with the path of the field."""
 
+import json
 import pickle
 
 import pyarrow as pa
 import pytest
 
 from mainstem.core.errors import InvalidSchema
-from mainstem.core.limits import SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX, SCHEMA_ROW_BYTES_MAX
+from mainstem.core.limits import SCHEMA_ALIASES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX, SCHEMA_ROW_BYTES_MAX
 from mainstem.core.schema import Schema, aliases_of, default_of, described
 
 ORDERS = pa.schema(
@@ -124,9 +125,48 @@ def test_what_arrow_has_no_place_for():
 
 
 @pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({b"default": b"[" * 100_000}, id="a default that is nested without end"),
+        pytest.param({b"aliases": b"[" * 100_000}, id="aliases that are nested without end"),
+        pytest.param({b"default": "7".encode("utf-16")}, id="a default that is not UTF-8"),
+        pytest.param({b"doc": b"\xff"}, id="a doc that is not UTF-8"),
+        pytest.param({b"aliases": b'["\\ud800"]'}, id="an alias that is no text"),
+        pytest.param({b"aliases": b'["\\u0000"]'}, id="an alias that could not be a name"),
+        pytest.param({b"aliases": b'["' + b"x" * 256 + b'"]'}, id="an alias that is too long"),
+        pytest.param({b"aliases": b"[" + b"7, " * 50_000 + b"7]"}, id="aliases that are numbers"),
+    ],
+)
+def test_hostile_metadata_is_refused(metadata):
+    with pytest.raises(InvalidSchema, match="column 'a'") as caught:
+        Schema(pa.schema([pa.field("a", pa.int64(), metadata=metadata)]))
+    assert len(str(caught.value)) < 200
+
+
+def test_aliases_are_counted_nested_ones_included():
+    aliases = {b"aliases": json.dumps([f"a{number}" for number in range(SCHEMA_ALIASES_MAX)]).encode()}
+    field = pa.field("a", pa.int64(), metadata=aliases)
+    Schema(pa.schema([field]))
+    with pytest.raises(InvalidSchema, match=f"{2 * SCHEMA_ALIASES_MAX} aliases; at most"):
+        Schema(pa.schema([field, ("b", pa.list_(pa.struct([field])))]))
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(38, -1_000), pa.decimal256(5, 1 << 30)], ids=str)
+def test_a_decimal_has_its_point_near_its_digits(kind):
+    with pytest.raises(InvalidSchema, match="within 76 digits"):
+        Schema(pa.schema([("a", kind)]))
+
+
+def test_a_time_zone_is_a_name():
+    with pytest.raises(InvalidSchema, match="column 'a': a time zone"):
+        Schema(pa.schema([("a", pa.timestamp("us", "x" * 256))]))
+
+
+@pytest.mark.parametrize(
     "kind",
     [
         pa.binary(SCHEMA_ROW_BYTES_MAX),
+        pa.binary((1 << 31) - 1),
         pa.list_(pa.int64(), 400_000_000),
         pa.list_(pa.list_(pa.int64(), 1_000), 1_000),
         pa.list_(pa.list_(pa.int64(), 10_000)),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mainstem.core.errors import InvalidRecord, RecordTooLarge
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.produce import rows
+from mainstem.produce.cells import csv_cells
 from mainstem.produce.rows import Row
 
 
@@ -96,10 +97,47 @@ def test_other_keys_are_refused(text):
         list(rows.ndjson([text], "k"))
 
 
-def test_csv_of_records_has_no_empty_keys():
-    text = b'key,value,timestamp,headers\nk,v,2026-01-01T00:00:00Z,"{""h"":""1""}"\n,,,\n'
+def test_in_csv_of_records_nothing_is_null_and_quotes_are_an_empty_text():
+    text = (
+        b'key,value,timestamp,headers\nk,v,2026-01-01T00:00:00Z,"{""h"":""1""}"\n,,,\n"","","",""\nk,,,\n'
+        b'"{""base64"":""/w==""}","{""base64"":""/w==""}",,\n'
+    )
     time = datetime(2026, 1, 1, tzinfo=UTC)
-    assert list(rows.csv_rows(io.BytesIO(text))) == [Row(b"v", b"k", {"h": b"1"}, time), Row(b"")]
+    assert list(rows.csv_rows(io.BytesIO(text))) == [
+        Row(b"v", b"k", {"h": b"1"}, time),
+        Row(None),
+        Row(b"", b""),
+        Row(None, b"k"),
+        Row(b"\xff", b"\xff"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a,,b", ',"",', '"","",""', '"a,"","",b","",', '"x\n,"""","",",,""', '""""," ""x",', 'a"b,"",', '"\r\n","",'],
+)
+def test_cells_of_csv_are_null_only_without_quotes(line):
+    """Against a parser by hand, which goes through the letters one by one."""
+    expected, at = [], 0
+    while at <= len(line):
+        if line[at : at + 1] == '"':
+            end = at + 1
+            while line[end] != '"' or line[end + 1 : end + 2] == '"':
+                end += 2 if line[end] == '"' else 1
+            expected.append(line[at + 1 : end].replace('""', '"'))
+            at = end + 2
+        else:
+            end = line.find(",", at) if "," in line[at:] else len(line)
+            expected.append(line[at:end] or None)
+            at = end + 1
+    names = "abcdef"[: len(expected)]
+    ((_, cells),) = csv_cells(io.BytesIO(f"{','.join(names)}\n{line}\n".encode()))
+    assert list(cells.values()) == expected
+
+
+def test_an_empty_line_is_a_null_where_there_is_one_column():
+    assert [cells for _, cells in csv_cells(io.BytesIO(b'a\n\n""\nx\n'))] == [{"a": None}, {"a": ""}, {"a": "x"}]
+    assert [number for number, _ in csv_cells(io.BytesIO(b"a,b\n\n1,2\n"))] == [3]
 
 
 @pytest.mark.parametrize(("row", "problem"), [(b"1", "fewer"), (b"1,2,3", "more")])

@@ -14,6 +14,7 @@ import pytest
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.limits import SCHEMA_BYTES_MAX, SCHEMA_DEFAULT_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
 from mainstem.core.schema import Schema, aliases_of, default_of, described
+from mainstem.registry.avro import from_avro
 from mainstem.registry.forms import as_schema, infer, to_type_map
 from mainstem.registry.types import FRIENDLY, parse_type, type_text
 from tests.unit.registry import samples
@@ -72,6 +73,13 @@ def test_every_type_has_a_text():
         ("decimal(100, 2)", "at most 76"),
         ("decimal128(50, 2)", "write decimal"),
         ("decimal(x, 2)", "'x' should be a number"),
+        ("decimal(2, 5)", "it has 2 digits, and 5 of them after the point"),
+        ("binary[-1]", "one number above 0"),
+        ("binary[0]", "one number above 0"),
+        ("binary[3, 4]", "one number above 0"),
+        ("list<int8>[-1]", "one number above 0"),
+        ("timestamp[us, ]", "its time zone is missing"),
+        ("timestamp[us, UTC, UTC]", "a unit and a time zone"),
         ("timestamp[minutes]", "the units of timestamp are"),
         ("time32[us]", "the units of time32 are s, ms"),
         ("duration[s, UTC]", "nothing else"),
@@ -91,6 +99,41 @@ def test_a_text_that_is_no_type(text, words):
         as_schema({"s": {"a": text}})
     assert "column 's.a'" in str(error.value)
     assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.timestamp("us", "Mars/Base"), pa.timestamp("s", "+25:00"), pa.timestamp("us", "../UTC"), pa.decimal128(2, 5)],
+    ids=str,
+)
+def test_a_type_that_readers_would_trip_over_is_refused_in_every_form(kind):
+    for given in (pa.schema([("s", pa.struct([("a", kind)]))]), {"s": {"a": kind}}, {"s": {"a": type_text(kind)}}):
+        with pytest.raises(InvalidSchema, match=r"column 's\.a'.*(no time zone|after the point)"):
+            as_schema(given)
+
+
+def test_time_zones_that_readers_know():
+    for zone in ("UTC", "Europe/Berlin", "+01:00", "-09:30"):
+        assert as_schema({"a": f"timestamp[us, {zone}]"}).arrow.field("a").type == pa.timestamp("us", zone)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"a": "int64", "b": "text", "a": "text"}', "the schema has the name 'a' twice"),
+        ('{"a": {"b": "int64", "b": "text"}}', "column 'a' has the name 'b' twice"),
+        ('{"a": [{"b": {"type": "text", "doc": "x", "doc": "y"}}]}', r"column 'a\[0\].b' has the name 'doc' twice"),
+        (
+            '{"type": "record", "name": "r", "fields": [{"name": "a", "type": "int", "type": "long"}]}',
+            r"column 'fields\[0\]' has the name 'type' twice",
+        ),
+    ],
+)
+def test_a_name_that_json_has_twice(text, where):
+    with pytest.raises(InvalidSchema, match=where):
+        as_schema(text)
+    with pytest.raises(InvalidSchema, match=where):
+        from_avro(text)
 
 
 ORDERS = Schema(

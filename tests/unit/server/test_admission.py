@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -107,6 +108,8 @@ def test_what_a_client_left_behind_is_not_looked_at(tmp_path, monkeypatch):
             for number, client in enumerate(clients):
                 batch = make_batch(LONG, stream=stream, producer=7 + number, sequence=0, epoch=number)
                 await send_append(client, 5, [batch])
+                # One after the other, so that it is known who is first in line.
+                await come_to(partial(getattr, client.session, "_is_admitting"))
             await come_to(lambda: all(client.session._is_admitting for client in clients) and bool(held.seen))
             for client in clients[:2]:
                 connection = client.session.connection

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from mainstem.core.batch import BatchHeader
-from mainstem.core.errors import DataLoss, InvalidRequest, ProtocolError
+from mainstem.core.errors import DataLoss, InvalidRequest, InvalidSetting, ProtocolError
 from mainstem.core.limits import (
     ERROR_TEXT_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     MESSAGE_HEADER_BYTES_MAX,
     RECEIVE_SHARE_BYTES,
 )
-from mainstem.transport.port import CreateStreamCall, GetStreamCall, checked
+from mainstem.transport.port import CreateStreamCall, GetStreamCall, SchemaCall, checked
 from mainstem.transport.wire import (
     PREFIX,
     Append,
@@ -193,3 +193,10 @@ def test_a_call_that_is_no_message_is_refused_before_it_is_one():
     ):
         with pytest.raises(InvalidRequest, match="a call of"):
             checked(call)
+
+
+def test_no_schema_has_an_id_that_the_ledger_could_not_keep():
+    assert checked(SchemaCall((1 << 63) - 1)) == SchemaCall((1 << 63) - 1)
+    for number in (-1, 1 << 63, (1 << 64) - 1):
+        with pytest.raises(InvalidSetting, match="id must be a whole number"):
+            checked(SchemaCall(number))

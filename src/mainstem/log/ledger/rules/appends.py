@@ -83,7 +83,8 @@ class Appends:
             or entry.statistics
             or header.statistics
         ):
-            self._close_entry(run)
+            if entry is not None:
+                self._close_entry(run, entry)
             run.entry, run.base, run.position, run.length = header, base, batch.position, 0
         run.length += batch.length
         run.bytes += batch.length
@@ -93,7 +94,8 @@ class Appends:
         return Appended(base)
 
     def _begin_run(self, key: ShardKey) -> _Run:
-        self.close()
+        if self._run is not None:
+            self.close()
         stream = self._rows.open_stream(key[0])
         if key[1] >= stream.shards:
             raise InvalidRequest(f"stream {stream.name!r} has {stream.shards} shards; there is no shard {key[1]}")
@@ -105,15 +107,13 @@ class Appends:
         run = self._run
         if run is None:
             return
-        self._close_entry(run)
+        if run.entry is not None:
+            self._close_entry(run, run.entry)
         if run.next > run.row.next:
             self._rows.changes.shards[run.key] = run.shard_row()
         self._run = None
 
-    def _close_entry(self, run: _Run) -> None:
-        first = run.entry
-        if first is None:
-            return
+    def _close_entry(self, run: _Run, first: BatchHeader) -> None:
         rows = self._rows
         block = rows.flush.block
         rows.live[block] = rows.live.get(block, 0) + run.length
@@ -134,4 +134,3 @@ class Appends:
                 summary(first.statistics),
             )
         )
-        run.entry = None

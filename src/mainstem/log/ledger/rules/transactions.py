@@ -131,9 +131,7 @@ class _Shard:
             and not (last.statistics or frame.summary)
         ):
             count = last.count + frame.count
-            self.entries[-1] = last._replace(
-                span=count, count=count, length=last.length + frame.length, time_high=high
-            )
+            self.entries[-1] = last._replace(span=count, count=count, length=last.length + frame.length, time_high=high)
         else:
             self.entries.append(
                 Entry(
