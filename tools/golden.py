@@ -280,7 +280,7 @@ class Filler:
             for index in range(2):
                 batches = [self._staged_batch("keyed", shard) for shard in (3, 1)] + [self._staged_batch("plain", 0)]
                 waiter = Waiter()
-                log.stage(number, index, batches, waiter.set, **writer)  # type: ignore[arg-type]
+                log.stage(number, index, batches, waiter.set, **writer)
                 waiter.wait(log.batcher)
             self.transactions.append((number, 6, None))
             if number == 33:

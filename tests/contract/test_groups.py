@@ -1,8 +1,8 @@
 """What the commands of groups do to the rows: the same in every ledger and in every replay, and nothing if refused.
 
 The last test compares them with a model that is written from the rules alone: a group has a generation that every
-change of owners and every reset raises by one, an owner and a cursor for each shard; a cursor moves forward, by its owner
-only.
+change of owners and every reset raises by one, an owner and a cursor for each shard; a cursor moves forward, by its
+owner only.
 """
 
 import random

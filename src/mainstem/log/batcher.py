@@ -526,8 +526,8 @@ def _is_large(submission: Submission) -> bool:
 
 
 def _in_order(submissions: list[Submission]) -> list[Item]:
-    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard. Those that
-    are staged come last, by transaction and shard."""
+    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard. What is
+    staged comes last, by transaction and shard."""
     commands: list[Item] = []
     batches: list[Batch] = []
     for submission in submissions:

@@ -114,7 +114,7 @@ class HotTail:
 
     def _drop_oldest(self) -> None:
         tail = self._order.popleft()
-        if tail.is_empty:
+        if not tail.batches:
             self._broken_off -= 1
             return
         self._bytes -= tail.drop_oldest().header.stored_len + _OVERHEAD_BYTES

@@ -4,6 +4,7 @@ import random
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -291,11 +292,9 @@ def test_one_that_takes_too_long_is_over(keeping, log, how):
     if how == "tick":
         log.transactions.tick()
         assert log.transactions.listing() == []
+    call = partial(stage, log, 5, 2, make_batch([b"c"])) if how == "stage" else partial(commit, log, 5, 2)
     with pytest.raises(TransactionAborted, match="its time was over"):
-        if how == "stage":
-            stage(log, 5, 2, make_batch([b"c"]))
-        else:
-            commit(log, 5, 2)
+        call()
     counters = log.transactions.counters()
     assert (counters["transactions_timed_out"], counters["transactions_aborted"]) == (1, 1)
     assert read(log, 1) == []
@@ -610,7 +609,7 @@ def test_threads_that_stage_and_commit_at_once(tmp_path):
                     log.abort_transaction(number)
                 else:
                     commit(log, number, 6)
-        except BaseException as error:  # noqa: BLE001  # told by the test's own thread
+        except BaseException as error:  # told by the test's own thread
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]

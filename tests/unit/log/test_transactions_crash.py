@@ -32,7 +32,7 @@ from tests.unit.log.parts import append, make_batch, make_stream, values_of
 
 # Small enough that a run rolls blocks, checkpoints the ledger and takes snapshots.
 TINY = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10, hot_tail_bytes=16 << 10)
-SHARDS = {(1, 0): 0, (1, 1): 1, (2, 0): 2}
+SHARDS = ((1, 0), (1, 1), (2, 0))
 MEMBER = 77
 STEPS = 30
 
@@ -81,13 +81,12 @@ class State:
 
     def _commit(self, transaction: int, cursors: dict[tuple[int, int], int]) -> Offsets:
         batches = self.staged.pop(transaction)
-        offsets: dict[tuple[int, int], list[int]] = {}
+        before = {key: len(values) for key, values in self.records.items()}
         for stream, shard, values in batches:
-            shard_records = self.records[stream, shard]
-            offsets.setdefault((stream, shard), [len(shard_records), 0])[1] += len(values)
-            shard_records += values
+            self.records[stream, shard] += values
         self.cursors.update(cursors)
-        made = tuple((*key, *numbers) for key, numbers in sorted(offsets.items()))
+        touched = sorted({(stream, shard) for stream, shard, _ in batches})
+        made = tuple((*key, before[key], len(self.records[key]) - before[key]) for key in touched)
         self.committed[transaction] = (len(batches), made)
         return made
 
@@ -96,8 +95,8 @@ def script(seed: int) -> list[Step]:
     draw = random.Random(f"transactions {seed}")
     steps: list[Step] = [("create", "orders", 2), ("create", "totals", 1), ("assign", 1)]
     state = State()
-    for step in steps:
-        state.apply(step)
+    for first in steps:
+        state.apply(first)
     stagings: dict[int, int] = {}
 
     def values(size: int = 600) -> list[bytes]:
@@ -105,15 +104,14 @@ def script(seed: int) -> list[Step]:
 
     while len(steps) < STEPS:
         chance = draw.random()
-        step: Step
         if chance < 0.2:
-            step = ("append", draw.choice(list(SHARDS)), values())
+            step: Step = ("append", draw.choice(SHARDS), values())
         elif chance < 0.6 or not state.staged:
             transaction = draw.choice([*state.staged, len(steps) + 100])
             index = stagings.get(transaction, 0)
             stagings[transaction] = index + 1
             size = 8_000 if draw.random() < 0.3 else 600
-            places = [draw.choice(list(SHARDS)) for _ in range(draw.randint(1, 4))]
+            places = [draw.choice(SHARDS) for _ in range(draw.randint(1, 4))]
             step = ("stage", transaction, index, [(*place, values(size)) for place in places])
         elif chance < 0.65:
             step = ("abort", draw.choice(list(state.staged)))
@@ -142,7 +140,7 @@ def play(log: Log, step: Step, batches: int) -> object:
             assert isinstance(assigned, Assigned), assigned
             return assigned.cursors
         case "append":
-            (key, values) = rest
+            key, values = rest
             (appended,) = append(log, made(*key, values))
             assert isinstance(appended, Appended), appended
             return appended.base

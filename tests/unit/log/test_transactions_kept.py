@@ -1,4 +1,4 @@
-"""Transactions of a log that is kept meanwhile: whatever upkeep moves, frees and forgets, what was committed is there."""
+"""Transactions of a log that is kept meanwhile: what was committed is there, whatever upkeep moves and frees."""
 
 import random
 from typing import Any

@@ -10,8 +10,8 @@ from mainstem.core.errors import Fenced, GroupBusy, InvalidCursor, InvalidReques
 from mainstem.core.limits import GROUPS_MAX
 from mainstem.log.flush import (
     PRODUCER_ID_MAX,
-    AssignShards,
     Assigned,
+    AssignShards,
     CommitCursors,
     DeleteGroup,
     Done,
