@@ -273,14 +273,15 @@ class Filler:
     def _bind(self) -> None:
         """Transactions: two that were committed, one of them under a name, one that was aborted, one that is open."""
         from mainstem.log.flush import GroupCursors, TransactionCommitted
+        from mainstem.log.transactions import NO_WRITER
 
         log, plain = self._log, self._streams["plain"]
         for number, name in ((11, ""), (22, "loader"), (33, ""), (44, "")):
-            writer = {"writer": log.open_writer(name)} if name else {}
+            writer = log.open_writer(name) if name else NO_WRITER
             for index in range(2):
                 batches = [self._staged_batch("keyed", shard) for shard in (3, 1)] + [self._staged_batch("plain", 0)]
                 waiter = Waiter()
-                log.stage(number, index, batches, waiter.set, **writer)
+                log.stage(number, index, batches, waiter.set, writer=writer)
                 waiter.wait(log.batcher)
             self.transactions.append((number, 6, None))
             if number == 33:
@@ -288,7 +289,7 @@ class Filler:
             if number < 33:
                 waiter = Waiter()
                 moved = [GroupCursors("billing", 5, ((plain, 0, 12 + number),))]
-                log.commit_transaction(number, 6, moved, waiter.set, **writer)  # type: ignore[arg-type]
+                log.commit_transaction(number, 6, moved, waiter.set, writer=writer)
                 (committed,) = waiter.wait(log.batcher)
                 assert isinstance(committed, TransactionCommitted), committed
                 self.transactions[-1] = (number, 6, committed.offsets)

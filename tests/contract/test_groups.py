@@ -265,6 +265,17 @@ def test_deleted_and_made_again_in_one_flush(ledgers):
     assert [row.id for row in ledgers.memory.list_groups()] == [2]
 
 
+def test_no_number_is_given_twice_in_one_flush_either(ledgers):
+    names = ("g", "h", "g", "h")
+    made = [AssignShards(name, 1, ((1, 0, 0),), TIME) for name in names]
+    outcomes = ledgers.flush(made[0], made[1], DeleteGroup("h"), DeleteGroup("g"), made[2], DeleteGroup("g"), made[3])
+    assert [type(outcome) for outcome in outcomes] == [Assigned, Assigned, Done, Done, Assigned, Done, Assigned]
+    assert [(row.id, row.name) for row in ledgers.memory.list_groups()] == [(4, "h")]
+    ledgers.do(DeleteGroup("h"))
+    assign(ledgers, 1)
+    assert [(row.id, row.name) for row in ledgers.memory.list_groups()] == [(5, "g")]
+
+
 def test_the_cursors_of_a_deleted_stream_go_from_all_groups(ledgers):
     ledgers.do(CreateStream("b" * 32, "b", 1, "crc32", 1_000_000, NOW_US))
     for name in ("g", "h"):
@@ -302,7 +313,7 @@ def test_shards_that_a_stream_got_later(ledgers):
     assert assign(ledgers, 2, (1, 2, ANN)) == Assigned(2, ((1, 2, 0),))
 
 
-def test_there_is_a_limit_of_groups(ledgers, monkeypatch):
+def test_there_is_a_limit_of_groups(monkeypatch, ledgers):
     monkeypatch.setattr("mainstem.log.ledger.rules.groups.GROUPS_MAX", 2)
     for name in ("g", "h"):
         assign(ledgers, 1, name=name)

@@ -303,7 +303,7 @@ def test_a_writer_that_was_forgotten_never_gets_an_epoch_again(ledgers):
     assert again.epoch > first.epoch
 
 
-def test_there_is_a_limit_of_writers(ledgers, monkeypatch):
+def test_there_is_a_limit_of_writers(monkeypatch, ledgers):
     monkeypatch.setattr("mainstem.log.ledger.rules.transactions.WRITERS_MAX", 2)
     ledgers.flush(OpenWriter("a", TIME), OpenWriter("b", TIME))
     (outcome,) = ledgers.flush(OpenWriter("c", TIME))

@@ -140,8 +140,8 @@ def play(log: Log, step: Step, batches: int) -> object:
             assert isinstance(assigned, Assigned), assigned
             return assigned.cursors
         case "append":
-            key, values = rest
-            (appended,) = append(log, made(*key, values))
+            (stream, shard), values = rest
+            (appended,) = append(log, made(stream, shard, values))
             assert isinstance(appended, Appended), appended
             return appended.base
         case "stage":

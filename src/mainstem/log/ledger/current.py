@@ -167,7 +167,7 @@ class CurrentRows:
         for group in [row for row in self._groups.values() if row.id in changes.deleted_groups]:
             del self._groups[group.name]
         self._groups.update((row.name, row) for row in changes.groups.values())
-        self._group_id_max = max(self._group_id_max, *changes.groups)
+        self._group_id_max = max(self._group_id_max, changes.group_id_max, *changes.groups)
         shards = self._group_shards
         if changes.deleted_groups or changes.ungrouped_streams:
             shards.clear()

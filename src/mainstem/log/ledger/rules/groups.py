@@ -53,7 +53,7 @@ def assign(rows: PendingRows, command: AssignShards) -> Outcome:
 def _new(rows: PendingRows, command: AssignShards) -> GroupRow:
     if rows.current.group_count + len(rows.changes.groups) >= GROUPS_MAX:
         raise InvalidRequest(f"the log has {GROUPS_MAX} groups, which is the limit; delete some first")
-    number = max(rows.current.group_id_max, *rows.changes.groups, 0) + 1
+    number = _id_max(rows) + 1
     return GroupRow(number, command.group, 0, command.time_us, command.time_us)
 
 
@@ -126,10 +126,10 @@ def delete(rows: PendingRows, command: DeleteGroup) -> Outcome:
     group = _existing(rows, command.group)
     _idle_shards(rows, group)
     changes = rows.changes
+    changes.group_id_max = _id_max(rows)
     changes.groups.pop(group.id, None)
     changes.group_shards = {key: row for key, row in changes.group_shards.items() if key[0] != group.id}
     changes.deleted_groups.append(group.id)
-    changes.group_id_max = max(rows.current.group_id_max, group.id, *changes.groups)
     return Done()
 
 
@@ -138,6 +138,11 @@ def leave_stream(rows: PendingRows, stream: int) -> None:
     changes = rows.changes
     changes.group_shards = {key: row for key, row in changes.group_shards.items() if key[1] != stream}
     changes.ungrouped_streams.append(stream)
+
+
+def _id_max(rows: PendingRows) -> int:
+    """The highest number that a group ever had."""
+    return max(rows.current.group_id_max, rows.changes.group_id_max, *rows.changes.groups)
 
 
 def _existing(rows: PendingRows, name: str) -> GroupRow:
