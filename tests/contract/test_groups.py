@@ -163,6 +163,24 @@ def test_a_member_that_lost_a_shard_commits_nothing(ledgers):
     assert isinstance(error(commit(ledgers, BOB, (1, 0, 3))), Fenced)
 
 
+def test_what_was_read_before_a_shard_was_lost_is_not_committed_when_it_comes_back(ledgers):
+    """Meanwhile another has read the same, and perhaps written what came of it."""
+    assign(ledgers, 1, (1, 0, ANN), (1, 1, ANN))
+    assign(ledgers, 2, (1, 0, BOB))
+    commit(ledgers, BOB, (1, 0, 5))
+    assign(ledgers, 3, (1, 0, ANN))
+    for generation in (1, 2):
+        (late,) = ledgers.flush(CommitCursors("g", ANN, ((1, 1, 1), (1, 0, 8)), TIME, generation))
+        found = error(late)
+        assert isinstance(found, Fenced)
+        assert "it was lost, and given to it anew" in str(found)
+    assert [row.offset for row in shards(ledgers).values()] == [5, 0]
+    # What it had all the time it has since then.
+    for generation, offsets in ((1, ((1, 1, 1),)), (3, ((1, 1, 2), (1, 0, 8)))):
+        (outcome,) = ledgers.flush(CommitCursors("g", ANN, offsets, TIME, generation))
+        assert outcome == Done(rows=len(offsets))
+
+
 def test_a_change_of_owners_before_a_commit_in_one_flush_fences_it(ledgers):
     assign(ledgers, 1, (1, 0, ANN))
     late = CommitCursors("g", ANN, ((1, 0, 3),), TIME)

@@ -251,11 +251,12 @@ def test_cursors_of_several_groups_move_with_it(ledgers):
     ("wrong", "kind"),
     [
         (GroupCursors("h", 8, ((1, 0, 1),)), Fenced),
+        (GroupCursors("h", ANN, ((1, 0, 1),), 0), Fenced),
         (GroupCursors("h", ANN, ((1, 0, 6),)), InvalidCursor),
         (GroupCursors("h", ANN, ((9, 0, 1),)), UnknownStream),
         (GroupCursors("i", ANN, ((1, 0, 1),)), UnknownGroup),
     ],
-    ids=["member", "beyond", "stream", "group"],
+    ids=["member", "generation", "beyond", "stream", "group"],
 )
 def test_a_cursor_that_may_not_move_refuses_all(ledgers, wrong, kind):
     """Also one beyond the end before this transaction: nobody can have read what is not there yet."""
@@ -320,6 +321,7 @@ def test_transactions_are_forgotten_the_oldest_first(ledgers):
         commit(ledgers, [], number, time_us=TIME + number)
     assert ledgers.memory.transactions_before(TIME + 5, 100) == 4
     assert ledgers.do(ForgetTransactions(TIME + 5, 3, 0)) == Done(rows=3)
+    assert [ledgers.memory.transaction_ended_us(others) for others in (0, 1, 2)] == [TIME + 5, TIME + 4, 0]
     known = [number for number in range(1, 6) if ledgers.memory.load_transaction(number)]
     assert known == [4, 5]
     assert ledgers.do(ForgetTransactions(TIME + 5, 3, 0)) == Done(rows=1)

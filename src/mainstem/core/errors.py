@@ -215,7 +215,7 @@ class TransactionAborted(Refused):
 
 class UnknownTransaction(TransactionAborted):
     """A transaction that is not open: the log was started again since, which aborts it, or not all of it arrived.
-    Nothing of it can be read, unless it was committed more than a day ago."""
+    Nothing of it can be read, unless it was committed so long ago that the log has forgotten it."""
 
     code = 213
 

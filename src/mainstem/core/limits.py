@@ -174,9 +174,10 @@ TRANSACTION_SECONDS_MAX: Final = 900
 TRANSACTIONS_OPEN_MAX: Final = 10_000
 TRANSACTIONS_BATCHES_MAX: Final = 1 << 17
 TRANSACTIONS_BYTES_MAX: Final = 16 * 1024 * MIB
-# How long one that ended is remembered: a commit that is repeated within this time gets its offsets again. There may be
-# hundreds in a second, and each is a row.
+# How long one that ended is remembered, and how many: a commit that is repeated meanwhile gets its offsets again. There
+# may be hundreds in a second, and each is a row.
 TRANSACTION_REMEMBERED_US_MAX: Final = 24 * 3600 * 1_000_000
+TRANSACTIONS_REMEMBERED_MAX: Final = 1_000_000
 # Names of writers in use at a time.
 WRITERS_MAX: Final = 10_000
 

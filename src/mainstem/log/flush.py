@@ -205,12 +205,17 @@ class AssignShards(msgspec.Struct, frozen=True, tag="assign"):
 
 class CommitCursors(msgspec.Struct, frozen=True, tag="commit_cursors"):
     """A member of a group has read so far, in all of these shards or none. It must own each of them; member 0 may
-    commit in shards that nobody owns. Cursors never go back."""
+    commit in shards that nobody owns. Cursors never go back.
+
+    `generation` is the newest that the member knew when it had read so far: in a shard that it got later, after another
+    had it, it may not commit what it read before. None asks for no such check.
+    """
 
     group: str
     member: int
     offsets: tuple[Position, ...]
     time_us: int
+    generation: int | None = None
 
 
 class ResetGroup(msgspec.Struct, frozen=True, tag="reset_group"):
@@ -248,6 +253,7 @@ class GroupCursors(msgspec.Struct, frozen=True, array_like=True, gc=False):
     group: str
     member: int
     offsets: tuple[Position, ...]
+    generation: int | None = None
 
 
 class OpenWriter(msgspec.Struct, frozen=True, tag="open_writer"):

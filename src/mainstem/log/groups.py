@@ -72,18 +72,26 @@ class Groups:
         group is not at the generation before this one. See AssignShards."""
         _check(name, assigned, "owners")
         _check(name, starts, "cursors")
-        if not 0 <= generation <= PRODUCER_ID_MAX:
-            raise InvalidRequest(f"{generation} cannot be a generation of a group")
+        _check_number(generation, "a generation of a group")
         command = AssignShards(name, generation, tuple(assigned), self._clock.now_us(), tuple(starts))
         self._submit(Submission((command,), done))
 
-    def commit(self, name: str, member: int, offsets: Sequence[Position], done: Answer) -> None:
+    def commit(
+        self,
+        name: str,
+        member: int,
+        offsets: Sequence[Position],
+        done: Answer,
+        *,
+        generation: int | None = None,
+    ) -> None:
         """Move cursors; `done` gets `Done`, or `Rejected` with Fenced, InvalidCursor, or what is wrong with a stream:
         then none of them has moved. See CommitCursors."""
         _check(name, offsets, "cursors")
-        if not 0 <= member <= PRODUCER_ID_MAX:
-            raise InvalidRequest(f"{member} cannot be the id of a member")
-        self._submit(Submission((CommitCursors(name, member, tuple(offsets), self._clock.now_us()),), done))
+        _check_number(member, "the id of a member")
+        _check_number(generation or 0, "a generation of a group")
+        command = CommitCursors(name, member, tuple(offsets), self._clock.now_us(), generation)
+        self._submit(Submission((command,), done))
 
     def reset(self, name: str, offsets: Sequence[Position]) -> None:
         """Set cursors anywhere, and wait for it. GroupBusy if somebody owns a shard of the group."""
@@ -103,3 +111,8 @@ def _check(name: str, places: Sequence[tuple[int, int, int]], what: str) -> None
     for place in places:
         if not all(0 <= number <= PRODUCER_ID_MAX for number in place):
             raise InvalidRequest(f"{place} is no shard of a stream and a number from 0 to 2^63 - 1")
+
+
+def _check_number(number: int, what: str) -> None:
+    if not 0 <= number <= PRODUCER_ID_MAX:
+        raise InvalidRequest(f"{number} cannot be {what}")

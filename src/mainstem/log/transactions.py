@@ -10,7 +10,7 @@ must refuse some of it.
 
 What a crash leaves. This registry is memory only, so a start knows no open transaction: all are aborted. Their frames
 are dead bytes of their blocks, as they were from the first moment. Whether one was committed is known by its id, which
-the ledger remembers for a day: a client that has got no answer repeats its commit and gets the same offsets.
+the ledger remembers for a while: a client that has got no answer repeats its commit and gets the same offsets.
 
 A block that holds staged frames of an open transaction is *pinned*: its file stays, though nothing points into it yet.
 What was staged twice, because an answer got lost, is in the transaction once: stagings are numbered by their client.
@@ -449,7 +449,7 @@ def _check_commit(batches: int, cursors: Sequence[GroupCursors], writer: Writer)
         raise InvalidRequest(f"a transaction moves up to {TRANSACTION_CURSORS_MAX} cursors; commit more often")
     for each in cursors:
         check_group_name(each.group)
-        numbers = (each.member, *(number for position in each.offsets for number in position))
+        numbers = (each.member, each.generation or 0, *(number for place in each.offsets for number in place))
         if not all(0 <= number <= TRANSACTION_ID_MAX for number in numbers):
             raise InvalidRequest(f"group {each.group!r}: ids and offsets are numbers from 0 to 2^63 - 1")
     if writer != NO_WRITER:

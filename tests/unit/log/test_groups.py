@@ -132,6 +132,7 @@ def test_numbers_that_nothing_has(keeping, place):
         lambda: groups.commit("billing", 0, [place], print),
         lambda: groups.reset("billing", [place]),
         lambda: groups.commit("billing", 1 << 63, [], print),
+        lambda: groups.commit("billing", 1, [], print, generation=-1),
         lambda: groups.assign("billing", 1 << 64, [], print),
     ):
         with pytest.raises(InvalidRequest):

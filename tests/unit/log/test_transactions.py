@@ -319,8 +319,10 @@ def test_a_newer_writer_ends_what_the_older_has_begun(log):
     assert second.name == "loader"
     assert second.epoch > first.epoch
     assert [each.id for each in log.transactions.listing()] == [6]
-    with pytest.raises(TransactionAborted, match="another hub writes as 'loader'"):
+    with pytest.raises(Fenced, match="another hub writes under this name"):
         commit(log, 5, 1, writer=first)
+    with pytest.raises(TransactionAborted, match="another hub writes as 'loader'"):
+        stage(log, 5, 1, make_batch([b"a"]), writer=first)
     stage(log, 7, 0, make_batch([b"c"]), writer=first)
     with pytest.raises(Fenced):
         commit(log, 7, 1, writer=first)
@@ -445,11 +447,12 @@ def test_cursors_are_limited(log):
         (0, [GroupCursors("g", 1 << 64, ())], NO_WRITER),
         (0, [GroupCursors("g", 1, ((1, 0, 1 << 64),))], NO_WRITER),
         (0, [GroupCursors("g", 1, ((-1, 0, 0),))], NO_WRITER),
+        (0, [GroupCursors("g", 1, (), -1)], NO_WRITER),
         (0, [], Writer("w", 1 << 64)),
         (0, [], Writer("no name", 1)),
         (0, [], Writer("", 1)),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_numbers_that_no_command_can_carry_are_refused_before_it_is_written(log, batches, cursors, writer):
     with pytest.raises(InvalidRequest):
@@ -461,7 +464,8 @@ def test_the_largest_transaction_is_one_command():
     big = (1 << 63) - 1
     frame = StagedFrame(big, (1 << 32) - 1, (1 << 32) - 1, big, 4_095, 1 << 20, 1 << 31, 1 << 31, big, b"s" * 300)
     frames = module._that_fit((frame,) * TRANSACTION_BATCHES_MAX, [])
-    cursors = [GroupCursors("g" * 249, big, ((big, 4_095, big),) * (TRANSACTION_CURSORS_MAX // 64))] * 64
+    places = ((big, 4_095, big),) * (TRANSACTION_CURSORS_MAX // 64)
+    cursors = [GroupCursors("g" * 249, big, places, big)] * 64
     command = CommitTransaction(big, len(frames), frames, tuple(cursors), big, "w" * 249, big)
     assert len(encode_command(command)) < COMMAND_BYTES_MAX
     assert frames[0].summary == b""
@@ -753,6 +757,15 @@ def test_keys_are_erased_from_what_was_staged(keeping):
     assert not keeping.on_disk(marker(1))
     assert not keeping.on_disk(marker(2))
     assert list(keeping.read(stream).values()) == [(b"l", b"stays")]
+
+
+def test_only_so_many_transactions_are_remembered(keeping, log, monkeypatch):
+    monkeypatch.setattr("mainstem.log.upkeep.forgetting.TRANSACTIONS_REMEMBERED_MAX", 3)
+    for number in range(1, 6):
+        commit(log, number, 0)
+        keeping.clock.advance(1)
+    keeping.keep(60)
+    assert [number for number in range(1, 6) if log._ledger.load_transaction(number)] == [3, 4, 5]
 
 
 def test_transactions_are_remembered_for_a_day(keeping, log):

@@ -362,6 +362,10 @@ class Ledger(LedgerReader, Protocol):
         """How many transactions ended before this time; no more than `limit` are counted."""
         ...
 
+    def transaction_ended_us(self, others: int) -> int:
+        """When the newest transaction ended that ended before so many others; 0 if none did."""
+        ...
+
     def load_writer(self, name: str) -> WriterRow | None: ...
 
     def writers_before(self, time_us: int) -> int:

@@ -190,6 +190,10 @@ class MemoryLedger:
     def transactions_before(self, time_us: int, limit: int) -> int:
         return min(limit, sum(row.ended_us < time_us for row in self._transactions.values()))
 
+    def transaction_ended_us(self, others: int) -> int:
+        ended = sorted((row.ended_us for row in self._transactions.values()), reverse=True)
+        return ended[others] if others < len(ended) else 0
+
     def load_writer(self, name: str) -> WriterRow | None:
         return self._writers.get(name)
 

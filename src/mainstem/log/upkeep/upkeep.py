@@ -92,9 +92,10 @@ class Upkeep:
         """One round of everything that is due, in steps; what is going on between them is the caller's."""
         between = self._work.rests.between
         now = self._work.clock.monotonic()
-        yield from between(self._forgetting.forget())
+        self._work.commits.end_overdue()
         if now >= self._retention_due:
             self._retention_due = now + self.pace.interval
+            yield from between(self._forgetting.forget())
             yield from between(self._trimming.trim())
         yield from between(self._trimming.drop())
         if now >= self._freeing.due:

@@ -4,8 +4,6 @@ Commits and changes of owners stand in one order, that of the flushes. So whethe
 here, when its commit is applied, and not by anybody's memory of who is alive.
 """
 
-from collections.abc import Iterable
-
 from mainstem.core.errors import Fenced, GroupBusy, InvalidCursor, InvalidRequest, UnknownGroup
 from mainstem.core.limits import GROUPS_MAX
 from mainstem.log.flush import (
@@ -15,6 +13,7 @@ from mainstem.log.flush import (
     CommitCursors,
     DeleteGroup,
     Done,
+    GroupCursors,
     Outcome,
     Position,
     ResetGroup,
@@ -75,26 +74,29 @@ def _assigned(
 
 
 def commit(rows: PendingRows, command: CommitCursors) -> Outcome:
-    moved = moved_cursors(rows, command.group, command.member, command.offsets, command.time_us)
+    moved = moved_cursors(rows, command, command.time_us)
     rows.changes.group_shards.update(moved)
     return Done(rows=len(moved))
 
 
 def moved_cursors(
-    rows: PendingRows, name: str, member: int, offsets: Iterable[Position], time_us: int
+    rows: PendingRows, cursors: CommitCursors | GroupCursors, time_us: int
 ) -> dict[GroupShardKey, GroupShardRow]:
     """The rows of a group whose member has read so far; an error if it may not say so of one of them."""
+    name = cursors.group
     group = _existing(rows, name)
     moved: dict[GroupShardKey, GroupShardRow] = {}
-    for stream, shard, offset in offsets:
+    for stream, shard, offset in cursors.offsets:
         known = rows.open_stream(stream)
         _check_shard(known, shard)
         found = rows.group_shard((group.id, stream, shard)) or GroupShardRow(0, 0, NOBODY, group.generation)
-        if found.owner != member:
+        is_later = cursors.generation is not None and found.since > cursors.generation
+        if found.owner != cursors.member or is_later:
+            whose = "another" if found.owner else "nobody"
+            now = f"it belongs to {whose}" if found.owner != cursors.member else "it was lost, and given to it anew"
             raise Fenced(
-                f"shard {shard} of stream {known.name!r} is not this member's any more in group {name!r}: it belongs "
-                f"to {'another' if found.owner else 'nobody'}. Nothing was committed; what was read since the last "
-                "commit is read again by whoever has the shard next"
+                f"shard {shard} of stream {known.name!r} is not this member's any more in group {name!r}: {now}. "
+                "Nothing was committed; what was read since the last commit is read again by whoever has the shard next"
             )
         _check_end(known, shard, offset, rows.shard((stream, shard)))
         if offset < found.offset:

@@ -59,7 +59,7 @@ def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
         made.add(frame)
     moved: dict[GroupShardKey, GroupShardRow] = {}
     for cursors in command.cursors:
-        moved |= moved_cursors(rows, cursors.group, cursors.member, cursors.offsets, command.time_us)
+        moved |= moved_cursors(rows, cursors, command.time_us)
     made.close()
     rows.changes.group_shards.update(moved)
     if writer is not None:

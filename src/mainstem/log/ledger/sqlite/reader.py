@@ -237,6 +237,10 @@ class SqliteLedgerReader:
         sql = "SELECT count(*) FROM (SELECT 1 FROM transactions WHERE ended_us < ? LIMIT ?)"
         return int(self._rows(sql, (time_us, limit))[0][0])
 
+    def transaction_ended_us(self, others: int) -> int:
+        rows = self._rows("SELECT ended_us FROM transactions ORDER BY ended_us DESC LIMIT 1 OFFSET ?", (others,))
+        return int(rows[0][0]) if rows else 0
+
     def load_writer(self, name: str) -> WriterRow | None:
         rows = self._rows("SELECT epoch, seen_us FROM writers WHERE name = ?", (name,))
         return WriterRow._make(rows[0]) if rows else None
