@@ -278,6 +278,8 @@ class Log:
             "hot_tail_bytes": self.hot.bytes,
             "block_reads": self.reader.disk_reads,
             "bytes_written": self._file.bytes_written,
+            "groups": self._applier.group_count,
+            **self.transactions.counters(),
             **self.upkeep.counters(),
             "bytes_since_snapshot": self._maintenance.bytes_since_snapshot,
             "snapshot_errors": self._maintenance.snapshot_errors,

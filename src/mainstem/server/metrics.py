@@ -168,6 +168,34 @@ METRICS: Final = (
         "Appends refused because the disk is full.",
         "appends_refused_full",
     ),
+    # Groups and transactions.
+    Metric("mainstem_groups", GAUGE, "Groups of readers.", "groups"),
+    Metric("mainstem_transactions_open", GAUGE, "Transactions that are open.", "transactions_open"),
+    Metric(
+        "mainstem_transactions_staged_batches",
+        GAUGE,
+        "Batches of transactions that are not committed yet.",
+        "transactions_staged_batches",
+    ),
+    Metric(
+        "mainstem_transactions_staged_bytes",
+        GAUGE,
+        "Bytes of transactions that are not committed yet; they stay on the disk until these end.",
+        "transactions_staged_bytes",
+    ),
+    Metric("mainstem_transactions_committed_total", COUNTER, "Transactions committed.", "transactions_committed"),
+    Metric(
+        "mainstem_transactions_aborted_total",
+        COUNTER,
+        "Transactions that ended without a commit, for whatever reason.",
+        "transactions_aborted",
+    ),
+    Metric(
+        "mainstem_transactions_timed_out_total",
+        COUNTER,
+        "Those of them whose time was over.",
+        "transactions_timed_out",
+    ),
     # Upkeep.
     Metric("mainstem_entries_dropped_total", COUNTER, "Rows of entries dropped behind a trim.", "rows_dropped"),
     Metric("mainstem_entries_merged_total", COUNTER, "Small entries merged into larger ones.", "entries_merged"),

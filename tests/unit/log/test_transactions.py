@@ -295,7 +295,7 @@ def test_one_that_takes_too_long_is_over(keeping, log, how):
     call = partial(stage, log, 5, 2, make_batch([b"c"])) if how == "stage" else partial(commit, log, 5, 2)
     with pytest.raises(TransactionAborted, match="its time was over"):
         call()
-    counters = log.transactions.counters()
+    counters = log.counters()
     assert (counters["transactions_timed_out"], counters["transactions_aborted"]) == (1, 1)
     assert read(log, 1) == []
 
