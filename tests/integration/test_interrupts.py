@@ -83,3 +83,29 @@ def test_a_reader_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatc
                     interrupts += 1
         assert interrupts == 3
         assert len(seen) == len(set(seen)) == 40
+
+
+def test_the_main_thread_of_a_forked_child_is_the_one_that_forked():
+    script = """
+import os, signal, threading
+from mainstem.core.interrupts import DeferredInterrupt
+
+def child():
+    seen = []
+    signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
+    with DeferredInterrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append("step")
+    os._exit(0 if seen == ["step", "handled"] else 1)
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        child()
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+"""
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=False, timeout=30).returncode == 0

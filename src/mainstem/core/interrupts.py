@@ -8,8 +8,10 @@ milliseconds, but with a disk that hangs Ctrl-C hangs too. Waiting for anything 
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without its conversions to enums
+import os
 import signal
 import threading
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,13 +21,15 @@ _SIGINT = int(signal.SIGINT)
 class DeferredInterrupt:
     """A context manager for one step. Does nothing outside the main thread, where no signal arrives. Nests."""
 
-    def __init__(self) -> None:
-        self._previous: Any = None
-        self._noted: tuple[int, FrameType | None] | None = None
-        self._active = False
+    # Asking for it takes longer than the rest, and only a fork changes it.
+    _main_thread = threading.main_thread().ident
+    # Of the class, until there is more to say: most of these are for other threads, and should cost nothing.
+    _previous: Any = None
+    _noted: tuple[int, FrameType | None] | None = None
+    _active = False
 
     def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if get_ident() == self._main_thread:
             self._previous = _signal.getsignal(_SIGINT)
             if callable(self._previous):
                 _signal.signal(_SIGINT, self._note)
@@ -41,3 +45,11 @@ class DeferredInterrupt:
             _signal.signal(_SIGINT, self._previous)
             if self._noted is not None:
                 self._previous(*self._noted)
+
+
+def _note_main_thread() -> None:
+    """In a child made by fork the thread that forked is the main thread."""
+    DeferredInterrupt._main_thread = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_note_main_thread)

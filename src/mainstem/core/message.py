@@ -41,6 +41,8 @@ _OFFSETS: Final = tuple(struct.Struct(f"<{count + 1}i") for count in range(FEW))
 _ABSENT: Final = tuple((0,) * (_SLOTS_MAX - n) for n in range(_SLOTS_MAX + 1))
 
 _ZEROS: Final = tuple(bytes(count) for count in range(8))
+# A value shorter than this that is sent alone has a head that is kept.
+_LONE_SIZES: Final = 4_096
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _METADATA_V5: Final = 4
@@ -193,6 +195,8 @@ def is_plain(layout: int, count: int, raw_len: int, message: bytes) -> bool:
     """Whether a raw message holds what its layout says, no value of it null; False where that takes a closer look."""
     if len(message) != raw_len:
         raise InvalidPayload(f"the message is {len(message)} bytes, its header says {raw_len}")
+    if count == 1 and not layout and _is_lone(message):
+        return True
     continuation, metadata_len = _PREFIX.unpack_from(message)
     if (
         continuation != _CONTINUATION
@@ -247,6 +251,30 @@ def plain_message(layout: int, columns: Sequence[Sequence[bytes]]) -> bytes:
 
     Byte for byte what pyarrow would make. TypeError if a value is None.
     """
+    count = len(columns[0])
+    if count == 1 and not layout and len(columns[0][0]) < _LONE_SIZES:
+        (value,) = columns[0]
+        return _lone_head(len(value)) + value + _ZEROS[-len(value) & 7]
+    return _message_of(layout, columns)
+
+
+@functools.lru_cache(maxsize=_LONE_SIZES)
+def _lone_head(size: int) -> bytes:
+    """What comes before a lone value of this size: the same for all that are sent one at a time."""
+    message = _message_of(0, ((bytes(size),),))
+    return message[: len(message) - size - (-size & 7)]
+
+
+def _is_lone(message: bytes) -> bool:
+    """Whether a message is a lone value, and byte for byte as it is made here."""
+    head_len = len(_lone_head(0))
+    size = int.from_bytes(message[head_len - 4 : head_len], "little")
+    if size >= _LONE_SIZES or len(message) != head_len + size + (-size & 7):
+        return False
+    return message.startswith(_lone_head(size))
+
+
+def _message_of(layout: int, columns: Sequence[Sequence[bytes]]) -> bytes:
     count = len(columns[0])
     template = _plain_template(layout)
     body: list[bytes] = []

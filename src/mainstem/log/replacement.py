@@ -164,13 +164,18 @@ _COMPANIONS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS)
 _PLAIN_FIELDS: Final = tuple(layouts.FULL_SCHEMA.field(name) for name in ("key", "value", "headers"))
 
 
-def records_of(batches: Sequence[FetchedBatch], contents: Contents = Contents()) -> Records:  # noqa: B008  # immutable
-    """The records of batches of a group that follow each other, as rows of their one schema, or of their one target."""
+def records_of(
+    batches: Sequence[FetchedBatch],
+    contents: Contents = Contents(),  # noqa: B008  # immutable
+    paced: Callable[[Iterable[FetchedBatch]], Iterable[FetchedBatch]] = iter,
+) -> Records:
+    """The records of batches of a group that follow each other, as rows of their one schema, or of their one target.
+    `paced` gives the same batches, and may rest between them."""
     schema_ids = {batch.header.schema_id for batch in batches if batch.header.count}
     schema_id = contents.target(max(schema_ids)) if len(schema_ids) > 1 else max(schema_ids, default=0)
     schema = contents.schema(schema_id)
     fields = _PLAIN_FIELDS if schema is None else (*layouts.shape_of(0, schema).schema, *_COMPANIONS)
-    parts = list(_parts(batches, contents, schema_id, {field.name for field in fields}))
+    parts = list(_parts(paced(batches), contents, schema_id, {field.name for field in fields}))
     used = [field for field in fields if any(field.name in part.columns for part in parts)]
     return Records(
         first=batches[0].base,
@@ -190,7 +195,7 @@ class _Part(NamedTuple):
     columns: dict[str, pa.Array]
 
 
-def _parts(batches: Sequence[FetchedBatch], contents: Contents, schema_id: int, names: set[str]) -> Iterator[_Part]:
+def _parts(batches: Iterable[FetchedBatch], contents: Contents, schema_id: int, names: set[str]) -> Iterator[_Part]:
     """The records of each batch; of a run of tiny ones together. Those are looked into without pyarrow, a call of which
     takes longer than they are worth, and gives the interpreter away."""
     run: list[tuple[FetchedBatch, list[list[bytes]]]] = []

@@ -10,6 +10,7 @@ producer lets everything in flight come to its end, then goes on under a new epo
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -174,11 +175,11 @@ class Shipping:
         return late
 
     def ship(self) -> None:
-        """Encode, number and hand over rolled parcels, as many as may be in flight. One thread at a time."""
-        while True:
+        """Encode, number and hand over rolled parcels, as many as may be in flight. One thread at a time; it looks
+        at the queue again before it stops."""
+        while self._rolled:
             with DeferredInterrupt():
                 with self.lock:
-                    # Whoever ships looks at the queue again before it stops.
                     parcel = None if self._is_shipping else self._next_parcel()
                     if parcel is None:
                         return
@@ -229,10 +230,10 @@ class Shipping:
         batches, owners = self._encode(parcel)
         batches = [self._numbered(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
-        answers = _Answers(self, parcel, owners, batches)
-        if len(batches) == 1:
-            self._port.append(batches, timeout, answers.part(0))
+        if len(batches) == 1 and len(parcel.chunks) == 1:
+            self._port.append(batches, timeout, partial(self._on_lone_answer, parcel, batches[0].header.shard))
             return
+        answers = _Answers(self, parcel, owners, batches)
         for begin, end in _requests(owners, [batch.header.raw_len for batch in batches]):
             self._port.append(batches[begin:end], timeout, answers.part(begin))
         if not batches:
@@ -276,6 +277,15 @@ class Shipping:
             self._in_flight -= 1
             self._rolled.appendleft(parcel)
             self.schedule(_RETRY_SECONDS)
+
+    def _on_lone_answer(self, parcel: Parcel, shard: int, results: Sequence[AppendResult]) -> None:
+        """The short way of `_Answers`, for a parcel that is one batch."""
+        (chunk,), (result,) = parcel.chunks, results
+        if isinstance(result, MainstemError):
+            chunk.error = result
+        else:
+            chunk.bases[shard] = result
+        self._on_answered(parcel)
 
     def _on_answered(self, parcel: Parcel) -> None:
         """A parcel came to its end, unless it came back: ship what gathered meanwhile, tell those who wait."""
@@ -347,7 +357,7 @@ class _Answers:
         self._lock = threading.Lock()
 
     def part(self, begin: int) -> Callable[[Sequence[AppendResult]], None]:
-        return lambda results: self._take(begin, results)
+        return partial(self._take, begin)
 
     def _take(self, begin: int, results: Sequence[AppendResult]) -> None:
         with self._lock:

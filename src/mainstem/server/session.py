@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.consume.feed import Feed
@@ -71,8 +72,10 @@ _LOOKS_AT_CLOCK: Final = 4
 _PLAIN_BATCHES_MAX: Final = APPEND_RAW_BYTES_MAX // PAYLOAD_RAW_BYTES_MAX
 
 
-# The batches of a message, with their places in it.
-_Batches = Iterator[tuple[int, tuple[BatchHeader, bytes]]]
+# The batches of a message, with their places in it, and what was found of one.
+_Placed = tuple[int, tuple[BatchHeader, bytes]]
+_Batches = Iterator[_Placed]
+_LookedAt = tuple[int, BatchHeader, Batch | MainstemError]
 
 
 class PendingAppend:
@@ -115,9 +118,9 @@ class Session:
         self._calls_in_flight = 0
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
-        # Whether an append is being looked at, in several turns of the loop, and one batch of it by another thread.
+        # Whether an append is being looked at, in several turns of the loop, and some batches of it by another thread.
         self._is_admitting = False
-        self._aside: asyncio.Future[Batch | MainstemError] | None = None
+        self._aside: asyncio.Future[list[_LookedAt]] | None = None
         self._welcomed = False
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
@@ -272,7 +275,7 @@ class Session:
         until = clock.monotonic() + _ADMIT_SECONDS
         for index, (header, payload) in batches:
             if gateway.is_long(header):
-                self._admit_aside(pending, batches, index, header, payload)
+                self._admit_aside(pending, batches, (index, (header, payload)))
                 return
             pending.take(index, header, gateway.admit(header, payload, acknowledge=pending.acknowledge))
             if index % _LOOKS_AT_CLOCK == 0 and index + 1 < pending.total and clock.monotonic() >= until:
@@ -282,19 +285,25 @@ class Session:
         self._waiting.append(pending)
         self._server.submit_soon(self)
 
-    def _admit_aside(
-        self, pending: PendingAppend, batches: _Batches, index: int, header: BatchHeader, payload: bytes
-    ) -> None:
-        """Have one batch looked at by another thread, then go on with those after it."""
+    def _admit_aside(self, pending: PendingAppend, batches: _Batches, first: _Placed) -> None:
+        """Have a batch looked at by another thread, and those after it for as long as they would be here."""
         self._pause_admission()
-        server = self._server
-        look = partial(server.gateway.admit, header, payload, acknowledge=pending.acknowledge)
+        gateway, clock = self._server.gateway, self._server.clock
 
-        def go_on(looked_at: "asyncio.Future[Batch | MainstemError]") -> None:
+        def look() -> list[_LookedAt]:
+            until = clock.monotonic() + _ADMIT_SECONDS
+            found: list[_LookedAt] = []
+            for index, (header, payload) in chain((first,), batches):
+                found.append((index, header, gateway.admit(header, payload, acknowledge=pending.acknowledge)))
+                if clock.monotonic() >= until:
+                    break
+            return found
+
+        def go_on(looked_at: "asyncio.Future[list[_LookedAt]]") -> None:
             self._aside = None
-            self._admit_more(pending, batches, lambda: pending.take(index, header, looked_at.result()))
+            self._admit_more(pending, batches, looked_at.result)
 
-        self._aside = asyncio.get_running_loop().run_in_executor(server.admission_pool, look)
+        self._aside = asyncio.get_running_loop().run_in_executor(self._server.admission_pool, look)
         self._aside.add_done_callback(go_on)
 
     def _pause_admission(self) -> None:
@@ -303,15 +312,15 @@ class Session:
         self.connection.pause("admission")
 
     def _admit_more(
-        self, pending: PendingAppend, batches: _Batches, take_last: Callable[[], None] | None = None
+        self, pending: PendingAppend, batches: _Batches, looked_at: Callable[[], list[_LookedAt]] = list
     ) -> None:
         if not self._is_admitting:
             return  # the client is gone
         self._is_admitting = False
         assert self.connection is not None
         try:
-            if take_last is not None:
-                take_last()
+            for index, header, admitted in looked_at():
+                pending.take(index, header, admitted)
             self._admit(pending, batches)
         except Exception as error:  # as for a message that is handled at once
             self.connection.fail(ProtocolError(f"this message could not be handled: {type(error).__name__}: {error}"))

@@ -1,5 +1,6 @@
 """Messages made without pyarrow are the messages pyarrow makes."""
 
+import struct
 import subprocess
 import sys
 
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.core import layouts, payload
+from mainstem.core.errors import InvalidPayload
 from mainstem.core.layouts import FEW, HAS_KEY
-from mainstem.core.message import plain_message
+from mainstem.core.message import is_plain, plain_message
 
 _RECORDS = st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=40)), min_size=1, max_size=FEW - 1)
 
@@ -54,3 +56,30 @@ def test_neither_a_message_nor_a_wide_batch_costs_the_import_of_pandas():
         "layouts.widen(layouts.build([b'v']), 0, 5); sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 100])
+def test_a_lone_value_that_was_changed_is_looked_through_like_any_other(size: int, monkeypatch: pytest.MonkeyPatch):
+    message = plain_message(0, [[b"v" * size]])
+    changed = [message, message + bytes(8), message[:-8]]
+    changed += [
+        message[:at] + bytes([message[at] ^ 1 << bit]) + message[at + 1 :]
+        for at in range(len(message))
+        for bit in (0, 7)
+    ]
+
+    def verdicts() -> list[str]:
+        return [_verdict(one) for one in changed]
+
+    short = verdicts()
+    monkeypatch.setattr("mainstem.core.message._is_lone", lambda message: False)
+    assert short == verdicts()
+    assert short[0] == "True"
+    assert len(set(short)) > 3
+
+
+def _verdict(message: bytes) -> str:
+    try:
+        return str(is_plain(0, 1, len(message), message))
+    except (InvalidPayload, struct.error) as error:
+        return repr(error)

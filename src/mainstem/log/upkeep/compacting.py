@@ -9,7 +9,7 @@ from mainstem.core.errors import Refused, StreamDeleted, UnknownStream
 from mainstem.log.compaction import KeyIndex, is_due, tombstones
 from mainstem.log.flush import NoteUpkeep
 from mainstem.log.ledger.base import ShardKey, StreamRow
-from mainstem.log.replacement import Records, records_of
+from mainstem.log.replacement import Records
 from mainstem.log.upkeep.pace import NEVER_US
 from mainstem.log.upkeep.thinning import leave, pieces
 from mainstem.log.upkeep.work import Work
@@ -55,7 +55,7 @@ class Compacting:
         index.end = max(row.compacted, row.start)
         for entries, groups in pieces(self._work, stream, shard, index.end, row.stable):
             for group in groups or ():
-                index.learn(records_of(group, contents))
+                index.learn(self._work.records(group, contents))
             # What cannot be read is passed over, or the shard would look as if it had not been compacted, for ever.
             index.end = entries[-1].end
             yield

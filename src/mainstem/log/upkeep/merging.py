@@ -18,7 +18,7 @@ from mainstem.log.contents import Contents, Promote
 from mainstem.log.flush import NoteUpkeep
 from mainstem.log.ledger.base import Entry, ShardKey, StreamRow
 from mainstem.log.merger import RUN_ENTRIES, plan_merge
-from mainstem.log.replacement import records_of, remade
+from mainstem.log.replacement import remade
 from mainstem.log.upkeep.work import STEP_ROWS, Work
 
 logger = logging.getLogger("mainstem.log")
@@ -80,7 +80,7 @@ class Merging:
     def _merge_run(self, stream: StreamRow, contents: Contents, entries: Sequence[Entry], settled: int) -> None:
         try:
             groups = self._work.groups(stream, entries, contents.target)
-            pieces = (records_of(group, contents) for group in groups)
+            pieces = (self._work.records(group, contents) for group in groups)
             replacement = remade(entries, pieces, self._work.upshot(merged=settled))
         except (DataLoss, IncompatibleSchema, InvalidPayload, RecordTooLarge) as error:
             # Some rows are too large, or too far away in time, for a newer schema.

@@ -1,7 +1,7 @@
 """Rests between steps of upkeep and within them, so that those who write and read keep most of the machine."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from mainstem.core.batch import FetchedBatch
@@ -37,9 +37,9 @@ class Rests:
             self._rested_seconds = 0.0
             yield
 
-    def within(self, batches: Iterator[FetchedBatch]) -> Iterator[FetchedBatch]:
-        """The same batches with a rest whenever reading them took a moment: whoever commits needs the interpreter every
-        moment, and would otherwise wait for it while many small ones are read."""
+    def within(self, batches: Iterable[FetchedBatch]) -> Iterator[FetchedBatch]:
+        """The same batches with a rest whenever reading them, or taking them apart, took a moment: whoever commits
+        needs the interpreter every moment, and would otherwise wait for it while many small ones are looked at."""
         is_upkeep = threading.current_thread() is self.thread
         begun = self._clock.monotonic()
         for batch in batches:

@@ -11,7 +11,7 @@ from mainstem.core.errors import DataLoss
 from mainstem.core.events import Event
 from mainstem.log.contents import Contents
 from mainstem.log.ledger.base import Entry, StreamRow
-from mainstem.log.replacement import Records, Upshot, records_of, remade
+from mainstem.log.replacement import Records, Upshot, remade
 from mainstem.log.upkeep.work import STEP_ROWS, Work, one_step
 
 logger = logging.getLogger("mainstem.log")
@@ -49,10 +49,10 @@ def leave(
     upshot: Upshot,
 ) -> int:
     """Store anew what is kept, if that is not all; how many records are gone."""
-    masks = [keep(records_of(group, contents)) for group in groups]
+    masks = [keep(work.records(group, contents)) for group in groups]
     gone = sum(int(len(mask) - mask.sum()) for mask in masks)
     # Many entries of which little was left before are put together on the occasion.
     if gone or (len(entries) > _ROWS_PER_STEP_MAX and not upshot.erases):
-        left = (records_of(group, contents).take(mask) for group, mask in zip(groups, masks, strict=True))
+        left = (work.records(group, contents).take(mask) for group, mask in zip(groups, masks, strict=True))
         work.execute(remade(entries, left, upshot))
     return gone

@@ -14,7 +14,7 @@ from mainstem.log.flush import Command, Done, Replacement
 from mainstem.log.ledger.base import Entry, ShardKey, ShardRow, StreamRow, barriers_of
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.reader import LogReader
-from mainstem.log.replacement import Upshot, grouped
+from mainstem.log.replacement import Records, Upshot, grouped, records_of
 from mainstem.log.upkeep.pace import Pace
 from mainstem.log.upkeep.rests import Rests
 
@@ -109,6 +109,10 @@ class Work:
         batches = list(self.rests.within(self.reader.load(stream, entries)))
         # Looked up after the entries: a barrier that is set later stands behind them.
         return grouped(batches, barriers_of(self.ledger.load_generations(stream.id), entries[0].shard), target)
+
+    def records(self, group: Sequence[FetchedBatch], contents: Contents) -> Records:
+        """The records of one group."""
+        return records_of(group, contents, self.rests.within)
 
     def upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
         """What else is to be done where entries are stored anew."""
