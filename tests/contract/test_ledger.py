@@ -58,6 +58,7 @@ from mainstem.log.ledger.base import (
     Ledger,
     ProducerRow,
     ShardRow,
+    SharedChanges,
     StreamRow,
     TransactionRow,
     WriterRow,
@@ -155,8 +156,8 @@ def test_rows_of_groups_and_transactions_come_back(ledger):
         largest: TransactionRow(largest, ((1, 0, 0, 1), (largest, 4095, largest, 1 << 20))),
     }
     writers = {"w": WriterRow(largest, NOW_US), "v" * 249: WriterRow(1, largest)}
-    rows = {"groups": groups, "group_shards": shards, "transactions": transactions, "writers": writers}
-    ledger.store(changes(1, **rows))
+    rows = SharedChanges(groups=groups, group_shards=shards, transactions=transactions, writers=writers)
+    ledger.store(changes(1, shared=rows))
     assert list(ledger.list_groups()) == [groups[largest], groups[1]]
     assert [ledger.group_named(row.name) for row in groups.values()] == list(groups.values())
     assert ledger.group_named("c") is None
@@ -169,7 +170,7 @@ def test_rows_of_groups_and_transactions_come_back(ledger):
     assert (ledger.load_transaction(2), ledger.load_writer("x")) == (None, None)
     assert [ledger.transactions_before(NOW_US + more, 9) for more in (0, 1)] == [0, 1]
     assert [ledger.writers_before(NOW_US + more) for more in (0, 1)] == [0, 1]
-    ledger.store(changes(2, ungrouped_streams=[1], deleted_groups=[1], group_id_max=largest))
+    ledger.store(changes(2, shared=SharedChanges(ungrouped_streams=[1], deleted_groups=[1], group_id_max=largest)))
     assert list(ledger.list_groups()) == [groups[largest]]
     assert list(ledger.list_group_shards(1)) == list(ledger.list_group_shards(largest)) == []
 

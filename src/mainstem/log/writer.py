@@ -213,7 +213,6 @@ class FlushFile:
         now_us = self._clock.now_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
         written: list[WrittenItem] = []
-        staged = 0
         own = [*self._own_commands(writer.block, now_us), *self._descriptions(items)]
         for command in own:
             frames.add_command(encode_command(command), now_us)
@@ -222,7 +221,7 @@ class FlushFile:
             if isinstance(item, StagedBatch):
                 position = frames.add_staged(item.header, item.payload)
                 written.append(WrittenStaged(WrittenBatch(item.header, position, frames.end - position)))
-                staged += 1
+                self._staged += 1
             elif isinstance(item, Batch):
                 position = frames.add_data(item.header, item.payload)
                 written.append(WrittenBatch(item.header, position, frames.end - position))
@@ -236,7 +235,6 @@ class FlushFile:
         self._append(writer, frames)
         if own:
             self._note_own(writer.block, own)
-        self._staged += staged
         self.bytes_written += writer.position - frames.positions[0]
         return Flush(number, writer.block, commit, now_us, tuple(written))
 

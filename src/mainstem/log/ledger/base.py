@@ -193,6 +193,25 @@ GroupShardKey = tuple[int, int, int]
 
 
 @dataclass(slots=True)
+class SharedChanges:
+    """What a flush changes of groups and transactions."""
+
+    # Streams whose shards no group has any more, and groups that go with their shards: before those of this flush come.
+    ungrouped_streams: list[int] = field(default_factory=list)
+    deleted_groups: list[int] = field(default_factory=list)
+    groups: dict[int, GroupRow] = field(default_factory=dict)
+    group_shards: dict[GroupShardKey, GroupShardRow] = field(default_factory=dict)
+    # The same as `stream_id_max` of streams; said when one is deleted.
+    group_id_max: int = 0
+    transactions: dict[int, TransactionRow] = field(default_factory=dict)
+    writers: dict[str, WriterRow] = field(default_factory=dict)
+    # Of the transactions that ended before this time the first so many go, and writers last seen before another.
+    forget_transactions_before_us: int = 0
+    forget_transactions_limit: int = 0
+    forget_writers_before_us: int = 0
+
+
+@dataclass(slots=True)
 class Changes:
     """All rows one flush changes. Stored together or not at all."""
 
@@ -223,19 +242,8 @@ class Changes:
     # A new epoch of the ledger, and where every shard ended in the one before.
     epoch: int = 0
     epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
-    # Streams whose shards no group has any more, and groups that go with their shards: before those of this flush come.
-    ungrouped_streams: list[int] = field(default_factory=list)
-    deleted_groups: list[int] = field(default_factory=list)
-    groups: dict[int, GroupRow] = field(default_factory=dict)
-    group_shards: dict[GroupShardKey, GroupShardRow] = field(default_factory=dict)
-    # The same as `stream_id_max` for groups; said when one is deleted.
-    group_id_max: int = 0
-    transactions: dict[int, TransactionRow] = field(default_factory=dict)
-    writers: dict[str, WriterRow] = field(default_factory=dict)
-    # Of the transactions that ended before this time the first so many go, and writers last seen before another.
-    forget_transactions_before_us: int = 0
-    forget_transactions_limit: int = 0
-    forget_writers_before_us: int = 0
+    # Of groups and transactions, which most flushes have nothing of.
+    shared: SharedChanges | None = None
 
 
 class OldestEntries(NamedTuple):

@@ -14,6 +14,7 @@ from mainstem.log.ledger.base import (
     ProducerRow,
     ShardKey,
     ShardRow,
+    SharedChanges,
     StreamRow,
 )
 
@@ -160,10 +161,10 @@ class CurrentRows:
             producers.move_to_end(identity)
         while len(producers) > _PRODUCERS_CACHED_MAX:
             producers.popitem(last=False)
-        if changes.groups or changes.group_shards or changes.deleted_groups or changes.ungrouped_streams:
-            self._remember_groups(changes)
+        if changes.shared is not None:
+            self._remember_groups(changes.shared)
 
-    def _remember_groups(self, changes: Changes) -> None:
+    def _remember_groups(self, changes: SharedChanges) -> None:
         for group in [row for row in self._groups.values() if row.id in changes.deleted_groups]:
             del self._groups[group.name]
         self._groups.update((row.name, row) for row in changes.groups.values())

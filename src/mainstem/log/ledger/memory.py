@@ -22,6 +22,7 @@ from mainstem.log.ledger.base import (
     SchemaRow,
     ShardKey,
     ShardRow,
+    SharedChanges,
     StreamRow,
     TransactionRow,
     VersionRow,
@@ -220,8 +221,9 @@ class MemoryLedger:
                 self._dead[grave] += size
                 if not self._dead[grave]:
                     del self._dead[grave]
-            self._store_groups(changes)
-            self._store_transactions(changes)
+            if changes.shared is not None:
+                self._store_groups(changes.shared)
+                self._store_transactions(changes.shared)
             for block in changes.forgotten_blocks:
                 del self._blocks[block]
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[1] != block})
@@ -242,7 +244,7 @@ class MemoryLedger:
                 del self._producers[key]
             self._applied = changes.applied
 
-    def _store_groups(self, changes: Changes) -> None:
+    def _store_groups(self, changes: SharedChanges) -> None:
         deleted, without = changes.deleted_groups, changes.ungrouped_streams
         for group in deleted:
             self._groups.pop(group, None)
@@ -252,7 +254,7 @@ class MemoryLedger:
         self._group_shards.update(changes.group_shards)
         self._group_id_max = max(self._group_id_max, *changes.groups, changes.group_id_max)
 
-    def _store_transactions(self, changes: Changes) -> None:
+    def _store_transactions(self, changes: SharedChanges) -> None:
         before, limit = changes.forget_transactions_before_us, changes.forget_transactions_limit
         ended = sorted((row.ended_us, number) for number, row in self._transactions.items() if row.ended_us < before)
         for _, number in ended[:limit]:

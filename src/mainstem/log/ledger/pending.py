@@ -16,6 +16,7 @@ from mainstem.log.ledger.base import (
     GroupShardRow,
     ShardKey,
     ShardRow,
+    SharedChanges,
     StreamRow,
 )
 from mainstem.log.ledger.current import CurrentRows
@@ -44,10 +45,9 @@ class PendingRows:
             row = self.block(block)
             blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
         for block, row in blocks.items():
-            is_dead = row.state == "sealed" and not row.live_bytes
             # What was staged in a block in which all else is dead brings it back to life when it is committed.
-            if is_dead != bool(row.dead_us):
-                blocks[block] = row._replace(dead_us=self.flush.time_us if is_dead else 0)
+            if row.state == "sealed" and bool(row.live_bytes) == bool(row.dead_us):
+                blocks[block] = row._replace(dead_us=0 if row.live_bytes else self.flush.time_us)
         return self.changes
 
     def open_stream(self, stream: int) -> StreamRow:
@@ -73,24 +73,31 @@ class PendingRows:
         assert row is not None, f"block {block} was never opened"
         return row
 
+    @property
+    def shared(self) -> SharedChanges:
+        """What is changed of groups and transactions."""
+        if self.changes.shared is None:
+            self.changes.shared = SharedChanges()
+        return self.changes.shared
+
     def group(self, name: str) -> GroupRow | None:
         """The group of this name, as the items before have left it."""
-        row = next((row for row in self.changes.groups.values() if row.name == name), None)
+        row = next((row for row in self.shared.groups.values() if row.name == name), None)
         if row is None:
             row = self.current.group_named(name)
-        return None if row is None or row.id in self.changes.deleted_groups else row
+        return None if row is None or row.id in self.shared.deleted_groups else row
 
     def group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
-        found = self.changes.group_shards.get(key)
-        if found is None and key[1] not in self.changes.ungrouped_streams:
+        found = self.shared.group_shards.get(key)
+        if found is None and key[1] not in self.shared.ungrouped_streams:
             found = self.current.group_shard(key)
         return found
 
     def group_shards(self, group: int) -> dict[ShardKey, GroupShardRow]:
         """Every shard of a group."""
-        gone = self.changes.ungrouped_streams
+        gone = self.shared.ungrouped_streams
         found = {key: row for key, row in self.current.ledger.list_group_shards(group) if key[0] not in gone}
-        changed = self.changes.group_shards.items()
+        changed = self.shared.group_shards.items()
         return found | {(stream, shard): row for (of, stream, shard), row in changed if of == group}
 
     def rearrange(self, key: ShardKey, first: int, stop: int) -> None:

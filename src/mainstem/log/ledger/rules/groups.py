@@ -44,13 +44,13 @@ def assign(rows: PendingRows, command: AssignShards) -> Outcome:
         if owner != NOBODY:
             # Of a stream that was deleted meanwhile the coordinator will hear; until then it wants an answer.
             cursors.append((stream, shard, 0 if row is None else row.offset))
-    rows.changes.group_shards.update(changed)
-    rows.changes.groups[group.id] = group._replace(generation=command.generation, changed_us=command.time_us)
+    rows.shared.group_shards.update(changed)
+    rows.shared.groups[group.id] = group._replace(generation=command.generation, changed_us=command.time_us)
     return Assigned(command.generation, tuple(cursors))
 
 
 def _new(rows: PendingRows, command: AssignShards) -> GroupRow:
-    if rows.current.group_count + len(rows.changes.groups) >= GROUPS_MAX:
+    if rows.current.group_count + len(rows.shared.groups) >= GROUPS_MAX:
         raise InvalidRequest(f"the log has {GROUPS_MAX} groups, which is the limit; delete some first")
     number = _id_max(rows) + 1
     return GroupRow(number, command.group, 0, command.time_us, command.time_us)
@@ -75,7 +75,7 @@ def _assigned(
 
 def commit(rows: PendingRows, command: CommitCursors) -> Outcome:
     moved = moved_cursors(rows, command, command.time_us)
-    rows.changes.group_shards.update(moved)
+    rows.shared.group_shards.update(moved)
     return Done(rows=len(moved))
 
 
@@ -119,15 +119,15 @@ def reset(rows: PendingRows, command: ResetGroup) -> Outcome:
         _check_end(known, shard, offset, rows.shard((stream, shard)))
         found = shards.get((stream, shard)) or GroupShardRow(0, 0, NOBODY, generation)
         changed[group.id, stream, shard] = found._replace(offset=offset, committed_us=command.time_us)
-    rows.changes.group_shards.update(changed)
-    rows.changes.groups[group.id] = group._replace(generation=generation, changed_us=command.time_us)
+    rows.shared.group_shards.update(changed)
+    rows.shared.groups[group.id] = group._replace(generation=generation, changed_us=command.time_us)
     return Done(rows=len(changed))
 
 
 def delete(rows: PendingRows, command: DeleteGroup) -> Outcome:
     group = _existing(rows, command.group)
     _idle_shards(rows, group)
-    changes = rows.changes
+    changes = rows.shared
     changes.group_id_max = _id_max(rows)
     changes.groups.pop(group.id, None)
     changes.group_shards = {key: row for key, row in changes.group_shards.items() if key[0] != group.id}
@@ -137,14 +137,14 @@ def delete(rows: PendingRows, command: DeleteGroup) -> Outcome:
 
 def leave_stream(rows: PendingRows, stream: int) -> None:
     """No group has a shard of this stream any more: it was deleted."""
-    changes = rows.changes
+    changes = rows.shared
     changes.group_shards = {key: row for key, row in changes.group_shards.items() if key[1] != stream}
     changes.ungrouped_streams.append(stream)
 
 
 def _id_max(rows: PendingRows) -> int:
     """The highest number that a group ever had."""
-    return max(rows.current.group_id_max, rows.changes.group_id_max, *rows.changes.groups)
+    return max(rows.current.group_id_max, rows.shared.group_id_max, *rows.shared.groups)
 
 
 def _existing(rows: PendingRows, name: str) -> GroupRow:

@@ -44,7 +44,7 @@ def stage(rows: PendingRows, item: WrittenStaged) -> Outcome:
 
 
 def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
-    known = rows.changes.transactions.get(command.id) or rows.current.ledger.load_transaction(command.id)
+    known = rows.shared.transactions.get(command.id) or rows.current.ledger.load_transaction(command.id)
     if known is not None:
         return TransactionCommitted(known.offsets, duplicate=True)
     writer = _writer(rows, command)
@@ -61,10 +61,10 @@ def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
     for cursors in command.cursors:
         moved |= moved_cursors(rows, cursors, command.time_us)
     made.close()
-    rows.changes.group_shards.update(moved)
+    rows.shared.group_shards.update(moved)
     if writer is not None:
-        rows.changes.writers[command.writer] = writer
-    row = rows.changes.transactions[command.id] = TransactionRow(command.time_us, made.offsets())
+        rows.shared.writers[command.writer] = writer
+    row = rows.shared.transactions[command.id] = TransactionRow(command.time_us, made.offsets())
     return TransactionCommitted(row.offsets)
 
 
@@ -84,23 +84,23 @@ def _writer(rows: PendingRows, command: CommitTransaction) -> WriterRow | None:
 
 def open_writer(rows: PendingRows, command: OpenWriter) -> Outcome:
     known = _known_writer(rows, command.name)
-    if known is None and rows.current.ledger.writers_before(_EVER_US) + len(rows.changes.writers) >= WRITERS_MAX:
+    if known is None and rows.current.ledger.writers_before(_EVER_US) + len(rows.shared.writers) >= WRITERS_MAX:
         raise InvalidRequest(f"{WRITERS_MAX} names of writers are in use, which is the limit; use names again")
     # Never lower than one that was forgotten.
     epoch = max(command.time_us, known.epoch + 1 if known is not None else 1)
-    rows.changes.writers[command.name] = WriterRow(epoch, command.time_us)
+    rows.shared.writers[command.name] = WriterRow(epoch, command.time_us)
     return WriterOpened(epoch)
 
 
 def _known_writer(rows: PendingRows, name: str) -> WriterRow | None:
-    return rows.changes.writers.get(name) or rows.current.ledger.load_writer(name)
+    return rows.shared.writers.get(name) or rows.current.ledger.load_writer(name)
 
 
 def forget(rows: PendingRows, command: ForgetTransactions) -> Outcome:
     ended = rows.current.ledger.transactions_before(command.before_us, command.limit)
-    rows.changes.forget_transactions_before_us = command.before_us
-    rows.changes.forget_transactions_limit = command.limit
-    rows.changes.forget_writers_before_us = command.writers_before_us
+    rows.shared.forget_transactions_before_us = command.before_us
+    rows.shared.forget_transactions_limit = command.limit
+    rows.shared.forget_writers_before_us = command.writers_before_us
     return Done(rows=ended)
 
 

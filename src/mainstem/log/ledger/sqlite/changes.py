@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from mainstem.log.ledger.base import Changes
+from mainstem.log.ledger.base import Changes, SharedChanges
 from mainstem.log.ledger.sqlite.tables import (
     ENTRY_COLUMNS,
     pack_barriers,
@@ -36,10 +36,9 @@ def store_changes(execute: Execute, changes: Changes) -> None:
         _store_shape(execute, changes)
     if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
         _store_rarities(execute, changes)
-    if changes.groups or changes.group_shards or changes.deleted_groups or changes.ungrouped_streams:
-        _store_groups(execute, changes)
-    if changes.transactions or changes.writers or changes.forget_transactions_limit:
-        _store_transactions(execute, changes)
+    if changes.shared is not None:
+        _store_groups(execute, changes.shared)
+        _store_transactions(execute, changes.shared)
     execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
 
 
@@ -73,7 +72,7 @@ def _store_rarities(execute: Execute, changes: Changes) -> None:
         execute("UPDATE meta SET v = ? WHERE k = 'epoch'", (changes.epoch,))
 
 
-def _store_groups(execute: Execute, changes: Changes) -> None:
+def _store_groups(execute: Execute, changes: SharedChanges) -> None:
     for stream in changes.ungrouped_streams:
         # By the groups, one after the other, because the rows are in their order.
         execute("DELETE FROM group_shards WHERE stream = ? AND group_id IN (SELECT id FROM groups)", (stream,))
@@ -86,7 +85,7 @@ def _store_groups(execute: Execute, changes: Changes) -> None:
     _insert(execute, "INSERT OR REPLACE INTO group_shards", rows)
 
 
-def _store_transactions(execute: Execute, changes: Changes) -> None:
+def _store_transactions(execute: Execute, changes: SharedChanges) -> None:
     limit = changes.forget_transactions_limit
     if limit:
         ended = "SELECT id FROM transactions WHERE ended_us < ? ORDER BY ended_us, id LIMIT ?"
