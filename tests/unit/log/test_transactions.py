@@ -597,7 +597,8 @@ def test_blocks_are_pinned_from_the_submission_to_the_end(registry, failing):
 
 
 def test_threads_that_stage_and_commit_at_once(tmp_path):
-    """Each transaction is whole, and its records stand next to each other in the order in which they were staged."""
+    """Each transaction is whole, and its records stand next to each other in the order in which they were staged. Who
+    follows meanwhile gets every offset once, from memory or from disk, and never half of a transaction."""
     log = Log(tmp_path / "data", OPTIONS)
     make_stream(log, shards=2)
     errors: list[BaseException] = []
@@ -605,6 +606,7 @@ def test_threads_that_stage_and_commit_at_once(tmp_path):
     def work(worker: int) -> None:
         try:
             for turn in range(10):
+                append_values(log, 1, *[b"0 plain"] * 6)
                 number = worker * 100 + turn + 1
                 for index in range(3):
                     values = [b"%d %d" % (number, index)] * 2
@@ -616,18 +618,35 @@ def test_threads_that_stage_and_commit_at_once(tmp_path):
         except BaseException as error:  # told by the test's own thread
             errors.append(error)
 
+    followed: list[bytes | None] = []
+
+    def follow() -> None:
+        try:
+            row = log.reader.require_stream(1)
+            while len(followed) < 4 * (8 + 10) * 6 and not errors:
+                end = log.reader.shard(1, 0).stable
+                assert end % 6 == 0
+                for batch in log.reader.read(row, 0, len(followed)):
+                    assert batch.base == len(followed)
+                    followed.extend(values_of(batch))
+        except BaseException as error:  # as above
+            errors.append(error)
+
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    threads.append(threading.Thread(target=follow))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert errors == []
-    for shard in range(2):
-        found = read(log, 1, shard)
-        assert len(found) == 4 * 8 * 6
-        for first in range(0, len(found), 6):
-            number = int((found[first] or b"").split()[0])
-            assert found[first : first + 6] == [b"%d %d" % (number, index) for index in range(3) for _ in range(2)]
+    assert followed == read(log, 1)
+    for found in (followed, read(log, 1, 1)):
+        whole = [found[first : first + 6] for first in range(0, len(found), 6)]
+        bound = [values for values in whole if values != [b"0 plain"] * 6]
+        assert len(bound) == 4 * 8
+        for values in bound:
+            number = int((values[0] or b"").split()[0])
+            assert values == [b"%d %d" % (number, index) for index in range(3) for _ in range(2)]
     log.close()
 
 
