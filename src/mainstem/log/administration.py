@@ -486,7 +486,7 @@ def _renamed(row: StreamRow, schema: Schema, earlier: Sequence[Schema]) -> Strea
         )
     key = tuple(now[name] for name in row.key)
     index = tuple(now[name] for name in row.index if name in now)
-    for version, older in enumerate(earlier, 1):
+    for version, older in enumerate(earlier if key else (), 1):
         known, found = names_before(before, older), names_before(schema, older)
         for name, was in zip(key, (known[name] for name in row.key), strict=True):
             if found.get(name) != was:
