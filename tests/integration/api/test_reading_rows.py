@@ -543,7 +543,7 @@ def test_a_predicate_that_rarely_matches_does_not_hold_the_loop(tmp_path):
 def test_an_older_server_is_not_asked_for_rows(tmp_path, monkeypatch):
     """It would send everything."""
     with ServerProcess(tmp_path / "data") as server:
-        monkeypatch.setattr("mainstem.hub.remote.VERSION", 2)
+        monkeypatch.setattr("mainstem.hub.link.VERSION", 2)
         with mainstem.connect(server.url) as hub:
             hub.streams.create("raw")
             consumer = hub.consumer("raw", start="earliest", where="key = 'x'")
