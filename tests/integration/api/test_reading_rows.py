@@ -160,7 +160,7 @@ def test_finding_one_row(hub):
     assert (found.opened, found.skipped) == (1, 3)
     assert found.seconds > 0
     assert found.to_arrow().to_pylist() == [{"id": 3210, "country": "US", "amount": 1605.0}]
-    assert repr(found).startswith("<Found 1 record, 1 batches opened, 3 skipped, ")
+    assert repr(found).startswith("<Found 1 record, 1 batch opened, 3 skipped, ")
     assert "3210" in found._repr_html_()
 
 
