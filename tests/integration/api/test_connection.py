@@ -10,7 +10,7 @@ import time
 import pytest
 
 import mainstem
-from mainstem.hub import remote
+from mainstem.hub import link, remote
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.retry import RetryPolicy
@@ -506,7 +506,7 @@ def test_hubs_that_lost_their_server_come_back_spread_out(server, monkeypatch):
     """The same crowd without jitter knocks all at once: full jitter is what spreads it."""
     polite = crowd_of(server, 60)
     server.start()
-    monkeypatch.setattr(remote, "RANDOMNESS", LongestPause())
+    monkeypatch.setattr(link, "RANDOMNESS", LongestPause())
     rude = crowd_of(server, 60)
     assert rude >= 30
     assert polite <= rude / 2
@@ -571,10 +571,10 @@ def test_closing_a_producer_without_acknowledgements_does_not_wait_for_a_server_
 def test_a_hub_whose_thread_fails_says_so_and_hangs_nobody(server, monkeypatch, caplog):
     with mainstem.connect(server.url) as hub:
 
-        async def broken(port: remote.RemotePort, scratch: bytearray) -> bool:
+        async def broken(port: link.Link, scratch: bytearray) -> bool:
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(remote.RemotePort, "_connect", broken)
+        monkeypatch.setattr(link.Link, "_connect", broken)
         server.kill()
         with pytest.raises(mainstem.InternalError, match="planted"):
             hub.streams.list()

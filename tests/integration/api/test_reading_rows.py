@@ -160,7 +160,7 @@ def test_finding_one_row(hub):
     assert (found.opened, found.skipped) == (1, 3)
     assert found.seconds > 0
     assert found.to_arrow().to_pylist() == [{"id": 3210, "country": "US", "amount": 1605.0}]
-    assert repr(found).startswith("<Found 1 record, 1 batches opened, 3 skipped, ")
+    assert repr(found).startswith("<Found 1 record, 1 batch opened, 3 skipped, ")
     assert "3210" in found._repr_html_()
 
 
@@ -543,7 +543,7 @@ def test_a_predicate_that_rarely_matches_does_not_hold_the_loop(tmp_path):
 def test_an_older_server_is_not_asked_for_rows(tmp_path, monkeypatch):
     """It would send everything."""
     with ServerProcess(tmp_path / "data") as server:
-        monkeypatch.setattr("mainstem.hub.remote.VERSION", 2)
+        monkeypatch.setattr("mainstem.hub.link.VERSION", 2)
         with mainstem.connect(server.url) as hub:
             hub.streams.create("raw")
             consumer = hub.consumer("raw", start="earliest", where="key = 'x'")
