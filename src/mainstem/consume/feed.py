@@ -13,7 +13,7 @@ from mainstem.consume.selection import Selection, nothing
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InvalidRequest
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_ENTRIES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, StreamRow
 from mainstem.log.reader import LogReader
@@ -234,22 +234,16 @@ class Feed:
         has found. Batches without records say how far it looked."""
         deadline = self._clock.monotonic() + _LOOK_SECONDS
         passed = _Passed(self.stream.id)
-        size = 0
-        while self._ready and size < bytes_max:
+
+        def is_enough() -> bool:
+            return passed.bytes >= bytes_max or self._clock.monotonic() >= deadline
+
+        while self._ready and (passed.is_empty or not is_enough()):
             shard = self._ready[0]
             if self._is_held(shard):
                 continue
             try:
-                # Few rows of the ledger if their batches are read, many if they are passed over.
-                batches = self._reader.read(
-                    self.stream,
-                    shard,
-                    self._offsets[shard],
-                    READ_BYTES_MAX,
-                    READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED,
-                    can_skip=self._can_skip,
-                    part=selection.part,
-                )
+                self._look(selection, shard, passed, is_enough)
             except Exception as error:
                 if not passed.is_empty:
                     # What was found before it comes first; the next read meets the error again.
@@ -257,42 +251,36 @@ class Feed:
                 if isinstance(error, DataLoss):
                     self._advance(shard, error.last + 1)
                 raise
-            if not batches:
-                self._rest(shard)
-                continue
-            batches = self._allowed(shard, batches)
-            if not batches:
-                continue
-            self._skips = not batches[0].header.count or not batches[-1].header.count
-            found, end = self._sift_all(selection, batches, passed)
-            size += found
-            if end > self._offsets[shard]:
-                self._advance(shard, end)
-            if end < batches[-1].end or self._clock.monotonic() >= deadline:
-                break
         return passed.close()
 
-    def _sift_all(self, selection: Selection, batches: Sequence[FetchedBatch], passed: "_Passed") -> tuple[int, int]:
-        """Let through what is wanted of batches: how many bytes that is, and the offset after the last that was looked
-        into. It is before an error, if something was found until then."""
-        size = 0
-        for batch in batches:
-            try:
-                size += self._sift(selection, batch, passed)
-            except Exception:
-                if passed.is_empty:
-                    raise
-                return size, batch.base
-        return size, batches[-1].end
+    def _look(
+        self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[], bool]
+    ) -> None:
+        """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
+        an error it stands where it was met."""
+        begin = self._offsets[shard]
+        # Few rows of the ledger if their batches are read, many if they are passed over.
+        entries_max = READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED
+        self._skips = False
+        for batch in self._reader.walk(
+            self.stream, shard, begin, entries_max, can_skip=self._can_skip, part=selection.part
+        ):
+            if not self._allowed(shard, [batch]):
+                return
+            self._skips |= not batch.header.count
+            self._sift(selection, batch, passed)
+            self._offsets[shard] = batch.end
+            if self._is_done(shard) or is_enough():
+                break
+        if self._offsets[shard] > begin:
+            self._advance(shard, self._offsets[shard])
+        else:
+            self._rest(shard)
 
-    def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> int:
-        """Let through what is wanted of a batch; how many bytes that is."""
-        size = 0
-        if not batch.header.count:
+    def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> None:
+        """Let through what is wanted of a batch."""
+        if not batch.header.count or self._is_newer(selection, batch.header.schema_id):
             passed.add(batch)
-        elif self._is_newer(selection, batch.header.schema_id):
-            passed.add(batch)
-            size = len(batch.payload) + BATCH_OVERHEAD_BYTES
         elif selection.can_skip_batch(batch):
             self.counts.skipped += 1
             passed.add(nothing(self.stream.id, batch.header.shard, batch.base, batch.end))
@@ -301,8 +289,6 @@ class Feed:
             self.counts.opened += 1
             for left in selected:
                 passed.add(left)
-                size += len(left.payload) + BATCH_OVERHEAD_BYTES
-        return size
 
     def _can_skip(self, entry: Entry, filters: Callable[[], bytes]) -> bool:
         selection = self._selection
@@ -357,6 +343,8 @@ class _Passed:
         self._stream = stream
         self._gaps: dict[int, tuple[int, int]] = {}
         self.batches: list[FetchedBatch] = []
+        # How many of them came through, those without records but for what stands for their run.
+        self.bytes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -371,6 +359,7 @@ class _Passed:
         if gap is not None:
             self.batches.append(nothing(self._stream, shard, *gap))
         self.batches.append(batch)
+        self.bytes += len(batch.payload) + BATCH_OVERHEAD_BYTES
 
     def close(self) -> list[FetchedBatch]:
         for shard, gap in self._gaps.items():

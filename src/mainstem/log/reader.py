@@ -71,90 +71,123 @@ class LogReader:
         offset: int,
         bytes_max: int = READ_BYTES_MAX,
         entries_max: int = READ_ENTRIES_MAX,
-        can_skip: CanSkip | None = None,
-        part: Part | None = None,
     ) -> list[FetchedBatch]:
-        """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
+        """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end. DataLoss if
+        records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on."""
+        end = self._end(stream, shard, offset)
+        if offset >= end:
+            return []
+        hot = self._find_hot(stream.id, shard, offset, bytes_max)
+        return hot or list(
+            self._from_entries(
+                stream, shard, offset, entries_max, lambda entries: self._batches(stream, entries, offset, bytes_max)
+            )
+        )
+
+    def walk(
+        self,
+        stream: StreamRow,
+        shard: int,
+        offset: int,
+        entries_max: int = READ_ENTRIES_MAX,
+        *,
+        can_skip: CanSkip,
+        part: Part | None = None,
+    ) -> Iterator[FetchedBatch]:
+        """The batches of up to `entries_max` entries, from the one that holds `offset`, each read when it is asked for;
+        none at the end.
 
         Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
-        other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss if
-        records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
+        other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss as
+        `read`, for the first of them: what ends before a loss is all there is.
         """
+        end = self._end(stream, shard, offset)
+        if offset >= end:
+            return
+        # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either. But for
+        # the little that came last: a follower finds it here.
+        hot = self._find_hot(stream.id, shard, offset, _TAIL_BYTES_MAX)
+        if hot and _is_little(hot, end):
+            yield from hot
+            return
+        yield from self._from_entries(
+            stream, shard, offset, entries_max, lambda entries: self._wanted(stream, entries, offset, can_skip, part)
+        )
+
+    def _end(self, stream: StreamRow, shard: int, offset: int) -> int:
+        """Where the shard ends now. DataLoss if `offset` was trimmed."""
+        row = self._ledger.load_shard(stream.id, shard)
+        if offset < row.start:
+            raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
+        return row.stable
+
+    def _from_entries(
+        self,
+        stream: StreamRow,
+        shard: int,
+        offset: int,
+        entries_max: int,
+        read: Callable[[Sequence[Entry]], Iterator[FetchedBatch]],
+    ) -> Iterator[FetchedBatch]:
+        """What `read` makes of the entries from the one that holds `offset`, up to what it cannot read."""
         before: Sequence[Entry] = ()
         while True:
-            row = self._ledger.load_shard(stream.id, shard)
-            if offset < row.start:
-                raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
-            if offset >= row.stable:
-                return []
-            hot = self._find_hot(stream.id, shard, offset, bytes_max if can_skip is None else _TAIL_BYTES_MAX)
-            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either. But
-            # for the little that came last: a follower finds it here.
-            if hot and (can_skip is None or _is_little(hot, row.stable)):
-                return hot
             entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
             if not entries or entries[0].base > offset:
-                return self._dropped(stream, shard, offset)
-            found: list[FetchedBatch] = []
+                # The row is gone though the shard reached so far back a moment ago: it was trimmed since, which is
+                # said here. Or the stream was deleted, which its readers are told by others.
+                self._end(stream, shard, offset)
+                return
+            is_first = True
             try:
-                if can_skip is None:
-                    found.extend(self._batches(stream, entries, offset, bytes_max, part))
-                else:
-                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip, part))
+                for batch in read(entries):
+                    is_first = False
+                    yield batch
             except _FileMissing as missing:
                 # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
                 # called a loss.
-                if not found and entries != before:
+                if is_first and entries != before:
                     before = entries
+                    self._end(stream, shard, offset)
                     continue
-                if not found:
+                if is_first:
                     raise missing.loss from None
             except DataLoss:
                 # What lies before the damage is delivered first; the next call meets the damage at its own offset.
-                if not found:
+                if is_first:
                     raise
-            return found
+            return
 
     def _wanted(
-        self,
-        stream: StreamRow,
-        entries: Sequence[Entry],
-        offset: int,
-        bytes_max: int,
-        can_skip: CanSkip,
-        part: Part | None,
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, can_skip: CanSkip, part: Part | None
     ) -> Iterator[FetchedBatch]:
         """Batches of the entries that are not skipped, and one without records for each run of those that are."""
-        got = 0
 
         def is_unwanted(entry: Entry) -> bool:
             return can_skip(entry, partial(self.statistics_of, entry))
 
-        for is_skipped, run in _runs(entries, is_unwanted, bytes_max):
+        for is_skipped, run in _runs(entries, is_unwanted, READ_BYTES_MAX):
             if is_skipped:
                 yield _without_records(run[0]._replace(span=run[-1].end - run[0].base))
                 continue
             at, stop = max(offset, run[0].base), run[-1].end
-            found = self._find_hot(stream.id, run[0].shard, at, bytes_max - got)
+            found = self._find_hot(stream.id, run[0].shard, at, READ_BYTES_MAX)
             hot = [batch for batch in found if batch.end <= stop]
-            for batch in hot or self._batches(stream, run, offset, bytes_max - got, part):
+            for batch in hot or self._all(stream, run, offset, part):
                 yield batch
-                got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 at = batch.end
-            if at < stop or 2 * got >= bytes_max:
+            if at < stop:
                 # Of this run something is left, which comes before anything else.
                 return
 
+    def _all(
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, part: Part | None
+    ) -> Iterator[FetchedBatch]:
+        for run in _neighbours(entries, READ_BYTES_MAX, part):
+            yield from self._run(stream, run, offset, part)
+
     def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
         return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
-
-    def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
-        """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
-        row = self._ledger.load_shard(stream.id, shard)
-        if offset < row.start:
-            raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
-        # Or the stream was deleted, which its readers are told by others.
-        return []
 
     def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
         """Every batch of these entries, which are a shard's and in order, from their blocks, with its statistics.
@@ -210,11 +243,11 @@ class LogReader:
         return row
 
     def _batches(
-        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, part: Part | None
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int
     ) -> Iterator[FetchedBatch]:
         got = 0
-        for run in _neighbours(entries, bytes_max, part):
-            for batch in self._run(stream, run, offset, part):
+        for run in _neighbours(entries, bytes_max):
+            for batch in self._run(stream, run, offset, None):
                 yield batch
                 got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 if got >= bytes_max:

@@ -170,14 +170,14 @@ def test_after_an_error_nothing_is_missing(log, monkeypatch, where):
 def test_an_error_of_the_disk_waits_for_what_was_found(log, monkeypatch):
     append_values(log, 1, b"a")
     append_values(log, 1, b"b", shard=1)
-    read, failing = log.reader.read, True
+    walk, failing = log.reader.walk, True
 
     def fail(stream, shard, *args, **options):
         if failing and shard == 1:
             raise OSError("no such disk")
-        return read(stream, shard, *args, **options)
+        return walk(stream, shard, *args, **options)
 
-    monkeypatch.setattr(log.reader, "read", fail)
+    monkeypatch.setattr(log.reader, "walk", fail)
     feed = feed_of(log, "_offset >= 0")
     found = feed.read(LARGE)
     assert values(found) == [b"a"]
