@@ -61,7 +61,8 @@ class Feed:
         self._is_plain = is_plain
         self._clock = clock
         self.counts = ReadCounts()
-        self._skipped_last: tuple[int, int] | None = None
+        # By shard, up to where `counts` has what was skipped: a look may ask about more than it takes.
+        self._counted: dict[int, int] = {}
         # Schemas that are no newer than the selection's.
         self._known: set[int] = {0}
         # Whether the last look passed something over.
@@ -253,9 +254,7 @@ class Feed:
                 raise
         return passed.close()
 
-    def _look(
-        self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[], bool]
-    ) -> None:
+    def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[], bool]) -> None:
         """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
         an error it stands where it was met."""
         begin = self._offsets[shard]
@@ -295,9 +294,8 @@ class Feed:
         assert selection is not None
         if self._is_newer(selection, entry.schema_id) or not selection.can_skip(entry, filters):
             return False
-        # The first of those that a read has come to without taking it is asked about again.
-        if self._skipped_last != (entry.shard, entry.base):
-            self._skipped_last = entry.shard, entry.base
+        if entry.base >= self._counted.get(entry.shard, 0):
+            self._counted[entry.shard] = entry.end
             self.counts.skipped += 1
         return True
 

@@ -91,6 +91,10 @@ class Selection:
         self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
             self._predicate.columns
         )
+        # Whether all that is asked about are columns of rows.
+        self._asks_rows = (
+            view.schema is not None and self._predicate is not None and _METADATA.isdisjoint(self._predicate.columns)
+        )
         # By schema: see `_ask`.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
         # The columns of a batch that are needed to say which records match, and those that are given; None: all.
@@ -298,8 +302,8 @@ class Selection:
         if "_offset" in self._predicate.columns:
             offsets = fetched.base + _distances(decoded.columns, self.view)
         table = decoded.columns
-        # One that names no column still has to know how many rows there are.
-        if self._predicate.columns:
+        # One that names no column still has to know how many rows there are. Rows of the view's schema are as they are.
+        if self._predicate.columns and not (self._asks_rows and header.schema_id == self.view.schema_id):
             table = self.view.assemble(table, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
         if decoded.bad and not _METADATA.issuperset(self._predicate.columns):
@@ -394,20 +398,20 @@ class Selection:
         self, header: BatchHeader, kept: dict[str, pa.Array], offsets: np.ndarray, base: int, end: int
     ) -> list[FetchedBatch]:
         count = len(offsets)
-        if count > 1 and sum(column.nbytes for column in kept.values()) > PAYLOAD_RAW_BYTES_MAX // 2:
-            # Columns of a newer schema, or made of JSON, may take more than what they were made of.
-            return self._encode_halves(header, kept, offsets, base, end)
         view = self.view
-        kept = dict(kept)
+        columns = dict(kept)
         if count != end - base:
-            kept["offset" if view.schema is None else "_offset"] = pa.array((offsets - base).astype(np.uint32))
+            columns["offset" if view.schema is None else "_offset"] = pa.array((offsets - base).astype(np.uint32))
         if view.schema is None:
-            fields = layouts.SCHEMAS[sum(layouts.BIT_OF[name] for name in kept)]
+            fields = layouts.SCHEMAS[sum(layouts.BIT_OF[name] for name in columns)]
         else:
             assert view.kept is not None
-            layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in kept)
+            layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in columns)
             fields = layouts.shape_of(layout, view.kept).schema
-        batch = pa.RecordBatch.from_arrays([kept[name] for name in fields.names], schema=fields)
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in fields.names], schema=fields)
+        if count > 1 and batch.nbytes > PAYLOAD_RAW_BYTES_MAX // 2:
+            # Columns of a newer schema, or made of JSON, may take more than what they were made of.
+            return self._encode_halves(header, kept, offsets, base, end)
         encoded = payload.encode(batch, self._compression, view.kept, READ_RECORD_BYTES_MAX)
         left = msgspec.structs.replace(
             encoded.header_like(header), schema_id=view.schema_id, span=end - base if count != end - base else 0
