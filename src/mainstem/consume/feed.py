@@ -20,8 +20,6 @@ from mainstem.log.reader import LogReader
 from mainstem.transport.port import ReadCounts
 
 _ENTRIES_FIRST: Final = 4
-# Rows of the ledger that are looked at together where every batch has to be opened.
-_ENTRIES_OPENED: Final = 16
 # For so long one look for records that match goes on; then the reader is told how far it came, and others have a turn.
 _LOOK_SECONDS: Final = 0.05
 
@@ -65,8 +63,9 @@ class Feed:
         self._counted: dict[int, int] = {}
         # Schemas that are no newer than the selection's.
         self._known: set[int] = {0}
-        # Whether the last look passed something over.
-        self._skips = True
+        # Rows of the ledger that one look asks for: many where they are passed over, few where it does not come to
+        # their end because their batches are wanted.
+        self._entries_looked = READ_ENTRIES_MAX
         self._offsets = _padded(offsets, stream.shards)
         self._ends = None if ends is None else bounded(_padded(ends, stream.shards), generations)
         self._barriers = Barriers(generations)
@@ -258,19 +257,18 @@ class Feed:
         """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
         an error it stands where it was met."""
         begin = self._offsets[shard]
-        # Few rows of the ledger if their batches are read, many if they are passed over.
-        entries_max = READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED
-        self._skips = False
         for batch in self._reader.walk(
-            self.stream, shard, begin, entries_max, can_skip=self._can_skip, part=selection.part
+            self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=selection.part
         ):
             if not self._allowed(shard, [batch]):
                 return
-            self._skips |= not batch.header.count
             self._sift(selection, batch, passed)
             self._offsets[shard] = batch.end
             if self._is_done(shard) or is_enough():
+                self._entries_looked = max(self._entries_looked // 2, _ENTRIES_FIRST)
                 break
+        else:
+            self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
         if self._offsets[shard] > begin:
             self._advance(shard, self._offsets[shard])
         else:

@@ -173,11 +173,13 @@ class LogReader:
         runs = _runs(entries, lambda entry: can_skip(entry, partial(self.statistics_of, entry)), part)
         run = next(runs, None)
         ahead: Begun[_Brought] | None = None
+        goes_on = False
         while run is not None:
             brought = self._bring(stream, run, offset, part) if ahead is None else ahead.result()
-            following = next(runs) if run.is_followed else None
+            # Who takes one run and has enough needs nothing ahead. Of a part little is read.
+            following = next(runs) if goes_on and run.is_followed and part is None else None
             ahead = None
-            if following is not None and following.size >= _AHEAD_BYTES_MIN and part is None:
+            if following is not None and following.size >= _AHEAD_BYTES_MIN:
                 ahead = self._ahead.begin(partial(self._bring, stream, following, offset, part))
             try:
                 yield from brought.batches
@@ -191,6 +193,7 @@ class LogReader:
                     ahead.drop()
                 raise
             run = following or next(runs, None)
+            goes_on = True
 
     def _bring(self, stream: StreamRow, run: "_Run", offset: int, part: Part | None) -> "_Brought":
         """The batches of a run, from memory or from its block."""
