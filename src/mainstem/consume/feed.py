@@ -339,7 +339,7 @@ class _Passed:
         self._stream = stream
         self._gaps: dict[int, tuple[int, int]] = {}
         self.batches: list[FetchedBatch] = []
-        # How many of them came through, those without records but for what stands for their run.
+        # What those that have records take.
         self.bytes = 0
 
     @property

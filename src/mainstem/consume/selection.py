@@ -409,7 +409,7 @@ class Selection:
             layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in columns)
             fields = layouts.shape_of(layout, view.kept).schema
         batch = pa.RecordBatch.from_arrays([columns[name] for name in fields.names], schema=fields)
-        # Columns of a newer schema, or made of JSON, and keys made of columns may take more than what they were made of.
+        # Columns of a newer schema or of JSON, and keys made of columns, may take more than what they were made of.
         is_as_stored = header.schema_id == view.schema_id and view.columns is None
         bytes_max = PAYLOAD_RAW_BYTES_MAX // 2
         if count > 1 and not (is_as_stored and header.raw_len <= bytes_max) and batch.nbytes > bytes_max:

@@ -107,7 +107,7 @@ class LogReader:
 
         Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
         other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss as
-        `read`, for the first of them: what ends before a loss is all there is.
+        `read`, if it is met first; else what stands before it is all that comes.
         """
         end = self._end(stream, shard, offset)
         if offset >= end:
@@ -174,26 +174,25 @@ class LogReader:
         run = next(runs, None)
         ahead: Begun[_Brought] | None = None
         goes_on = False
-        while run is not None:
-            brought = self._bring(stream, run, offset, part) if ahead is None else ahead.result()
-            # Who takes one run and has enough needs nothing ahead. Of a part little is read.
-            following = next(runs) if goes_on and run.is_followed and part is None else None
-            ahead = None
-            if following is not None and following.size >= _AHEAD_BYTES_MIN:
-                ahead = self._ahead.begin(partial(self._bring, stream, following, offset, part))
-            try:
+        try:
+            while run is not None:
+                brought = self._bring(stream, run, offset, part) if ahead is None else ahead.result()
+                # Who takes one run and has enough needs nothing ahead. Of a part little is read.
+                following = next(runs) if goes_on and run.is_followed and part is None else None
+                ahead = None
+                if following is not None and following.size >= _AHEAD_BYTES_MIN:
+                    ahead = self._ahead.begin(partial(self._bring, stream, following, offset, part))
                 yield from brought.batches
                 if brought.error is not None:
                     raise brought.error
                 if not brought.batches or brought.batches[-1].end < run.entries[-1].end:
                     # Of this run something is left, which comes before anything else.
                     return
-            except BaseException:
-                if ahead is not None:
-                    ahead.drop()
-                raise
-            run = following or next(runs, None)
-            goes_on = True
+                run = following or next(runs, None)
+                goes_on = True
+        finally:
+            if ahead is not None:
+                ahead.drop()
 
     def _bring(self, stream: StreamRow, run: "_Run", offset: int, part: Part | None) -> "_Brought":
         """The batches of a run, from memory or from its block."""
