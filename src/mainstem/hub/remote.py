@@ -467,10 +467,13 @@ class RemotePort:
         self._soon(self._send, pack(Kind.CREDIT, id_, Credit(count)))
 
     def _expire(self, now: float) -> None:
-        late = [id_ for id_, request in self._requests.items() if request.expire(now, self._where, self._stall.refusal)]
-        for id_ in late:
-            self._forget(id_)
-        if late:
+        is_late = False
+        # Of a copy: whoever hears that one has failed may send the next.
+        for id_, request in list(self._requests.items()):
+            if request.expire(now, self._where, self._stall.refusal):
+                self._forget(id_)
+                is_late = True
+        if is_late:
             self._look_at_stall()
 
     def _stop(self) -> None:

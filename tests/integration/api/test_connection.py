@@ -600,3 +600,20 @@ def test_a_record_over_the_limit_of_the_server_fails_alone(tmp_path):
             producer.send("orders", b"x" * 2_000)
         acks.append(producer.send("orders", b"ok"))
         assert [ack.result(10) for ack in acks] == [(0, 0), (0, 1)]
+
+
+def test_everything_that_is_late_is_told_and_the_next_record_goes_on(server, paused):
+    """Whoever hears that one has failed ships the next, which fails as well: there are more than go in one request."""
+    pause, resume = paused
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("s", shards=3)
+        producer = hub.producer(delivery_timeout=1)
+        producer.send("s", b"first").result(10)
+        pause()
+        acks = [producer.send("s", os.urandom(20_000), key=b"%d" % number) for number in range(500)]
+        for ack in acks:
+            assert isinstance(ack.exception(timeout=20), mainstem.DeadlineExceeded)
+        resume()
+        producer.send("s", b"last").result(20)
+        producer.close()
+        assert values(hub, "s").count(b"last") == 1
