@@ -15,8 +15,13 @@ def matched(readers: Sequence[pa.Field], writers: Sequence[pa.Field]) -> list[tu
     for field in readers:
         if field.name not in found and (name := next((alias for alias in aliases_of(field) if alias in left), None)):
             found[field.name] = left.pop(name)
+    also_called: dict[str, list[str]] = {}
+    for name, field in left.items():
+        for alias in aliases_of(field):
+            also_called.setdefault(alias, []).append(name)
     for field in readers:
-        if field.name not in found and (name := next((n for n in left if field.name in aliases_of(left[n])), None)):
+        called = also_called.get(field.name, ()) if field.name not in found else ()
+        if (name := next((name for name in called if name in left), None)) is not None:
             found[field.name] = left.pop(name)
     return [(field, found.get(field.name)) for field in readers]
 

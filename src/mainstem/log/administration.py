@@ -9,11 +9,7 @@ from itertools import accumulate, takewhile
 from typing import Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from mainstem.core import layouts, payload
-from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
@@ -39,6 +35,7 @@ from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import check_index_fields
+from mainstem.log.contents import Contents
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, SetSchema, TrimShard
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
@@ -277,6 +274,7 @@ class Lookup:
     def _offset_at(self, row: StreamRow, shard: int, time_us: int) -> int:
         """The first record of `time_us` or later. The ledger knows the run of batches, the batches know the record."""
         offset = self._reader.offset_at_time(row, shard, time_us)
+        contents = Contents.of(row, self._schemas.get)
         while True:
             try:
                 batches = self._reader.read(row, shard, offset)
@@ -287,20 +285,8 @@ class Lookup:
                 return offset
             for batch in batches:
                 if batch.header.count and batch.header.time_high >= time_us:
-                    return max(offset, batch.base + _first_at(batch.header, batch.payload, time_us))
+                    return max(offset, contents.first_at(batch, time_us))
             offset = batches[-1].end
-
-
-def _first_at(header: BatchHeader, data: Buffer, time_us: int) -> int:
-    """How far the first record of `time_us` or later is from the batch's first offset; the batch has one."""
-    if not header.layout & (layouts.HAS_TIMESTAMP | layouts.HAS_OFFSETS):
-        return 0
-    batch = payload.decode(header.encoding, header.layout, header.count, header.raw_len, data)
-    index = 0
-    if header.layout & layouts.HAS_TIMESTAMP:
-        times = batch.column("timestamp").cast(pa.int64())
-        index = int(pc.index(pc.greater_equal(times, time_us), True).as_py())
-    return int(batch.column("offset")[index].as_py()) if header.layout & layouts.HAS_OFFSETS else index
 
 
 class Administration(Lookup):
@@ -500,7 +486,7 @@ def _renamed(row: StreamRow, schema: Schema, earlier: Sequence[Schema]) -> Strea
         )
     key = tuple(now[name] for name in row.key)
     index = tuple(now[name] for name in row.index if name in now)
-    for version, older in enumerate(earlier, 1):
+    for version, older in enumerate(earlier if key else (), 1):
         known, found = names_before(before, older), names_before(schema, older)
         for name, was in zip(key, (known[name] for name in row.key), strict=True):
             if found.get(name) != was:

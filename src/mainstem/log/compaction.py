@@ -47,14 +47,14 @@ class KeyIndex:
         self._newest.pop(None, None)
         self.end = records.stop
 
-    def kept(self, records: Records, tombstones_before_us: int) -> np.ndarray:
-        """Which records stay: no newer one is known, and it is not a tombstone of that time or before."""
+    def kept(self, records: Records, tombstones_over: int) -> np.ndarray:
+        """Which records stay: no newer one is known, and it is not a tombstone before that offset."""
         newest = self._newest
         count = len(records.offsets)
         # One call of the dictionary for each record; everything else by column.
         known = np.fromiter(map(newest.get, _keys(records), repeat(-1)), np.int64, count)
         kept: np.ndarray = known <= records.offsets
-        is_over: np.ndarray = (records.times <= tombstones_before_us) & (records.offsets < self.end)
+        is_over: np.ndarray = records.offsets < min(tombstones_over, self.end)
         kept &= ~(tombstones(records) & is_over)
         return kept
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mainstem.core import layouts, payload, pieces, statistics
-from mainstem.core.batch import Batch, BatchHeader, Buffer
+from mainstem.core.batch import Batch, BatchHeader, Buffer, FetchedBatch
 from mainstem.core.errors import InvalidSchema
 from mainstem.core.keys import key_column
 from mainstem.core.limits import STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
@@ -84,6 +86,19 @@ class Contents(NamedTuple):
         schema = self.schema(header.schema_id)
         return payload.decode(header.encoding, header.layout, header.count, header.raw_len, data, schema)
 
+    def first_at(self, batch: FetchedBatch, time_us: int) -> int:
+        """The offset of the first record of `time_us` or later in a batch that has one."""
+        header = batch.header
+        prefix = "_" if header.schema_id else ""
+        flags = {layouts.HAS_TIMESTAMP: f"{prefix}timestamp", layouts.HAS_OFFSETS: f"{prefix}offset"}
+        names = [name for flag, name in flags.items() if header.layout & flag]
+        if not names:
+            return batch.base
+        sizes = (header.encoding, header.layout, header.count, header.raw_len)
+        columns = payload.decode_columns(*sizes, batch.payload, self.schema(header.schema_id), names)
+        index = int(np.argmax(times_of(header, columns) >= time_us))
+        return int(offsets_of(batch, columns)[index])
+
     def keys(self, schema_id: int, batch: pa.RecordBatch) -> pa.BinaryArray | None:
         """The key of every record of a batch, null where it has none; None if none has."""
         if schema_id and self.key:
@@ -148,3 +163,22 @@ class Contents(NamedTuple):
 def is_worth_statistics(header: BatchHeader) -> bool:
     """Whether a batch is large enough: for tiny ones they would cost more than they save."""
     return header.count >= STATISTICS_RECORDS_MIN or header.stored_len >= STATISTICS_STORED_BYTES_MIN
+
+
+def offsets_of(source: FetchedBatch, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The offset of each record of a batch, or of some of its columns."""
+    if source.header.layout & layouts.HAS_OFFSETS:
+        name = layouts.ROW_OFFSET.name if source.header.schema_id else "offset"
+        distances: npt.NDArray[np.int64] = batch.column(name).to_numpy().astype(np.int64)
+        return source.base + distances
+    return np.arange(source.base, source.base + batch.num_rows, dtype=np.int64)
+
+
+def times_of(header: BatchHeader, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The time of each, in microseconds."""
+    if not header.layout & layouts.HAS_TIMESTAMP:
+        return np.full(batch.num_rows, header.time_low, np.int64)
+    column = batch.column(layouts.ROW_TIMESTAMP.name if header.schema_id else "timestamp").cast(pa.int64())
+    # A record without a time of its own has that of its batch.
+    times: npt.NDArray[np.int64] = column.fill_null(header.time_low).to_numpy()
+    return times

@@ -17,7 +17,7 @@ from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.errors import InvalidPayload
 from mainstem.core.limits import BATCH_RECORDS_MAX, MIB
 from mainstem.core.message import plain_columns
-from mainstem.log.contents import Contents, is_worth_statistics
+from mainstem.log.contents import Contents, is_worth_statistics, offsets_of, times_of
 from mainstem.log.flush import ReplaceEntries, Replacement
 from mainstem.log.ledger.base import Entry
 from mainstem.log.ledger.rules.replacement import fingerprint
@@ -209,7 +209,7 @@ def _parts(batches: Iterable[FetchedBatch], contents: Contents, schema_id: int, 
         elif batch.header.count:
             decoded = contents.decode_as(schema_id, batch.header, batch.payload)
             named = {name: decoded.column(name) for name in decoded.schema.names if name in names}
-            yield _Part(_offsets(batch, decoded), _times(batch.header, decoded), named)
+            yield _Part(offsets_of(batch, decoded), times_of(batch.header, decoded), named)
     if run:
         yield _joined_run(run)
 
@@ -243,23 +243,6 @@ def _column(field: pa.Field, parts: Sequence[_Part]) -> pa.Array:
     return pa.concat_arrays(
         [part.columns[name] if name in part.columns else pa.nulls(len(part.offsets), kind) for part in parts]
     )
-
-
-def _offsets(source: FetchedBatch, batch: pa.RecordBatch) -> np.ndarray:
-    if source.header.layout & layouts.HAS_OFFSETS:
-        name = layouts.ROW_OFFSET.name if source.header.schema_id else "offset"
-        distances: np.ndarray = batch.column(name).to_numpy().astype(np.int64)
-        return source.base + distances
-    return np.arange(source.base, source.base + batch.num_rows, dtype=np.int64)
-
-
-def _times(header: BatchHeader, batch: pa.RecordBatch) -> np.ndarray:
-    if not header.layout & layouts.HAS_TIMESTAMP:
-        return np.full(batch.num_rows, header.time_low, np.int64)
-    column = batch.column(layouts.ROW_TIMESTAMP.name if header.schema_id else "timestamp").cast(pa.int64())
-    # A record without a time of its own has that of its batch.
-    times: np.ndarray = column.fill_null(header.time_low).to_numpy()
-    return times
 
 
 # Putting together.

@@ -132,13 +132,13 @@ def _form_of_time(value: time) -> str:
 
 def _form_of_mapping(value: Mapping[Any, Any]) -> Any:
     if all(isinstance(name, str) for name in value):
-        return {str(name): _form(item) for name, item in value.items()}
+        return {str.__str__(name): _form(item) for name, item in value.items()}
     return [[_form(name), _form(item)] for name, item in value.items()]
 
 
 # In this order: a datetime is a date, too.
 _FORMS: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
-    (str, str),
+    (str, str.__str__),
     (np.bool_, bool),
     (int | np.integer, int),
     (Real, _form_of_float),

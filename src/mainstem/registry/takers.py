@@ -257,7 +257,8 @@ def _string_taker(kind: pa.DataType) -> Taker:
                 value.encode()
             except UnicodeEncodeError:
                 raise Misfit(f"must be {kind}, and {value[:_TEXT_CHARS_SHOWN]!r} is not Unicode text") from None
-        return str(value) if type(value) is not str else value
+        # Not `str(value)`: an Enum of texts has another text for people.
+        return str.__str__(value) if type(value) is not str else value
 
     return take
 

@@ -40,3 +40,15 @@ def test_a_reader_keeps_answering_while_the_file_is_away(tmp_path):
     (tmp_path / "data" / "ledger.db").write_bytes(b"not complete yet")
     assert reader.applied() == seen
     reader.close()
+
+
+def test_any_number_of_blocks_is_looked_for_at_once(tmp_path):
+    """SQLite has no more than 32,766 places in a statement."""
+    log = Log(tmp_path / "data", TINY)
+    play(log, Script(1, 10).steps, State())
+    reader = SqliteLedgerReader(tmp_path / "data" / "ledger.db")
+    used = reader.blocks_in_use(range(100_000))
+    assert used
+    assert used == reader.blocks_in_use(sorted(used))
+    reader.close()
+    log.close()

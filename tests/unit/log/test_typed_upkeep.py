@@ -9,8 +9,8 @@ from mainstem.core.schema import Schema
 from mainstem.log import contents, merger
 from mainstem.log.flush import TrimShard
 from mainstem.log.upkeep import merging
-from tests.unit.log.keeping import DAY, HOUR, Keeping
-from tests.unit.log.typed import FIRST, SECOND, Rows, kept_by_compaction, make_rows
+from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping
+from tests.unit.log.typed import FIRST, SECOND, Rows, Seen, kept_by_compaction, make_rows
 
 
 @pytest.fixture
@@ -187,7 +187,9 @@ def test_any_upkeep_leaves_the_same_rows_at_the_same_offsets(keeping, seed, clea
             case 0 | 1 | 2:
                 rows.write(*make_rows(chance, chance.randint(1, 3)))
             case 3 | 4:
-                rows.write(*make_rows(chance, chance.randint(8, 60)))
+                count = chance.randint(8, 60)
+                times = [keeping.clock.now_us() - chance.randrange(30 * SECOND_US) for _ in range(count)]
+                rows.write(*make_rows(chance, count), times=times)
             case 5 | 6:
                 rows.set_second()
                 rows.write(*make_rows(chance, chance.randint(1, 30)), schema=SECOND)
@@ -214,6 +216,7 @@ def test_any_upkeep_leaves_the_same_rows_at_the_same_offsets(keeping, seed, clea
             assert all(left[offset] == seen for offset, seen in found.items())
             assert {offset for offset in kept_by_compaction(rows.written) if offset not in gone} <= found.keys()
         rows.check_statistics()
+        rows.check_times(found, [chance.choice(list(rows.written.values() or [Seen(None, None, 0)])).time, 0, 1 << 60])
     assert rows.entries()
 
 

@@ -190,8 +190,8 @@ def test_a_tombstone_is_kept_for_its_time_and_then_goes(keeping):
     keeping.keep()
     keeping.keep(compaction.DIRTY_SECONDS_MAX)
     assert keeping.read(stream) == {1: (b"b", b"2"), 2: (b"a", None)}
-    # To the moment: it is not over yet.
-    keeping.keep(HOUR - compaction.DIRTY_SECONDS_MAX)
+    # To the moment, counted from when compaction came past it: it is not over yet.
+    keeping.keep(HOUR - 1)
     assert keeping.read(stream) == {1: (b"b", b"2"), 2: (b"a", None)}
     keeping.keep(1)
     assert keeping.read(stream) == {1: (b"b", b"2")}
@@ -209,7 +209,35 @@ def test_a_shorter_time_for_tombstones_counts_at_once(keeping):
     keeping.keep(compaction.DIRTY_SECONDS_MAX)
     assert keeping.read(stream) == {1: (b"a", None)}
     keeping.log.execute(AlterStream(stream, tombstone_us=60 * SECOND_US))
+    keeping.keep(60)
+    assert keeping.read(stream) == {}
+
+
+def test_a_tombstone_of_long_ago_is_kept_as_long_as_any(keeping):
+    """A copy of another stream has the times of that one; no reader has heard of its tombstones yet."""
+    stream = keeping.create(cleanup="compact", tombstones=HOUR)
+    old_us, new_us = keeping.clock.now_us() - 365 * 86_400 * SECOND_US, keeping.clock.now_us()
+    append(keeping.log, make_keyed_batch([(b"a", b"1", new_us), (b"a", None, old_us)], stream=stream))
     keeping.keep()
+    keeping.keep(compaction.DIRTY_SECONDS_MAX)
+    assert keeping.read(stream) == {1: (b"a", None)}
+    # What is compacted meanwhile does not make it younger.
+    for _ in range(10):
+        keeping.write(stream, (b"b", bytes(100_000)))
+        keeping.keep(HOUR / 10 - 1)
+        assert 1 in keeping.read(stream)
+    keeping.keep(compaction.DIRTY_SECONDS_MAX)
+    assert 1 not in keeping.read(stream)
+
+
+def test_a_record_of_the_future_does_not_keep_those_after_it(keeping):
+    stream = keeping.create(retention_us=2 * round(HOUR) * SECOND_US)
+    future_us = keeping.clock.now_us() + 1_000 * 365 * 86_400 * SECOND_US
+    append(keeping.log, make_keyed_batch([(b"a", b"1", future_us)], stream=stream))
+    keeping.write(stream, (b"b", b"2"))
+    keeping.keep(2 * HOUR)
+    assert len(keeping.read(stream)) == 2, "it counts as an hour ahead"
+    keeping.keep(HOUR + 60)
     assert keeping.read(stream) == {}
 
 

@@ -1,7 +1,7 @@
 """A log with a stream of rows that a test keeps step by step, and everything its readers see."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,10 +12,13 @@ from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import key_of
 from mainstem.core.schema import Schema
+from mainstem.log.administration import Administration
 from mainstem.log.contents import Contents
 from mainstem.log.flush import Appended, CreateStream, SetSchema
 from mainstem.log.ledger.base import Entry
 from mainstem.log.reader import LogReader
+from mainstem.registry import compatibility
+from mainstem.transport.port import OffsetsAtTimeCall
 from tests.unit.log.keeping import HOUR, SECOND_US, Keeping
 from tests.unit.log.parts import FOREVER_US, append, make_keyed_batch, make_row_batch
 
@@ -144,6 +147,16 @@ class Rows:
                 offset = fetched.end
         assert offset == reader.shard(self.stream, 0).stable
         return found
+
+    def check_times(self, found: Mapping[int, Seen], times: Iterable[int]) -> None:
+        """Whether a reader that starts at one of these times begins with the first record of it or later."""
+        administration = Administration(self.keeping.log, check_schema=compatibility.check)
+        for time in times:
+            (begin,) = administration.handle(OffsetsAtTimeCall("rows", time)).offsets
+            late = [offset for offset, seen in found.items() if seen.time >= time]
+            first = min(late, default=len(self.written))
+            assert begin <= first
+            assert not [offset for offset in found if begin <= offset < first]
 
     def _seen(self, fetched: FetchedBatch) -> Iterator[tuple[int, Seen]]:
         header = fetched.header

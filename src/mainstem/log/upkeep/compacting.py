@@ -1,7 +1,15 @@
-"""Compacting: of every key only the newest record stays, and no tombstone that is old."""
+"""Compacting: of every key only the newest record stays, and no tombstone that was there for long.
+
+How long is counted from when compaction first came past it: its own time is what a user says, and a copy of another
+stream brings tombstones that are old already, of which no reader has heard yet. It is not stored; after a restart it is
+counted anew.
+"""
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -10,9 +18,33 @@ from mainstem.log.compaction import KeyIndex, is_due, tombstones
 from mainstem.log.flush import NoteUpkeep
 from mainstem.log.ledger.base import ShardKey, StreamRow
 from mainstem.log.replacement import Records
-from mainstem.log.upkeep.pace import NEVER_US
 from mainstem.log.upkeep.thinning import leave, pieces
 from mainstem.log.upkeep.work import Work
+
+# Behind any offset.
+_NOWHERE: Final = 1 << 62
+# Of the time that tombstones are kept: they may stay longer by one part in so many.
+_PASSES_KEPT: Final = 64
+
+
+@dataclass(slots=True)
+class _Passes:
+    """When compaction has gone through a shard, and up to where; where the first tombstone is that it has left."""
+
+    ended: deque[tuple[int, int]] = field(default_factory=deque)
+    first_left: int = 0
+
+    def note(self, time_us: int, end: int, apart_us: int) -> None:
+        """One is over. Of those that follow each other closely the last one stands for all."""
+        if len(self.ended) > 1 and time_us - self.ended[-2][0] < apart_us:
+            self.ended.pop()
+        self.ended.append((time_us, end))
+
+    def end_before(self, time_us: int) -> int:
+        """Up to where the last of those that were over by then went. The ones before it are forgotten."""
+        while len(self.ended) > 1 and self.ended[1][0] <= time_us:
+            self.ended.popleft()
+        return self.ended[0][1] if self.ended and self.ended[0][0] <= time_us else 0
 
 
 class Compacting:
@@ -20,9 +52,9 @@ class Compacting:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        # When a shard that is to be compacted was first seen with something new, and the time of its oldest tombstone.
+        # When a shard that is to be compacted was first seen with something new.
         self._dirty_since: dict[ShardKey, float] = {}
-        self._oldest_tombstone_us: dict[ShardKey, int] = {}
+        self._passes: dict[ShardKey, _Passes] = {}
 
     def compact(self) -> Iterator[None]:
         for stream in self._work.commits.streams():
@@ -40,11 +72,21 @@ class Compacting:
         begin = max(row.compacted, row.start)
         if begin >= row.stable:
             self._dirty_since.pop(key, None)
-            oldest_us = self._oldest_tombstone_us.setdefault(key, self._work.clock.now_us())
-            return row.start < row.stable and self._work.clock.now_us() > oldest_us + stream.tombstone_us
+            passes = self._passes_of(key, row.compacted)
+            return row.start < row.stable and passes.first_left < passes.end_before(self._over_us(stream))
         waited = now - self._dirty_since.setdefault(key, now)
         clean_bytes = sum(self._work.ledger.oldest_entries(*key, begin, -1).blocks.values())
         return is_due(row.bytes - clean_bytes, clean_bytes, waited)
+
+    def _passes_of(self, key: ShardKey, end: int) -> _Passes:
+        """Those since the start; what was compacted before counts as passed by now."""
+        if key not in self._passes:
+            self._passes[key] = _Passes(deque([(self._work.clock.now_us(), end)]))
+        return self._passes[key]
+
+    def _over_us(self, stream: StreamRow) -> int:
+        """Tombstones that were passed by then have been there for long enough."""
+        return self._work.clock.now_us() - stream.tombstone_us
 
     def _compact_shard(self, stream: StreamRow, shard: int) -> Iterator[None]:
         key = (stream.id, shard)
@@ -61,14 +103,16 @@ class Compacting:
             yield
             if index.is_full:
                 break
-        before_us = self._work.clock.now_us() - stream.tombstone_us
-        oldest_us = NEVER_US
+        passes = self._passes_of(key, row.compacted)
+        passes.note(self._work.clock.now_us(), index.end, stream.tombstone_us // _PASSES_KEPT)
+        over = passes.end_before(self._over_us(stream))
+        first_left = _NOWHERE
 
         def kept(records: Records) -> np.ndarray:
-            nonlocal oldest_us
-            found = index.kept(records, before_us)
-            left = records.times[found & tombstones(records)]
-            oldest_us = min(oldest_us, int(left.min())) if len(left) else oldest_us
+            nonlocal first_left
+            found = index.kept(records, over)
+            left = records.offsets[found & tombstones(records)]
+            first_left = min(first_left, int(left[0])) if len(left) else first_left
             return found
 
         for entries, groups in pieces(self._work, stream, shard, row.start, index.end):
@@ -77,5 +121,5 @@ class Compacting:
                 self._work.counts["records_compacted"] += gone
                 yield
         self._work.execute(NoteUpkeep(stream.id, shard, compacted=index.end))
-        self._oldest_tombstone_us[key] = oldest_us
+        passes.first_left = first_left
         yield

@@ -1,5 +1,6 @@
 """The committed rows of a ledger file, for any reader."""
 
+import json
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -280,8 +281,9 @@ class SqliteLedgerReader:
 
     def blocks_in_use(self, blocks: Sequence[int]) -> set[int]:
         """Those of these blocks that entries point into. Looks at every entry."""
-        marks = ",".join("?" * len(blocks))
-        rows = self._rows(f"SELECT DISTINCT block FROM entries WHERE block IN ({marks})", tuple(blocks))
+        sql = "SELECT DISTINCT block FROM entries WHERE block IN (SELECT value FROM json_each(?))"
+        # As one value: there may be more of them than a statement can have.
+        rows = self._rows(sql, (json.dumps(list(blocks)),))
         return {row[0] for row in rows}
 
     def writer_epoch_max(self) -> int:
