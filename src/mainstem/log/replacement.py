@@ -39,7 +39,6 @@ class Upshot(NamedTuple):
     rewrite_us: int
     merged: int = 0
     compacted: int = 0
-    erases: bool = False
 
 
 class Records(NamedTuple):
@@ -118,7 +117,6 @@ def _replacement(
         merged=upshot.merged,
         compacted=upshot.compacted,
         rewrite_us=upshot.rewrite_us,
-        erases=upshot.erases,
     )
     return Replacement(command, tuple(batches))
 

@@ -24,7 +24,7 @@ from mainstem.log.ledger.rules.replacement import fingerprint
 from mainstem.log.replacement import Upshot, grouped, moved, records_of, remade
 from tests.unit.log.parts import NOW_US, KeyedRecord, make_keyed_batch
 
-UPSHOT = Upshot(NOW_US, 5, 7, True)
+UPSHOT = Upshot(NOW_US, 5, 7)
 
 
 def stored(batches: Sequence[Batch], first: int = 0) -> list[FetchedBatch]:
@@ -62,7 +62,7 @@ def remake(batches: Sequence[FetchedBatch], kept: Sequence[bool] | None = None) 
     command = made.command
     assert (command.base, command.end, command.rows) == (batches[0].base, batches[-1].end, len(batches))
     assert command.fingerprint == fingerprint(old)
-    assert (command.rewrite_us, command.merged, command.compacted, command.erases) == UPSHOT
+    assert (command.rewrite_us, command.merged, command.compacted) == UPSHOT
     assert sum(span for span, _ in command.entries) == command.end - command.base
     assert command.frames == len(made.batches)
     for before, after in pairwise(made.batches):

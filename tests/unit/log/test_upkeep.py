@@ -300,6 +300,31 @@ def test_an_erased_key_is_gone_for_every_reader_at_once(keeping, cold):
     assert keeping.read(stream, cold=False)[200] == (b"secret", b"new")
 
 
+def test_what_was_compacted_away_before_is_erased_from_memory_too(keeping):
+    """On the disk nothing is left to erase; readers of the newest batches would still have found it."""
+    stream = keeping.create(cleanup="compact", tombstones=0.0)
+    keeping.write(stream, (b"secret", b"value"), (b"other", b"kept"))
+    keeping.write(stream, (b"secret", None))
+    keeping.write(stream, (b"other", b"newer"))
+    keeping.keep()
+    keeping.keep(HOUR)
+    assert keeping.read(stream) == {3: (b"other", b"newer")}
+    assert keeping.read(stream, cold=False)[0] == (b"secret", b"value")
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 0
+    assert keeping.read(stream, cold=False) == {3: (b"other", b"newer")}
+
+
+def test_an_erasure_that_ends_in_the_middle_leaves_nothing_in_memory_that_it_took_from_the_disk(keeping):
+    stream = keeping.create(shards=2)
+    for shard in (0, 1):
+        keeping.write(stream, (b"secret", marker(1)), (b"other", b"kept"), shard=shard)
+    keeping.roll()
+    damage(keeping, keeping.entries(stream, 1)[0])
+    with pytest.raises(DataLoss):
+        keeping.log.upkeep.erase(keeping.row(stream), b"secret")
+    assert keeping.read(stream, cold=False) == {1: (b"other", b"kept")}
+
+
 def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
     """A batch over a barrier, which no writer makes any more: it stays as it is, and whoever erases is told."""
     stream = keeping.create()
@@ -372,7 +397,7 @@ def test_a_merge_that_an_erasure_overtakes_leaves_no_copy(keeping, short_runs):
     execute = keeping.log.execute
 
     def overtaken(item):
-        if isinstance(item, Replacement) and not item.command.erases:
+        if isinstance(item, Replacement):
             keeping.log.upkeep._work.commits.execute = execute
             assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
         return execute(item)
@@ -447,7 +472,7 @@ def test_an_erasure_finds_entries_that_were_merged_meanwhile(keeping, short_runs
     execute = keeping.log.execute
 
     def overtaken(item):
-        if isinstance(item, Replacement) and item.command.erases:
+        if isinstance(item, Replacement):
             keeping.log.upkeep._work.commits.execute = execute
             for _ in keeping.log.upkeep._merging.merge():
                 pass
