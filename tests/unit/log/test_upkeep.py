@@ -7,8 +7,9 @@ import pytest
 from mainstem.core.errors import DataLoss, FolderUnusable, Refused
 from mainstem.log import compaction, merger
 from mainstem.log.administration import Administration
+from mainstem.log.batcher import Submission
 from mainstem.log.compaction import KeyIndex
-from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
+from mainstem.log.flush import AlterStream, Appended, DropEntries, Replacement, TrimShard
 from mainstem.log.ledger.base import GenerationRow
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace, compacting, merging, thinning, trimming
@@ -429,6 +430,26 @@ def test_what_was_sent_twice_is_erased_twice(keeping):
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
     pass_time(keeping, 1_000)
     assert not keeping.on_disk(secret)
+
+
+def test_an_erasure_goes_on_if_others_drop_the_same_rows_in_the_same_flush(keeping):
+    stream = keeping.create()
+    keeping.write_singly(stream, 10)
+    keeping.write(stream, (b"secret", b"value"))
+    keeping.log.execute(TrimShard(stream, 0, 5))
+    execute = keeping.log.execute
+
+    def overtaken(item):
+        if isinstance(item, DropEntries):
+            keeping.log.upkeep._work.commits.execute = execute
+            first = DropEntries(stream, 0, 2, item.rewrite_us)
+            keeping.log.batcher.submit(Submission((first,), lambda outcomes: None))
+        return execute(item)
+
+    keeping.log.upkeep._work.commits.execute = overtaken
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
+    assert keeping.entries(stream)[0].base == 5
+    assert sorted(keeping.read(stream)) == [5, 6, 7, 8, 9]
 
 
 def test_what_is_sent_again_after_an_erasure_and_a_restart_goes_too(keeping):
