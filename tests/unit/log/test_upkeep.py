@@ -15,7 +15,7 @@ from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace, compacting, merging, thinning, trimming
 from mainstem.registry import compatibility
 from mainstem.testing.disk import FailingDisk
-from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time
+from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time, set_barrier
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
@@ -327,7 +327,7 @@ def test_an_erasure_that_ends_in_the_middle_leaves_nothing_in_memory_that_it_too
 
 
 def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
-    """A batch over a barrier, which no writer makes any more: it stays as it is, and whoever erases is told."""
+    """It stays as it is, and whoever erases is told. Here only the applier knows of a barrier in the batch."""
     stream = keeping.create()
     keeping.write(stream, *((b"secret" if number == 3 else b"k%d" % number, b"v") for number in range(10)))
     before = keeping.read(stream)
@@ -339,6 +339,16 @@ def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
     assert keeping.log.upkeep.erase(keeping.row(stream), b"unknown") == 0
     monkeypatch.undo()
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
+
+
+def test_a_batch_over_a_barrier_is_erased_from_on_both_sides(keeping, monkeypatch):
+    """No writer makes one any more; earlier versions did."""
+    stream = keeping.create()
+    keeping.write(stream, *((b"secret" if number in (3, 7) else b"k%d" % number, b"v") for number in range(10)))
+    set_barrier(keeping, monkeypatch, stream, 5)
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 2
+    assert [(entry.base, entry.end) for entry in keeping.entries(stream)] == [(0, 5), (5, 10)]
+    assert sorted(keeping.read(stream)) == [0, 1, 2, 4, 5, 6, 8, 9]
 
 
 def test_erasing_everything_leaves_offsets_without_records(keeping):

@@ -77,7 +77,7 @@ class Erasing:
 
 class _Refusals:
     """How often the same entries of a shard could not be replaced. Whoever replaced them first has changed them; if
-    nobody has, they never can be: a batch from an earlier version may reach over a barrier."""
+    nobody has, trying on would never end."""
 
     def __init__(self, stream: str, shard: int) -> None:
         self._stream = stream

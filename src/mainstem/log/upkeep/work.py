@@ -103,8 +103,11 @@ class Work:
     ) -> list[Sequence[FetchedBatch]]:
         """The batches of these entries, in groups that are stored anew each by itself."""
         batches = list(self.rests.within(self.reader.load(stream, entries)))
-        # Looked up after the entries: a barrier that is set later stands behind them.
-        return grouped(batches, barriers_of(self.ledger.load_generations(stream.id), entries[0].shard), target)
+        return grouped(batches, self.barriers(stream, entries[0].shard), target, self.contents(stream))
+
+    def barriers(self, stream: StreamRow, shard: int) -> frozenset[int]:
+        """Of a shard; looked up after its entries: one that is set later stands behind them."""
+        return barriers_of(self.ledger.load_generations(stream.id), shard)
 
     def records(self, group: Sequence[FetchedBatch], contents: Contents) -> Records:
         """The records of one group."""
