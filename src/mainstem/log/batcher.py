@@ -200,9 +200,6 @@ class Batcher:
     def add_listener(self, listener: FlushListener) -> None:
         self._listeners = [*self._listeners, listener]
 
-    def remove_listener(self, listener: FlushListener) -> None:
-        self._listeners = [kept for kept in self._listeners if kept != listener]
-
     # Driving.
 
     def run(self) -> None:
