@@ -11,13 +11,8 @@ from mainstem.core.errors import DataLoss, Refused, StreamDeleted
 from mainstem.log.flush import DeleteStream, ForgetBlock, ForgetStream, Rejected, TrimShard
 from mainstem.log.log import LogOptions
 from mainstem.log.reader import LogReader
-<<<<<<< HEAD
 from mainstem.log.upkeep import Pace, freeing, merging, upkeep
-from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time
-=======
-from mainstem.log.upkeep import Pace, freeing, upkeep
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time, set_barrier
->>>>>>> w_erase
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
