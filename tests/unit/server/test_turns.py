@@ -62,7 +62,7 @@ def test_filters_of_one_client_do_not_keep_another_waiting(tmp_path, monkeypatch
             await modest.send(Kind.SUBSCRIBE, 7, Subscribe(small, [0], None, 1 << 20, WHERE))
             await come_to(lambda: bool(modest.session.subscriptions))
             # Nobody else wanted the threads: all of them were the first client's.
-            assert reads.names == ["big", "big"]
+            await come_to(lambda: reads.names == ["big", "big"])
             reads.may_go_on.set()
             message = await modest.next()
             assert (message.kind, message.id) == (Kind.BATCHES, 7)
