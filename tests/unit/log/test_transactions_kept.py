@@ -128,8 +128,10 @@ def test_what_was_committed_is_there_and_nothing_else(tmp_path, seed):
         played.step()
     assert read(keeping.log) == played.records
     assert played.counts["committed"] > 5
-    keeping.collect()
-    assert read(keeping.log) == played.records
+    # Twice: what was merged the first time is then off the disk too.
+    for _ in range(2):
+        keeping.collect()
+        assert read(keeping.log) == played.records
     # What is not alive any more is not on the disk: of no block more than half, but for the newest.
     for block in list(keeping.blocks().values())[:-2]:
         assert 2 * block.live_bytes >= block.bytes
