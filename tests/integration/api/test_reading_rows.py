@@ -615,7 +615,6 @@ def test_what_was_pushed_before_a_reader_knew_a_newer_schema_is_not_lost(tmp_pat
             assert ids == [0, *range(10, 40)]
 
 
-<<<<<<< ours
 def test_large_batches_from_disk_are_what_the_client_would_have_filtered(tmp_path):
     """Batches that are read ahead, some of which have no match: the same rows, at the same offsets, also for a reader
     that stops in the middle and goes on."""
@@ -643,7 +642,8 @@ def test_large_batches_from_disk_are_what_the_client_would_have_filtered(tmp_pat
                 found += [batch.to_arrow(metadata=True) for batch in itertools.islice(consumer.batches(), taken)]
                 cursor = consumer.cursor
         assert pa.Table.from_batches(found).equals(wanted)
-=======
+
+
 def test_a_batch_is_not_lost_when_its_schema_cannot_be_asked_for(hub, monkeypatch):
     """The server is away for a moment, just when a batch of a schema that the consumer does not know has come."""
     hub.streams.create("s", schema={"id": "int64"})
@@ -663,4 +663,3 @@ def test_a_batch_is_not_lost_when_its_schema_cannot_be_asked_for(hub, monkeypatc
                     consumer.poll(10)
         assert consumer.cursor.offsets == (1,)
         assert consumer.poll(10).value == {"id": 2, "name": "two"}
->>>>>>> theirs
