@@ -409,7 +409,9 @@ class EndReached(Exception):
 class Port(Protocol):
     """A log, near or far. Any thread. Records over `record_bytes_max` are refused before they are handed over."""
 
-    record_bytes_max: int
+    @property
+    def record_bytes_max(self) -> int: ...
+
     # Whether the values in every batch are looked at by the other side before it takes them.
     checks_values: bool
 
