@@ -159,7 +159,7 @@ class Producer:
                 raise
 
 
-class Ack(msgspec.Struct, gc=False):
+class Ack(msgspec.Struct, gc=False, eq=False):
     """The fate of one record: ignore it, ask it, await it, or have it call you.
 
     `shard, offset = await ack` when the record is durable; raises what went wrong.
@@ -204,7 +204,7 @@ class Ack(msgspec.Struct, gc=False):
         return repr(self.ack)
 
 
-class BatchAck(msgspec.Struct, gc=False):
+class BatchAck(msgspec.Struct, gc=False, eq=False):
     """The fate of a table given to `send_batch`, or of what was given to `send_many`.
 
     `await ack` gives (shard, offset, count) of every run of records, durable. `dead` has an ack for each row that did

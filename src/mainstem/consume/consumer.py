@@ -259,6 +259,7 @@ class Consumer:
 
     def _fetch(self, timeout: float | None) -> RecordBatch | None:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
+        pieces = self._pieces
         while True:
             if self._subscription is None:
                 self._check_open()
@@ -266,24 +267,24 @@ class Consumer:
                     self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
                 )
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-            fetched = self._pieces[0] if self._pieces else self._subscription.next(left)
+            fetched = pieces[0] if pieces else self._subscription.next(left)
             if fetched is None:
                 return None
-            if not self._pieces:
+            if not pieces:
                 # It stays until a batch is made of it: if the log cannot be asked what it is, it comes again.
-                self._pieces.append(fetched)
+                pieces.append(fetched)
             shard = fetched.header.shard
             self._know(shard)
             end = None if self._ends is None else self._ends[shard]
             if fetched.header.schema_id != self._view.schema_id and self._goes_over(fetched.header.schema_id):
                 continue
             if not self._view.fits_at_once(fetched):
-                self._pieces.popleft()
-                self._pieces.extendleft(reversed(halves(fetched)))
+                pieces.popleft()
+                pieces.extendleft(reversed(halves(fetched)))
                 continue
             batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end, self._view)
             is_separate = self._separate(batch)
-            self._pieces.popleft()
+            pieces.popleft()
             if self._is_plain and batch.count:
                 self._counted.opened += 1
             if is_separate:

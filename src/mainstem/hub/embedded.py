@@ -335,7 +335,9 @@ class LocalSubscription:
         self.counts = feed.counts
         self._forget = forget
         self._hot = hot
-        self._queue: deque[FetchedBatch | DataLoss] = deque()
+        self._queue: deque[FetchedBatch] = deque()
+        # What a read met instead of a batch, until somebody was told.
+        self._loss: DataLoss | None = None
         self._touched: set[int] = set()
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -367,7 +369,7 @@ class LocalSubscription:
             self._read_ahead()
             if not self._queue and not self._await_change(deadline):
                 return None
-        return self._take()
+        return self._queue.popleft()
 
     def next_nowait(self) -> FetchedBatch | None:
         if self._is_reading:
@@ -378,10 +380,13 @@ class LocalSubscription:
             if not self._queue and self._feed.is_ready:
                 self._is_reading = True
                 raise WouldWait(self._read_ahead)
-        return self._take() if self._queue else None
+        return self._queue.popleft() if self._queue else None
 
     def _begin_read(self) -> None:
-        """Raise why nothing comes any more, or let the feed know which shards grew."""
+        """Raise what was lost, or why nothing comes any more; else let the feed know which shards grew."""
+        if self._loss is not None:
+            loss, self._loss = self._loss, None
+            raise loss
         if self._feed.is_done:
             raise EndReached
         with self._changed:
@@ -396,28 +401,23 @@ class LocalSubscription:
         try:
             self._queue.extend(self._feed.read(READ_BYTES_MAX))
         except DataLoss as loss:
-            self._queue.append(loss)
+            self._loss = loss
         except Exception as error:  # noqa: BLE001  # as for a reader of a server: nothing comes after it
             self.end(error)
         finally:
             self._is_reading = False
 
-    def _take(self) -> FetchedBatch:
-        item = self._queue.popleft()
-        if isinstance(item, DataLoss):
-            raise item
-        return item
-
     def call_when_ready(self, call: Callable[[], None]) -> None:
         feed = self._feed
         with self._changed:
             self._on_ready = call
-            if self._queue or self._touched or self._error is not None or feed.is_ready or feed.is_done:
+            is_over = self._error is not None or self._loss is not None or feed.is_done
+            if self._queue or self._touched or feed.is_ready or is_over:
                 self._wake()
 
     def _await_change(self, deadline: float | None) -> bool:
         with self._changed:
-            while not self._touched and self._error is None:
+            while not self._touched and self._error is None and self._loss is None:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False

@@ -611,3 +611,24 @@ def test_what_was_pushed_before_a_reader_knew_a_newer_schema_is_not_lost(tmp_pat
                     version, number = divmod(record.value["id"], 10)
                     assert record.value[f"c{version}"] == -number
             assert ids == [0, *range(10, 40)]
+
+
+def test_a_batch_is_not_lost_when_its_schema_cannot_be_asked_for(hub, monkeypatch):
+    """The server is away for a moment, just when a batch of a schema that the consumer does not know has come."""
+    hub.streams.create("s", schema={"id": "int64"})
+    with hub.producer() as producer, hub.consumer("s", start="earliest") as consumer:
+        producer.send("s", {"id": 1}).result(10)
+        assert consumer.poll(10).value == {"id": 1}
+        hub.streams.set_schema("s", {"id": "int64", "name": "string"}, compatibility="none")
+        producer.send("s", {"id": 2, "name": "two"}).result(10)
+
+        def away(call, timeout=None):
+            raise mainstem.ConnectionLost("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(hub._port, "call", away)
+            for _ in range(2):
+                with pytest.raises(mainstem.ConnectionLost):
+                    consumer.poll(10)
+        assert consumer.cursor.offsets == (1,)
+        assert consumer.poll(10).value == {"id": 2, "name": "two"}
