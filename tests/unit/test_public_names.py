@@ -170,10 +170,8 @@ OF_ACKS = {"ack", "chunk", "chunks", "index", "producer"}
 
 
 def _blocking_and_awaited():
-    return {**{name: (getattr(mainstem, name), getattr(mainstem.aio, name)) for name in AWAITED}, "Streams": STREAMS}
-
-
-STREAMS = (Streams, mainstem.aio.Streams)
+    pairs = {name: (getattr(mainstem, name), getattr(mainstem.aio, name)) for name in AWAITED}
+    return {**pairs, "Streams": (Streams, mainstem.aio.Streams)}
 
 
 def test_what_is_awaited_has_the_same_names():
@@ -190,14 +188,11 @@ def test_what_is_awaited_has_the_same_arguments(name):
     if owner and owner not in _blocking_and_awaited():
         return
     blocking, awaited = _blocking_and_awaited()[owner] if owner else (mainstem, mainstem.aio)
-    shapes = [
-        [
-            (parameter.name, parameter.kind, parameter.default)
-            for parameter in inspect.signature(call).parameters.values()
-        ]
-        for call in (getattr(blocking, method), getattr(awaited, method))
-    ]
-    assert shapes[0] == shapes[1]
+    assert _shape(getattr(blocking, method)) == _shape(getattr(awaited, method))
+
+
+def _shape(call):
+    return [(one.name, one.kind, one.default) for one in inspect.signature(call).parameters.values()]
 
 
 def test_importing_the_package_for_asyncio_loads_nothing_heavy():

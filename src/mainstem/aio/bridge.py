@@ -9,6 +9,7 @@ cancelled while it waits has taken nothing.
 import asyncio
 import contextlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,6 +44,8 @@ class Bridge:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._workers = Workers()
+        # Threads of a hub that was not closed end with it.
+        weakref.finalize(self, self._workers.close)
         self.is_closed = False
         # What workers do that must not be begun twice.
         self._under_way: dict[Callable[[], object], asyncio.Future[Any]] = {}
@@ -77,12 +80,14 @@ class Bridge:
 
     def _answer_rings(self) -> None:
         self._is_rung = False
-        for _ in range(len(self._rings)):
-            self._rings.popleft()()
-        if self._rings and not self._is_rung:
-            # Whoever rang while they were answered must not keep the loop from everything else.
-            self._is_rung = True
-            self.loop.call_soon(self._answer_rings)
+        try:
+            # Whoever rings meanwhile must not keep the loop from everything else.
+            for _ in range(len(self._rings)):
+                self._rings.popleft()()
+        finally:
+            if self._rings and not self._is_rung:
+                self._is_rung = True
+                self.loop.call_soon(self._answer_rings)
 
     async def called(self, register: Callable[[Callable[[], None]], None], timeout: float | None = None) -> bool:
         """Wait until what is registered is called, from any thread; False if that takes more than `timeout` seconds."""
@@ -117,7 +122,11 @@ class Bridge:
         return done
 
     async def take(self, step: Callable[[], T]) -> T:
-        """Take a step in the loop, as often as it takes until it need not wait."""
+        """Take a step in the loop, as often as it takes until it need not wait.
+
+        Each time it begins anew, with what it was answered before: it must ask before it changes anything, or go on
+        where it was.
+        """
         answers: dict[Call, Answer | MainstemError] = {}
         while True:
             self.answers = answers

@@ -100,7 +100,9 @@ class Producer:
                 with self._shipping.lock:
                     under_way = self._shipping.under_way()
                 self._shipping.ship()
-                if under_way and not await self._finished(under_way[0], deadline - self._bridge.loop.time()):
+                if not under_way:
+                    return
+                if not await self._finished(under_way[0], deadline - self._bridge.loop.time()):
                     raise self._shipping.late_error()
 
     # Waiting and ending.
