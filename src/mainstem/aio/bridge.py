@@ -109,16 +109,20 @@ class Bridge:
     # From the loop to threads.
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Have it done by a worker. If the task is cancelled, it is done all the same."""
+        """Have it done by a worker. If the task is cancelled once it was begun, it is done all the same."""
         return await self.begin(work)
 
-    def begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """The same; what comes of it is awaited later."""
+    def begin(self, work: Callable[[], T], *, alone: bool = False) -> "asyncio.Future[T]":
+        """The same; what comes of it is awaited later. `alone`: it waits for no other work."""
         self.check_loop()
         if self.is_closed:
             raise Closed("this hub is closed; open another")
         done = self.loop.create_future()
-        self._workers.begin(work, lambda result, error: self.ring(partial(_finish, done, result, error)))
+        job = Job(work, done, self.ring)
+        if alone:
+            threading.Thread(target=job.do, name="mainstem-worker", daemon=True).start()
+        else:
+            self._workers.begin(job)
         return done
 
     async def take(self, step: Callable[[], T]) -> T:
@@ -154,43 +158,67 @@ class Bridge:
         self._workers.close()
 
 
+class Job:
+    """Work for another thread, and the future in which somebody waits for it."""
+
+    def __init__(
+        self, work: Callable[[], Any], done: "asyncio.Future[Any]", ring: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._work = work
+        self._done = done
+        self._ring = ring
+
+    def do(self) -> None:
+        """In the other thread. If nobody waits any more, it need not be done."""
+        if self._done.cancelled():
+            return
+        try:
+            result, error = self._work(), None
+        except BaseException as failure:  # noqa: BLE001  # it belongs to who waits
+            result, error = None, failure
+        self._ring(partial(self._tell, result, error))
+
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(result)
+        else:
+            self._done.set_exception(error)
+
+
 class Workers:
     """A few threads for what has to wait, begun when they are needed. They do not keep a process from ending."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]] | None]
-        self._queue = SimpleQueue()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._lock = threading.Lock()
-        # Work that was begun and is not done, and the threads for it.
+        # Jobs that are not done, and the threads for them.
         self._busy = 0
         self._threads = 0
 
-    def begin(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Do it soon; `done` gets what it returned or raised, in the worker's thread."""
+    def begin(self, job: Job) -> None:
+        """Do it soon."""
         with self._lock:
             self._busy += 1
             is_short = self._busy > self._threads and self._threads < WORKERS_MAX
             self._threads += is_short
-        self._queue.put((work, done))
+        self._queue.put(job)
         if is_short:
             threading.Thread(target=self._run, name="mainstem-worker", daemon=True).start()
 
     def close(self) -> None:
-        """End the threads, once what was begun is done."""
+        """End the threads, once all jobs are done."""
         for _ in range(self._threads):
             self._queue.put(None)
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            work, done = job
-            try:
-                result, error = work(), None
-            except BaseException as failure:  # noqa: BLE001  # it belongs to who asked for the work
-                result, error = None, failure
+            job.do()
+            # While it waits for the next one, it keeps nothing of this one alive.
+            del job
             with self._lock:
                 self._busy -= 1
-            done(result, error)
-            del job, work, done, result, error
 
 
 class LoopPort:
@@ -268,12 +296,3 @@ class LoopSubscription:
 def _resolve(waiter: "asyncio.Future[bool]", result: bool) -> None:
     if not waiter.done():
         waiter.set_result(result)
-
-
-def _finish(done: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(result)
-    else:
-        done.set_exception(error)

@@ -1,11 +1,13 @@
 """The hub for asyncio: streams, producers and consumers of one log, near or far, awaited."""
 
 import asyncio
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial, wraps
+from importlib import import_module
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from mainstem.aio.bridge import Bridge, LoopPort
 from mainstem.aio.consumer import Consumer
@@ -16,6 +18,7 @@ from mainstem.hub import hub as core
 
 P = ParamSpec("P")
 T = TypeVar("T")
+PREDICATES: Final = "mainstem.core.predicate"
 Opened = TypeVar("Opened", bound="_Closable")
 
 
@@ -86,6 +89,7 @@ class Hub:
         self._bridge = bridge
         self.streams = Streams(hub.streams, bridge)
         self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._closing: asyncio.Task[None] | None = None
 
     @staticmethod
     def _opens(
@@ -99,11 +103,17 @@ class Hub:
 
         return call
 
-    async def _opened(self, step: Callable[[], T], face: Callable[[T, Bridge], Any]) -> Any:
+    async def _opened(self, step: "partial[T]", face: Callable[[T, Bridge], Any]) -> Any:
         self._bridge.check_loop()
+        await self._load_predicates(step.keywords.get("where"))
         opened = face(await self._bridge.take(step), self._bridge)
         self._open.add(opened)
         return opened
+
+    async def _load_predicates(self, where: object) -> None:
+        """Import what a predicate needs, which takes longer than others should wait for their turn."""
+        if where is not None and PREDICATES not in sys.modules:
+            await self._bridge.work(partial(import_module, PREDICATES))
 
     @staticmethod
     def _awaited(
@@ -127,6 +137,7 @@ class Hub:
         self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None
     ) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; see `mainstem.Hub.find`."""
+        await self._load_predicates(where)
         search = await self._bridge.take(
             partial(Search, self._inner._port, stream, where, limit, columns, SYSTEM_CLOCK)
         )
@@ -139,14 +150,21 @@ class Hub:
         """Flush and close its producers, close its consumers, then the log or the connection. Raises the first error,
         once everything is closed."""
         self._bridge.check_loop()
-        if self._bridge.is_closed:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        elif self._closing.done():
             return
+        # Who is cancelled meanwhile leaves nothing half closed.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
             ends = await asyncio.gather(*(user.close() for user in list(self._open)), return_exceptions=True)
         finally:
-            closing = self._bridge.begin(self._core.close)
+            # Before the calls that workers wait in: they end with it.
+            closing = self._bridge.begin(self._core.close, alone=True)
             self._bridge.close()
-            await asyncio.shield(closing)
+            await closing
         for error in ends:
             if error is not None:
                 raise error
@@ -189,5 +207,5 @@ async def _open(open_it: Callable[[], core.Hub]) -> Hub:
 
 def _close_unwanted(bridge: Bridge, opening: "asyncio.Future[core.Hub]") -> None:
     if opening.exception() is None:
-        bridge.begin(opening.result().close)
+        bridge.begin(opening.result().close, alone=True)
     bridge.close()

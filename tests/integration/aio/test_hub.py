@@ -1,13 +1,17 @@
 """The names of `mainstem`, awaited: streams, producers, consumers and what is found, on both kinds of loops."""
 
 import asyncio
+import shutil
 import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import mainstem
 import mainstem.aio
+from mainstem.log.backup import back_up
+from mainstem.log.restore import restore
 from mainstem.testing.server import ServerProcess
 from tests.integration.aio.conftest import Open, Run, in_loop
 
@@ -112,12 +116,16 @@ def test_a_callback_is_called_in_the_loop(open_hub: Open, run: Run[None], caplog
                 called: list[tuple[mainstem.aio.Ack, threading.Thread]] = []
                 ack = await producer.send("s", b"v")
                 ack.add_done_callback(lambda ack: called.append((ack, threading.current_thread())))
-                ack.add_done_callback(lambda ack: 1 / 0)
+                ack.add_done_callback(_fail)
                 await producer.flush()
                 assert called == [(ack, threading.current_thread())]
                 assert "code of the user raised" in caplog.text
 
     run(main())
+
+
+def _fail(ack: mainstem.aio.Ack) -> None:
+    raise ValueError
 
 
 def test_lingering_ends_when_somebody_waits(open_hub: Open, run: Run[None]) -> None:
@@ -185,3 +193,44 @@ def test_it_goes_on_after_the_server_was_away(mainstem_server: ServerProcess, ru
                 assert record.value == b"v"
 
     run(main())
+
+
+def test_a_log_that_was_restored_meanwhile(tmp_path: Path, run: Run[None]) -> None:
+    """A reader that stands in the backup goes on; one that stands after it is told what is gone, each time."""
+    server = ServerProcess(tmp_path / "data")
+
+    async def main() -> None:
+        async with mainstem.aio.connect(server.url) as hub:
+            await hub.streams.create("s")
+            async with hub.producer() as producer:
+                await (await producer.send_many("s", [b"%d" % number for number in range(10)]))
+                early = await hub.consumer("s", start="earliest")
+                back_up(tmp_path / "data", tmp_path / "backup")
+                await (await producer.send("s", b"10"))
+            late = await hub.consumer("s", start="earliest")
+            for _ in range(11):
+                await late.poll(10)
+            waiting = asyncio.create_task(late.poll(None))
+            await asyncio.to_thread(_restart_restored, server, tmp_path)
+            for poll in (waiting, late.poll(20)):
+                with pytest.raises(mainstem.InvalidCursor, match="records 10 to 10 are not in this log any more"):
+                    await poll
+            for number in range(10):
+                record = await early.poll(20)
+                assert record is not None
+                assert record.value == b"%d" % number
+            async with hub.producer() as producer:
+                await (await producer.send("s", b"other"))
+            record = await early.poll(20)
+            assert record is not None
+            assert (record.offset, record.value, early.cursor.epoch) == (10, b"other", 2)
+
+    with server:
+        run(main())
+
+
+def _restart_restored(server: ServerProcess, path: Path) -> None:
+    server.kill()
+    shutil.rmtree(path / "data")
+    restore(path / "backup", path / "data")
+    server.start()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -81,7 +82,7 @@ def test_a_cancelled_poll_has_taken_nothing(open_hub: Open, loop_kind: str) -> N
                             await asyncio.sleep(0.001)
 
                 writing = asyncio.create_task(write())
-                seen: list[object] = []
+                seen: list[Any] = []
                 cancelled = 0
                 while len(seen) < 4000:
                     is_batch = randomness.random() < 0.5
@@ -215,8 +216,10 @@ def test_a_send_into_a_full_buffer_waits_and_others_go_on(stopped_server: Server
         async with mainstem.aio.connect(stopped_server.url) as hub:
             await hub.streams.create("s")
             await hub.streams.create("t")
-            options = {"batch_bytes": 16_384, "buffer_bytes": 65_536, "compression": None}
-            async with hub.producer(**options) as producer, hub.producer(**options, on_full="raise") as hasty:
+            async with (
+                hub.producer(batch_bytes=16_384, buffer_bytes=65_536, compression=None) as producer,
+                hub.producer(batch_bytes=16_384, buffer_bytes=65_536, on_full="raise", compression=None) as hasty,
+            ):
                 await producer.prepare("s")
                 await hasty.prepare("t")
                 os.kill(stopped_server.pid, signal.SIGSTOP)
@@ -268,7 +271,8 @@ def test_an_ack_may_be_awaited_again(stopped_server: ServerProcess, run: Run[Non
                     await asyncio.wait_for(ack, 0.01)
                 assert not ack.done()
                 os.kill(stopped_server.pid, signal.SIGCONT)
-                assert await asyncio.gather(ack, ack.result(), producer.flush()) == [(0, 0), (0, 0), None]
+                assert list(await asyncio.gather(ack, ack.result())) == [(0, 0), (0, 0)]
+                await producer.flush()
 
     run(main())
 
@@ -321,5 +325,31 @@ def test_a_consumer_with_a_backlog_lets_others_have_their_turn(open_hub: Open, r
                 took = time.monotonic() - begun
             counting.cancel()
             assert turns > took / 0.05
+
+    run(main())
+
+
+@pytest.mark.slow("waits for the server's silence to be noticed")
+def test_a_hub_closes_though_many_wait_for_a_server_that_is_away(stopped_server: ServerProcess, run: Run[None]) -> None:
+    async def main() -> None:
+        hub = await mainstem.aio.connect(stopped_server.url)
+        await hub.streams.create("s")
+        os.kill(stopped_server.pid, signal.SIGSTOP)
+        calls = [asyncio.create_task(hub.streams.get("s")) for _ in range(50)]
+        opening = [asyncio.ensure_future(hub.consumer("s")) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        calls[0].cancel()
+        stop = asyncio.create_task(hub.close())
+        await asyncio.sleep(0.1)
+        stop.cancel()
+        os.kill(stopped_server.pid, signal.SIGCONT)
+        begun = time.monotonic()
+        await hub.close()
+        ended = await asyncio.gather(*calls, *opening, return_exceptions=True)
+        assert time.monotonic() - begun < 25
+        assert isinstance(ended[0], asyncio.CancelledError)
+        kinds = {type(end) for end in ended[1:]}
+        assert kinds <= {mainstem.Closed, mainstem.StreamInfo, mainstem.aio.Consumer}
+        assert mainstem.Closed in kinds
 
     run(main())
