@@ -18,7 +18,7 @@ from mainstem.hub import hub as core
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PREDICATES: Final = "mainstem.core.predicate"
+PREDICATES: Final = "mainstem.core.predicate.grammar"
 Opened = TypeVar("Opened", bound="_Closable")
 
 
