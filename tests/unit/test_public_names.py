@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import mainstem
+import mainstem.aio
 from mainstem.consume.consumer import Consumer
 from mainstem.consume.found import Found
 from mainstem.consume.record import Record, RecordBatch
@@ -159,3 +160,41 @@ def test_send_keeps_its_shape(tmp_path):
     with mainstem.open(tmp_path) as hub, hub.producer() as producer:
         names = list(inspect.signature(producer.send).parameters)
         assert names == ["stream", "value", "key", "headers", "timestamp", "shard"]
+
+
+# For asyncio: the same names, and with them the same arguments.
+
+AWAITED = ("Hub", "Producer", "Consumer", "Ack", "BatchAck")
+# What an ack is made of is not for users.
+OF_ACKS = {"ack", "chunk", "chunks", "index", "producer"}
+
+
+def _blocking_and_awaited():
+    pairs = {name: (getattr(mainstem, name), getattr(mainstem.aio, name)) for name in AWAITED}
+    return {**pairs, "Streams": (Streams, mainstem.aio.Streams)}
+
+
+def test_what_is_awaited_has_the_same_names():
+    assert set(mainstem.aio.__all__) == set(dir(mainstem.aio)) == {*AWAITED, "Streams", "connect", "open"}
+    for blocking, awaited in _blocking_and_awaited().values():
+        # Those that objects have of their own: a hub its streams, a producer its send.
+        own = {"streams"} if blocking is Hub else {"send"} if blocking is Producer else set()
+        assert public(dir(awaited)) - OF_ACKS | own == public(dir(blocking)) - OF_ACKS | own
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_awaited_has_the_same_arguments(name):
+    owner, _, method = name.rpartition(".")
+    if owner and owner not in _blocking_and_awaited():
+        return
+    blocking, awaited = _blocking_and_awaited()[owner] if owner else (mainstem, mainstem.aio)
+    assert _shape(getattr(blocking, method)) == _shape(getattr(awaited, method))
+
+
+def _shape(call):
+    return [(one.name, one.kind, one.default) for one in inspect.signature(call).parameters.values()]
+
+
+def test_importing_the_package_for_asyncio_loads_nothing_heavy():
+    code = "import sys, mainstem.aio; sys.exit(bool({'pyarrow', 'numpy', 'apsw', 'uvloop'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

@@ -31,6 +31,7 @@ from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.core.schema import Schema
+from mainstem.hub.folder_watch import POLL_SECONDS_MAX, POLL_SECONDS_MIN, FolderWatch
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
@@ -40,6 +41,7 @@ from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
+from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
@@ -56,14 +58,12 @@ from mainstem.transport.port import (
     Query,
     StatisticsCall,
     StreamInfo,
+    WouldWait,
     checked,
 )
 
 logger = logging.getLogger("mainstem.hub")
 
-# A reader of a folder that another process writes asks SQLite this often whether something changed, slower when idle.
-_POLL_SECONDS_MIN = 0.0005
-_POLL_SECONDS_MAX = 0.02
 # How often it is looked whether a full disk has room for what waits.
 _LOOK_SECONDS = 0.1
 
@@ -122,6 +122,9 @@ class LogPort:
     def schema(self, schema: int) -> Schema:
         self.check_usable()
         return self.log.schema(schema)
+
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self.log.schemas.at_hand(schema)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         patience = self.log.clock.monotonic() + timeout
@@ -197,7 +200,7 @@ class LogPort:
         self.check_usable()
         row = self.log.reader.require_stream(stream.id)
         feed = _feed(self.log.reader, row, offsets, ends, self._selections, query)
-        subscription = LocalSubscription(feed, self._forget)
+        subscription = LocalSubscription(feed, self._forget, self.log.hot)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
         try:
@@ -328,24 +331,32 @@ def _is_bug(error: Exception) -> bool:
 
 
 class LocalSubscription:
-    """Batches of a log in this process. `next` is for one thread; `touch`, `read_again` and `end` for any."""
+    """Batches of a log in this process. `touch`, `read_again` and `end` are for any thread, the rest for one at a time:
+    while one reads ahead, the feed is its own."""
 
-    def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None]) -> None:
+    def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None], hot: HotTail) -> None:
         self.stream: StreamRow = feed.stream
         self._feed = feed
         self.counts = feed.counts
         self._forget = forget
+        self._hot = hot
         self._queue: deque[FetchedBatch] = deque()
+        # What a read met instead of a batch, until somebody was told.
+        self._loss: DataLoss | None = None
         self._touched: set[int] = set()
         # Whether what is queued was read before something was erased.
         self._is_outdated = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
+        # Whether another thread was asked to read ahead and has not done it yet.
+        self._is_reading = False
+        # Whom to call when something changes, if the reader does not wait itself.
+        self._on_ready: Callable[[], None] | None = None
 
     def touch(self, shard: int) -> None:
         with self._changed:
             self._touched.add(shard)
-            self._changed.notify()
+            self._wake()
 
     def read_again(self) -> None:
         """Records were erased, perhaps also of what was read and is queued."""
@@ -355,39 +366,78 @@ class LocalSubscription:
     def end(self, error: Exception) -> None:
         with self._changed:
             self._error = error
-            self._changed.notify()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify()
+        call, self._on_ready = self._on_ready, None
+        if call is not None:
+            call()
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._queue or self._is_outdated:
-            if self._is_outdated:
-                self._is_outdated = False
-                self._feed = self._feed.before(self._queue)
-                self._queue.clear()
-            if self._feed.is_done:
-                raise EndReached
-            with self._changed:
-                # Whatever is left to read: a deleted stream gives nothing more.
-                if self._error is not None:
-                    raise self._error
-                touched, self._touched = self._touched, set()
-            self._feed.touch(touched)
-            try:
-                batches = self._feed.read(READ_BYTES_MAX)
-            except DataLoss:
-                raise
-            except Exception as error:
-                # As for a reader of a server: nothing comes after it.
-                self.end(error)
-                raise
-            self._queue.extend(batches)
-            if not batches and not self._await_change(deadline):
+        while not self._has_queued():
+            self._begin_read()
+            self._read_ahead()
+            if not self._queue and not self._await_change(deadline):
                 return None
         return self._queue.popleft()
 
+    def next_nowait(self) -> FetchedBatch | None:
+        if self._is_reading:
+            raise WouldWait(self._read_ahead)
+        if not self._has_queued():
+            self._begin_read()
+            self._queue.extend(self._feed.hot(self._hot, READ_BYTES_MAX))
+            if not self._queue and self._feed.is_ready:
+                self._is_reading = True
+                raise WouldWait(self._read_ahead)
+        return self._queue.popleft() if self._queue else None
+
+    def _has_queued(self) -> bool:
+        """Whether something is queued that can be given. What was read before an erasure is read again."""
+        if self._is_outdated:
+            self._is_outdated = False
+            self._feed = self._feed.before(self._queue)
+            self._queue.clear()
+        return bool(self._queue)
+
+    def _begin_read(self) -> None:
+        """Raise what was lost, or why nothing comes any more; else let the feed know which shards grew."""
+        if self._loss is not None:
+            loss, self._loss = self._loss, None
+            raise loss
+        if self._feed.is_done:
+            raise EndReached
+        with self._changed:
+            # Whatever is left to read: a deleted stream gives nothing more.
+            if self._error is not None:
+                raise self._error
+            touched, self._touched = self._touched, set()
+        self._feed.touch(touched)
+
+    def _read_ahead(self) -> None:
+        """Read what comes next, from memory or disk. What goes wrong is said to who takes it."""
+        try:
+            self._queue.extend(self._feed.read(READ_BYTES_MAX))
+        except DataLoss as loss:
+            self._loss = loss
+        except Exception as error:  # noqa: BLE001  # as for a reader of a server: nothing comes after it
+            self.end(error)
+        finally:
+            self._is_reading = False
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        feed = self._feed
+        with self._changed:
+            self._on_ready = call
+            is_over = self._error is not None or self._loss is not None or feed.is_done
+            if self._queue or self._touched or feed.is_ready or is_over:
+                self._wake()
+
     def _await_change(self, deadline: float | None) -> bool:
         with self._changed:
-            while not self._touched and self._error is None:
+            while not self._touched and self._error is None and self._loss is None:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
@@ -428,6 +478,7 @@ class FolderPort:
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced
+        self._watch = FolderWatch(self._ledger.data_version)
         # Why this hub is of no use any more, though nobody closed it.
         self._stale: FolderUnusable | None = None
 
@@ -455,6 +506,9 @@ class FolderPort:
         self.check_usable()
         return self._schemas.get(schema)
 
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self._schemas.at_hand(schema)
+
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")
 
@@ -474,7 +528,7 @@ class FolderPort:
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
         feed = _feed(self._reader, row, offsets, ends, self._selections, query)
-        return FolderSubscription(feed, self._ledger, self._check_epoch)
+        return FolderSubscription(feed, self._ledger, self._check_epoch, self._watch)
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
         raise ReadOnly("this hub only reads")
@@ -494,68 +548,117 @@ class FolderPort:
 
     def close(self) -> None:
         if self._liveness.end():
+            self._watch.close()
             self._reader.close()
             self._ledger.close()
             self._folder.blocks.close()
 
 
 class FolderSubscription:
-    """Batches of a log that another process writes: SQLite says when something changed. One thread."""
+    """Batches of a log that another process writes: SQLite says when something changed. One thread at a time."""
 
-    def __init__(self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None]) -> None:
+    def __init__(
+        self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None], watch: FolderWatch
+    ) -> None:
         self._feed = feed
         self.counts = feed.counts
         self._ledger = ledger
         self._check_usable = check_usable
-        self._queue: deque[FetchedBatch] = deque()
+        self._watch = watch
+        self._queue: deque[FetchedBatch | Exception] = deque()
         # As of the last look at the stream; none was before the first fetch.
         self._version = -1
         self._error: Exception | None = None
+        # Whether another thread was asked to read ahead and has not done it yet; whether it has and found nothing.
+        self._is_reading = False
+        self._was_read = False
+        # Whom to call when something changes, if the reader does not wait itself.
+        self._on_ready: Callable[[], None] | None = None
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _POLL_SECONDS_MIN
+        pause = POLL_SECONDS_MIN
         while not self._queue:
             if self._feed.is_done:
                 raise EndReached
-            self._check_usable()
-            if self._has_changed():
-                pause = _POLL_SECONDS_MIN
-            if self._error is not None:
-                raise self._error
-            try:
-                batches = self._feed.read(READ_BYTES_MAX)
-            except DataLoss:
-                raise
-            except Exception as error:
-                self._error = error
-                raise
-            # Also after it: what was just read may be of another folder that is there now.
-            self._check_usable()
-            self._queue.extend(batches)
-            if batches:
+            version = self._version
+            self._queue.extend(self._read())
+            if self._queue:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause)
-            pause = min(pause * 1.1, _POLL_SECONDS_MAX)
-        return self._queue.popleft()
+            pause = POLL_SECONDS_MIN if version != self._version else min(pause * 1.1, POLL_SECONDS_MAX)
+        return self._take()
 
-    def _has_changed(self) -> bool:
+    def _read(self) -> list[FetchedBatch]:
+        """Look whether something changed, and read what comes next."""
+        self._check_usable()
+        self._look_for_changes()
+        if self._error is not None:
+            raise self._error
+        try:
+            batches = self._feed.read(READ_BYTES_MAX)
+        except DataLoss:
+            raise
+        except Exception as error:
+            self._error = error
+            raise
+        # Also after it: what was just read may be of another folder that is there now.
+        self._check_usable()
+        return batches
+
+    def next_nowait(self) -> FetchedBatch | None:
+        if self._queue:
+            return self._take()
+        if not self._is_reading:
+            if self._feed.is_done:
+                raise EndReached
+            if self._was_read:
+                self._was_read = False
+                return None
+            self._is_reading = True
+        raise WouldWait(self._read_ahead)
+
+    def _read_ahead(self) -> None:
+        """The same in another thread. What goes wrong is said to who takes it."""
+        try:
+            self._queue.extend(self._read())
+            self._was_read = not self._queue
+        except Exception as error:  # noqa: BLE001
+            self._queue.append(error)
+        finally:
+            self._is_reading = False
+
+    def _take(self) -> FetchedBatch:
+        item = self._queue.popleft()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        self._on_ready = call
+        if self._queue or self._error is not None or self._feed.is_ready or self._feed.is_done:
+            call()
+        else:
+            self._watch.call_when_changed(self._version, call)
+
+    def _look_for_changes(self) -> None:
         version = self._ledger.data_version()
         if version == self._version:
-            return False
+            return
         self._version = version
         row = self._ledger.load_stream(self._feed.stream.id)
         # Of one that was deleted long ago there is not even a row.
         if row is None or row.deleted_us:
             self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
         self._feed.touch(range(self._feed.stream.shards if row is None else row.shards))
-        return True
 
     def close(self) -> None:
         """Also from another thread: whoever waits is told."""
         self._error = Closed("this consumer is closed; open another with hub.consumer(...)")
+        if self._on_ready is not None:
+            self._on_ready()
 
 
 def _feed(

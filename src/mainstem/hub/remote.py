@@ -173,6 +173,9 @@ class RemotePort:
         self.check_usable()
         return self._schemas.get(schema)
 
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self._schemas.at_hand(schema)
+
     def _load_schema(self, schema: int) -> Schema:
         return self.call(SchemaCall(schema)).schemas[0].schema
 

@@ -43,6 +43,8 @@ class RemoteSubscription:
         # Bytes in the queue, which the server counts against the credit, and bytes taken but not yet given back.
         self._queued_bytes = 0
         self._taken_bytes = 0
+        # Whom to call when something arrives, if the reader does not wait itself.
+        self._on_ready: Callable[[], None] | None = None
 
     # The I/O thread.
 
@@ -68,14 +70,14 @@ class RemoteSubscription:
                 self._queue.append(batch)
                 self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
             self.counts.add(header.opened, header.skipped, header.undecoded)
-            self._arrived.notify()
+            self._wake()
 
     def lose(self, loss: DataLoss) -> None:
         with self._arrived:
             self._know(loss.shard)
             self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             self._queue.append(loss)
-            self._arrived.notify()
+            self._wake()
 
     def _know(self, shard: int) -> None:
         """The stream may have got more shards since it was looked up; those begin at 0."""
@@ -91,7 +93,13 @@ class RemoteSubscription:
     def finish(self, reason: MainstemError | EndReached | EpochChanged) -> None:
         with self._arrived:
             self._queue.append(reason)
-            self._arrived.notify()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._arrived.notify()
+        call, self._on_ready = self._on_ready, None
+        if call is not None:
+            call()
 
     # The reader's thread.
 
@@ -113,6 +121,15 @@ class RemoteSubscription:
         if give:
             self._give_credit(self.id, give)
         return item
+
+    def next_nowait(self) -> FetchedBatch | None:
+        return self.next(0.0) if self._queue else None
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        with self._arrived:
+            self._on_ready = call
+            if self._queue:
+                self._wake()
 
     def close(self) -> None:
         """Also from another thread: whoever waits is told."""

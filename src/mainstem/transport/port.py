@@ -377,7 +377,25 @@ class Subscription(Protocol):
         log has another epoch than `stream` said."""
         ...
 
+    def next_nowait(self) -> FetchedBatch | None:
+        """The same for a reader that must not wait: WouldWait if the disk has to be asked first."""
+        ...
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        """Call once, from any thread, when there may be something to take; at once if there is. It must not block. Who
+        is called takes first and asks again: only the last call that was asked for comes."""
+        ...
+
     def close(self) -> None: ...
+
+
+class WouldWait(Exception):
+    """Whoever asked must not wait: let another thread do the `work`, then ask again. What `next_nowait` says is
+    outstanding is begun once, however often it is said."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__("this has to wait")
+        self.work = work
 
 
 class EpochChanged(Exception):
@@ -391,7 +409,9 @@ class EndReached(Exception):
 class Port(Protocol):
     """A log, near or far. Any thread. Records over `record_bytes_max` are refused before they are handed over."""
 
-    record_bytes_max: int
+    @property
+    def record_bytes_max(self) -> int: ...
+
     # Whether the values in every batch are looked at by the other side before it takes them.
     checks_values: bool
 
@@ -401,6 +421,10 @@ class Port(Protocol):
 
     def schema(self, schema: int) -> Schema:
         """The schema of this id; InvalidSchema if there is none. One that was seen is never asked for again."""
+        ...
+
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        """The schema of this id, if it was seen; nobody is asked."""
         ...
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
