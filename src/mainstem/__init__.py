@@ -16,7 +16,7 @@ if sys.platform == "win32":
         "Use it under WSL 2, or connect from there to a server on Linux."
     )
 
-from mainstem.core.cursor import Cursor
+from mainstem.core.cursor import Cursor, Cursors
 from mainstem.core.errors import (
     BackupUnusable,
     BufferFull,
@@ -71,13 +71,17 @@ if TYPE_CHECKING:
         Consumer,
         Erasure,
         Found,
+        GroupConsumer,
+        GroupInfo,
         Hub,
         Producer,
         Record,
         RecordBatch,
         Schema,
         SchemaInfo,
+        SeveralConsumer,
         StreamInfo,
+        Transaction,
     )
 
 __version__ = "0.1.0"
@@ -92,6 +96,7 @@ __all__ = [
     "ConnectionLost",
     "Consumer",
     "Cursor",
+    "Cursors",
     "DataLoss",
     "DeadlineExceeded",
     "DiskFull",
@@ -102,6 +107,8 @@ __all__ = [
     "ForkedHub",
     "Found",
     "GroupBusy",
+    "GroupConsumer",
+    "GroupInfo",
     "Hub",
     "IncompatibleSchema",
     "InternalError",
@@ -129,10 +136,12 @@ __all__ = [
     "SchemaInfo",
     "SchemaMismatch",
     "ServerStopping",
+    "SeveralConsumer",
     "StaleGeneration",
     "StreamDeleted",
     "StreamExists",
     "StreamInfo",
+    "Transaction",
     "TransactionAborted",
     "Unavailable",
     "UndecodedRecords",

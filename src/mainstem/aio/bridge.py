@@ -228,6 +228,8 @@ class LoopPort:
         self._port = port
         self._bridge = bridge
         self.checks_values = port.checks_values
+        self.ask = port.ask
+        self.stage = port.stage
         self.append = port.append
         self.can_take = port.can_take
         self.append_unacknowledged = port.append_unacknowledged

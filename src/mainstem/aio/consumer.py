@@ -46,7 +46,7 @@ class Consumer:
     def __init__(self, consumer: core.Consumer, bridge: Bridge) -> None:
         self._core = consumer
         self._bridge = bridge
-        self._alone = _Alone()
+        self._alone = Alone()
         self._turn_ends = 0.0
 
     @property
@@ -159,7 +159,7 @@ class Consumer:
         return repr(self._core)
 
 
-class _Alone:
+class Alone:
     """Lets one task in at a time, and tells a second one that it is wrong here."""
 
     def __init__(self) -> None:

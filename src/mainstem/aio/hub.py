@@ -12,9 +12,12 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVa
 from mainstem.aio.bridge import Bridge, LoopPort
 from mainstem.aio.consumer import Consumer
 from mainstem.aio.producer import Producer
+from mainstem.aio.shared import GroupConsumer, SeveralConsumer
 from mainstem.consume.found import Found, Search
+from mainstem.consume.group_consumer import Commit
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.hub import hub as core
+from mainstem.hub.groups import Groups as CoreGroups
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +82,31 @@ class Streams:
     delete = _awaited(core.Streams.delete)
 
 
+class Groups:
+    """Lists, shows, resets and deletes groups, as those of a hub of `mainstem` do. Any task of the loop."""
+
+    def __init__(self, groups: CoreGroups, bridge: Bridge) -> None:
+        self._core = groups
+        self._bridge = bridge
+
+    @staticmethod
+    def _awaited(
+        method: Callable[Concatenate[CoreGroups, P], T],
+    ) -> Callable[Concatenate["Groups", P], Coroutine[Any, Any, T]]:
+        """The same method, done by a worker."""
+
+        @wraps(method)
+        async def call(self: "Groups", /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return await self._bridge.work(partial(method, self._core, *args, **kwargs))
+
+        return call
+
+    list = _awaited(CoreGroups.list)
+    get = _awaited(CoreGroups.get)
+    reset = _awaited(CoreGroups.reset)
+    delete = _awaited(CoreGroups.delete)
+
+
 class Hub:
     """An open log, for the tasks of the event loop that it was opened in. Close it, or use it with `async with`."""
 
@@ -88,7 +116,8 @@ class Hub:
         self._inner = core.Hub(LoopPort(hub._port, bridge), hub._where)
         self._bridge = bridge
         self.streams = Streams(hub.streams, bridge)
-        self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self.groups = Groups(hub.groups, bridge)
+        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer] = weakref.WeakSet()
         self._closing: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -128,10 +157,33 @@ class Hub:
         return call
 
     producer = _opens(core.Hub.producer, Producer)
-    consumer = _opens(core.Hub.consumer, Consumer)
+    _consumer_of_one = _opens(core.Hub.consumer_of_one, Consumer)
     redrive = _awaited(core.Hub.redrive)
     statistics = _awaited(core.Hub.statistics)
     overview = _awaited(core.Hub.overview)
+
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        pattern: str | None = None,
+        commit: Commit = "auto",
+        **options: Any,
+    ) -> Opening[Any]:
+        """A Consumer of a stream, a SeveralConsumer of several or of those that a pattern finds, or, with a `group`, a
+        GroupConsumer. The options are those of `mainstem.Hub.consumer`."""
+        if group is None and pattern is None and not isinstance(stream, list | tuple):
+            return self._consumer_of_one(stream, **options)  # type: ignore[arg-type]  # as there
+        options |= {"group": group, "pattern": pattern, "commit": commit}
+        return Opening(partial(self._open_shared, partial(self._core.consumer, stream, **options)))
+
+    async def _open_shared(self, open_it: "Callable[[], Any]") -> SeveralConsumer | GroupConsumer:
+        opened = await self._bridge.work(open_it)
+        is_member = isinstance(opened, core.GroupConsumer)
+        face = GroupConsumer(opened, self._bridge) if is_member else SeveralConsumer(opened, self._bridge)
+        self._open.add(face)
+        return face
 
     async def find(
         self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None

@@ -158,6 +158,16 @@ class Group:
         return self._owners
 
     @property
+    def targets(self) -> Mapping[Unit, int]:
+        """Who shall have which unit."""
+        return self._target
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the ledger has noted all that is decided."""
+        return self._in_flight is None and not self._void and not self._ready
+
+    @property
     def weights(self) -> dict[Unit, float]:
         """Bytes per second of each unit, as far as they were measured."""
         return {unit: rate.value for unit, rate in self._rates.items()}

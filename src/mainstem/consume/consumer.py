@@ -1,16 +1,16 @@
 """The consumer: a position in every shard of a stream, and what comes after it."""
 
 import contextlib
-import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
-from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.reading import Reading
+from mainstem.consume.record import RecordBatch
 from mainstem.consume.selection import halves
 from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch
@@ -50,7 +50,7 @@ PREFETCH_BYTES = 8 * MIB
 _SHOWN_SHARDS = 8
 
 
-class Consumer:
+class Consumer(Reading):
     """Reads one stream, in order within each shard. One thread; use it as a context manager, or call `close`.
 
     `for record in consumer`, `for batch in consumer.batches()` and `consumer.poll(timeout)` may be mixed: all go on
@@ -98,6 +98,7 @@ class Consumer:
             raise InvalidPredicate(f"where must be text, not {where!r}")
         if where is not None and not where.strip():
             raise InvalidPredicate("where is empty; leave it out, or give None, to get every record")
+        super().__init__()
         port.check_usable()
         self._port = port
         self._where = (where or "").strip()
@@ -118,9 +119,6 @@ class Consumer:
         self._closed = False
         # Per shard, the offset after what was yielded last, up to the batch being taken apart.
         self._offsets = list(self._resolve(start, self._info))
-        # The batch being taken apart record by record: its iterator knows how many records are left.
-        self._current: RecordBatch | None = None
-        self._records: Iterator[Record] = iter(())
         # What comes next: a batch of which nothing was made yet, or pieces of one whose rows are too much at once.
         self._pieces: deque[FetchedBatch] = deque()
         # Parts of a batch of which some records are no rows, and what is to be said of those between them.
@@ -165,58 +163,6 @@ class Consumer:
 
     # Reading.
 
-    def __iter__(self) -> Iterator[Record]:
-        # Chained in C: a record costs no Python code of ours.
-        return itertools.chain.from_iterable(self._record_lists())
-
-    def __next__(self) -> Record:
-        record = self.poll(None)
-        if record is None:
-            raise StopIteration
-        return record
-
-    def batches(self) -> Iterator[RecordBatch]:
-        """Batches as they were written, each of one shard: the fast way."""
-        while True:
-            batch = self._next_batch(None)
-            if batch is None:
-                return
-            yield batch
-
-    def poll(self, timeout: float | None = 0.0) -> Record | None:
-        """The next record, waiting at most `timeout` seconds (None: without end); None if there was none, or at the end
-        of a consumer that does not follow."""
-        while True:
-            for record in self._records:
-                return record
-            batch = self._next_batch(timeout)
-            if batch is None:
-                return None
-            self._take_apart(batch)
-
-    def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
-        """The next batch, as `poll` does for records."""
-        return self._next_batch(timeout)
-
-    def _record_lists(self) -> Iterator[Iterator[Record]]:
-        yield self._records
-        while True:
-            batch = self._next_batch(None)
-            if batch is None:
-                return
-            self._take_apart(batch)
-            yield self._records
-
-    def _take_apart(self, batch: RecordBatch) -> None:
-        self._records = batch.records()
-        self._current = batch
-
-    def _next_batch(self, timeout: float | None) -> RecordBatch | None:
-        try:
-            return self._take(timeout)
-        except EndReached:
-            return None
-
     def _take(self, timeout: float | None) -> RecordBatch | None:
         """The rest of the batch being taken apart, else the next one; the position moves behind it. None if there was
         none in time, EndReached if there will be none.
@@ -248,14 +194,23 @@ class Consumer:
                 self._drop_subscription()
             raise
 
+    def take_nowait(self) -> RecordBatch | None:
+        """The next batch, if there is one now: for whoever reads several streams in turn."""
+        try:
+            return self._take(0.0)
+        except EndReached:
+            return None
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        """Call when there may be something to take, from any thread; see Subscription."""
+        if self._subscription is not None:
+            self._subscription.call_when_ready(call)
+
     def _settle(self) -> RecordBatch | None:
         """Leave the batch being taken apart; what is left of it, if anything."""
-        batch, self._current = self._current, None
-        assert batch is not None
-        left = _left(self._records)
-        self._records = iter(())
-        self._offsets[batch.shard] = batch.end
-        return batch.last(left) if left else None
+        assert self._current is not None
+        self._offsets[self._current.shard] = self._current.end
+        return self._leave_current()
 
     def _fetch(self, timeout: float | None) -> RecordBatch | None:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -275,6 +230,8 @@ class Consumer:
                 pieces.append(fetched)
             shard = fetched.header.shard
             self._know(shard)
+            if self._is_early(fetched):
+                continue
             end = None if self._ends is None else self._ends[shard]
             if fetched.header.schema_id != self._view.schema_id and self._goes_over(fetched.header.schema_id):
                 continue
@@ -294,6 +251,10 @@ class Consumer:
                 return batch
             if self._at_end():
                 raise EndReached
+
+    def _is_early(self, fetched: FetchedBatch) -> bool:
+        """Whether a batch must not be read yet; then it was let go, and comes again."""
+        return False
 
     def _know(self, shard: int) -> None:
         """The stream may have got more shards since it was looked up: they begin at 0."""
@@ -400,6 +361,11 @@ class Consumer:
             if self._ends is not None:
                 self._ends = tuple(map(min, self._ends, info.ends))
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it does not follow, and has come to where it ends."""
+        return self._at_end()
+
     def _at_end(self) -> bool:
         ends = self._ends
         return ends is not None and all(map(int.__ge__, self._offsets, ends))
@@ -416,8 +382,7 @@ class Consumer:
         """Where reading would go on: after the record or batch yielded last."""
         offsets = list(self._offsets)
         if self._current is not None:
-            left = _left(self._records)
-            offsets[self._current.shard] = self._current.offsets()[-left] if left else self._current.end
+            offsets[self._current.shard] = self._current_offset()
         return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
 
     def seek(self, to: Start) -> None:
@@ -581,9 +546,3 @@ def _runs(indexes: Sequence[int], offsets: Sequence[int]) -> Iterator[range]:
             first = index
         last = index
     yield range(first, last + 1)
-
-
-def _left(records: Iterator[Record]) -> int:
-    """How many items a list iterator still has."""
-    hint: int = records.__length_hint__()  # type: ignore[attr-defined]
-    return hint

@@ -159,6 +159,8 @@ TRANSCODED_BYTES_MAX: Final = 32 * MIB
 GROUPS_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 1_000
 GROUP_CHANGE_UNITS_MAX: Final = 20_000
+# Requests of one client's members that wait for an answer: as long as nothing changes, one of each member does.
+MEMBER_REQUESTS_MAX: Final = 4_096
 # Of a shard that is spread over the members of a group: ranges that are being read, and those that are done while one
 # before them is not.
 SPREAD_OPEN_RANGES_MAX: Final = 1_024

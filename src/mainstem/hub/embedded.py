@@ -19,6 +19,7 @@ from mainstem.core.errors import (
     Busy,
     Closed,
     DataLoss,
+    DeadlineExceeded,
     DiskFull,
     FolderUnusable,
     InvalidSchema,
@@ -37,6 +38,7 @@ from mainstem.hub.liveness import Liveness
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
+from mainstem.log.coordinator import Coordinator, GroupCall
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
@@ -46,21 +48,26 @@ from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
+from mainstem.log.transactions import Writer
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.transport.port import (
     Answer,
+    Answered,
     AppendDone,
     AppendResult,
     Call,
+    CommitCall,
     EndReached,
     EraseKeyCall,
+    MembershipCall,
     Query,
     StatisticsCall,
     StreamInfo,
     WouldWait,
     checked,
 )
+from mainstem.transport.sharing import Staging
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -100,6 +107,7 @@ class LogPort:
         )
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
+        self._coordinator = Coordinator(self.log, wake=lambda: self._pump.wake())
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
         self.log.batcher.add_listener(self._on_flush)
@@ -112,12 +120,38 @@ class LogPort:
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
         call = checked(call)
+        if isinstance(call, MembershipCall | CommitCall):
+            return self._ask_and_wait(call, timeout)
         with SHORT_TURNS, DeferredInterrupt():
-            answer = self._administration.handle(call)
+            answer = self._coordinator.call(call) if isinstance(call, GroupCall) else self._administration.handle(call)
         if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:
             for subscription in self._subscriptions.get(row.id, ()):
                 subscription.read_again()
         return answer
+
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        self.check_usable()
+        if isinstance(call, CommitCall):
+            self._coordinator.commit(call, done)
+        elif isinstance(call, MembershipCall):
+            self._coordinator.ask(call, done)
+        else:
+            done(self.call(call))
+
+    def _ask_and_wait(self, call: Call, timeout: float | None) -> Answer:
+        answers: list[Answer | MainstemError] = []
+        answered = threading.Event()
+
+        def done(answer: Answer | MainstemError) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self.ask(call, 0.0, done)
+        if not self.wait(answered, timeout):
+            raise DeadlineExceeded("the log did not answer in time; the outcome is not known")
+        if isinstance(answers[0], MainstemError):
+            raise answers[0]
+        return answers[0]
 
     def schema(self, schema: int) -> Schema:
         self.check_usable()
@@ -133,6 +167,24 @@ class LogPort:
         with self._lock:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
+        self._pump.wake()
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        def answered(result: Outcomes | MainstemError) -> None:
+            done([result] * len(batches) if isinstance(result, MainstemError) else [0] * len(batches))
+
+        try:
+            self.log.stage(
+                staging.transaction,
+                staging.index,
+                self._described(batches),
+                answered,
+                timeout=staging.seconds,
+                writer=Writer(staging.writer, staging.epoch),
+                patience=self.log.clock.monotonic() + timeout,
+            )
+        except MainstemError as error:
+            answered(error)
         self._pump.wake()
 
     def _described(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -257,6 +309,7 @@ class LogPort:
 
     def close(self) -> None:
         if self._liveness.end():
+            self._coordinator.close()
             self._pump.close()
             self.log.close()
             for subscriptions in tuple(self._subscriptions.values()):
@@ -502,6 +555,9 @@ class FolderPort:
                 )
         self.check_usable()
 
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        raise ReadOnly("this hub only reads")
+
     def schema(self, schema: int) -> Schema:
         self.check_usable()
         return self._schemas.get(schema)
@@ -510,6 +566,9 @@ class FolderPort:
         return self._schemas.at_hand(schema)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        raise ReadOnly("this hub only reads")
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         raise ReadOnly("this hub only reads")
 
     def can_take(self) -> bool:

@@ -4,11 +4,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
 from mainstem.consume.found import Found, find
+from mainstem.consume.group_consumer import Commit, GroupConsumer
+from mainstem.consume.several import ReadOptions, SeveralConsumer, checked_streams
 from mainstem.core.clock import SYSTEM_CLOCK
+from mainstem.core.cursor import Cursors
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidRecord, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
@@ -17,10 +20,12 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.matching import names_before
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
+from mainstem.hub.groups import Groups
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
+from mainstem.produce.transaction import Transaction, Writings
 from mainstem.registry.forms import as_schema
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -38,6 +43,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import OpenWriterCall
 
 Retention = str | timedelta
 Cleanup = Literal["delete", "compact", "compact,delete"]
@@ -252,7 +258,11 @@ class Hub:
         self._port = port
         self._where = where
         self.streams = Streams(port)
-        self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self.groups = Groups(port)
+        self._writings = Writings(port)
+        # Names under which this hub writes transactions, and the epoch of each.
+        self._writers: dict[str, int] = {}
+        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer] = weakref.WeakSet()
 
     def producer(
         self,
@@ -291,7 +301,96 @@ class Hub:
         self._open.add(producer)
         return producer
 
+    @overload
     def consumer(
+        self,
+        stream: str,
+        *,
+        start: Start = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+        group: None = ...,
+    ) -> Consumer: ...
+
+    @overload
+    def consumer(
+        self,
+        stream: Sequence[str] | None = ...,
+        *,
+        pattern: str | None = ...,
+        start: Start | Cursors = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+        group: None = ...,
+    ) -> SeveralConsumer: ...
+
+    @overload
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = ...,
+        *,
+        group: str,
+        pattern: str | None = ...,
+        commit: Commit = ...,
+        start: Start | Cursors = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+    ) -> GroupConsumer: ...
+
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = None,
+        *,
+        start: Start | Cursors = "latest",
+        follow: bool = True,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        on_bad: OnBad = "raise",
+        group: str | None = None,
+        pattern: str | None = None,
+        commit: Commit = "auto",
+    ) -> Consumer | SeveralConsumer | GroupConsumer:
+        """A consumer of a stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
+
+        `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
+        `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
+
+        Several streams may be named, or found by a `pattern` such as "orders-*", also if they come later. With a `group`
+        they are shared with its other members, and reading goes on where the group has committed: see GroupConsumer.
+        """
+        if group is not None:
+            options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
+            shared = GroupConsumer(self._port, group, checked_streams(stream, pattern), pattern, start, options, commit)
+            self._open.add(shared)
+            return shared
+        if pattern is not None or isinstance(stream, list | tuple):
+            options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
+            several = SeveralConsumer(self._port, checked_streams(stream, pattern), pattern, start, options)
+            self._open.add(several)
+            return several
+        if isinstance(start, Cursors):
+            raise InvalidSetting("start: these are the cursors of several streams, and this is one")
+        return self.consumer_of_one(
+            stream,  # type: ignore[arg-type]  # what is no text is refused there
+            start=start,
+            follow=follow,
+            prefetch_bytes=prefetch_bytes,
+            where=where,
+            columns=columns,
+            on_bad=on_bad,
+        )
+
+    def consumer_of_one(
         self,
         stream: str,
         *,
@@ -302,11 +401,7 @@ class Hub:
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
     ) -> Consumer:
-        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
-
-        `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
-        `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
-        """
+        """A consumer of one stream, which it shares with nobody: see `consumer`."""
         consumer = Consumer(
             self._port,
             stream,
@@ -319,6 +414,22 @@ class Hub:
         )
         self._open.add(consumer)
         return consumer
+
+    def transaction(self, *, timeout: str | timedelta = "60s", writer: str | None = None) -> Transaction:
+        """Writes to several streams, and cursors of several groups, that become visible together or not at all:
+
+            with hub.transaction() as tx:
+                tx.send("totals", {...})
+                tx.advance(consumer)
+
+        It ends by itself `timeout` after its first write. `writer` is a name: a hub that writes under it later fences
+        this one, whose transactions are then refused.
+        """
+        seconds = microseconds(timeout) / 1_000_000
+        if writer is not None and writer not in self._writers:
+            self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
+        epoch = 0 if writer is None else self._writers[writer]
+        return Transaction(self._port, self._writings, seconds, writer or "", epoch)
 
     def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
@@ -349,11 +460,17 @@ class Hub:
     def close(self) -> None:
         """Flush and close its producers, close its consumers, then the log or the connection. Raises the first error,
         once everything is closed."""
+        self._close(is_clean=True)
+
+    def _close(self, *, is_clean: bool) -> None:
         errors: list[MainstemError] = []
         try:
             for user in list(self._open):
                 try:
-                    user.close()
+                    if isinstance(user, GroupConsumer) and not is_clean:
+                        user.abandon()
+                    else:
+                        user.close()
                 except MainstemError as error:
                     errors.append(error)
         finally:
@@ -364,8 +481,8 @@ class Hub:
     def __enter__(self) -> "Hub":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._close(is_clean=kind is None)
 
     def __repr__(self) -> str:
         return f"<Hub {self._where}>"

@@ -49,6 +49,7 @@ from mainstem.hub.requests import (
     PendingAppend,
     Request,
     RequestIds,
+    StageRequest,
     gather,
 )
 from mainstem.hub.stall import Stall
@@ -57,6 +58,7 @@ from mainstem.transport import retry
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
+    Answered,
     AppendDone,
     Call,
     DeleteStreamCall,
@@ -68,6 +70,7 @@ from mainstem.transport.port import (
     checked,
 )
 from mainstem.transport.retry import Attempt, RetryPolicy, RetryRatio
+from mainstem.transport.sharing import Staging
 from mainstem.transport.wire import Append, Credit, Kind, Message, Welcome, error_from, pack
 
 logger = logging.getLogger("mainstem.hub")
@@ -169,6 +172,14 @@ class RemotePort:
                 self._schemas.add(stream.schema_id, Schema.parse(stream.schema_bytes))
         return answer
 
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        self.check_usable()
+
+        def on_answer(result: Any) -> None:
+            done(result if isinstance(result, Answer) else result[0])
+
+        self._soon(self._begin, CallRequest(checked(call), self._clock.monotonic() + timeout, on_answer))
+
     def schema(self, schema: int) -> Schema:
         self.check_usable()
         return self._schemas.get(schema)
@@ -189,6 +200,9 @@ class RemotePort:
             self._send_appends()
         elif is_large or not self._is_gathering:
             self._wake()
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        self._soon(self._begin, StageRequest(staging, batches, self._clock.monotonic() + timeout, done))
 
     def can_take(self) -> bool:
         connection = self._link.connection

@@ -37,6 +37,7 @@ from mainstem.core.schema import Schema
 from mainstem.core.statistics import check_index_fields
 from mainstem.log.contents import Contents
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, SetSchema, TrimShard
+from mainstem.log.group_report import GroupReports
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
@@ -61,6 +62,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import AbortTransactionCall, GetGroupCall, ListGroupsCall, OpenWriterCall
 
 logger = logging.getLogger("mainstem.log")
 
@@ -113,6 +115,7 @@ class Lookup:
         self._clock = clock
         # Who only reads a folder does not know how it is kept, and takes it that nothing was changed about that.
         self._pace = pace or Pace()
+        self._groups = GroupReports(ledger, clock)
 
     def handle(self, call: Call) -> Answer:
         match call:
@@ -133,6 +136,10 @@ class Lookup:
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
             case ConnectionsCall():
                 return Answer()  # nobody is connected to a folder
+            case ListGroupsCall():
+                return self._groups.list(call.after)
+            case GetGroupCall():
+                return self._groups.get(call.name, call.after)
             case _:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
@@ -323,6 +330,11 @@ class Administration(Lookup):
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
                 logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
+            case AbortTransactionCall():
+                self._log.abort_transaction(call.transaction)
+                return Answer()
+            case OpenWriterCall():
+                return Answer(writer_epoch=self._log.open_writer(call.name).epoch)
             case TrimStreamCall():
                 return self._trim(call)
             case EraseKeyCall():

@@ -590,6 +590,10 @@ class Producer:
         except MainstemError:
             return
 
+    def stream_name(self, stream: int) -> str:
+        """The name of a stream that this producer has written to."""
+        return self._streams.name_of(stream)
+
     def prepare(self, *streams: str) -> None:
         """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks.
 

@@ -1,6 +1,7 @@
 """The server: one log, one event loop, a thread that commits and one that helps it, many sessions."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from mainstem.cluster.group import GroupOptions
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
@@ -19,6 +21,7 @@ from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.coordinator import Coordinator
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
@@ -31,7 +34,16 @@ from mainstem.server.line import Line
 from mainstem.server.session import PendingAppend, Session
 from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
-from mainstem.transport.port import Answer, Call, ConnectionsCall, GetStreamCall, StatisticsCall
+from mainstem.transport.port import (
+    Answer,
+    Call,
+    CommitCall,
+    ConnectionsCall,
+    GetStreamCall,
+    MembershipCall,
+    StatisticsCall,
+)
+from mainstem.transport.sharing import DeleteGroupCall, GetGroupCall, GroupInfo, ListGroupsCall, ResetGroupCall
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
@@ -78,6 +90,12 @@ class Server:
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
+        times = GroupOptions(
+            heartbeat=settings.group_heartbeat,
+            session_timeout=settings.group_session_timeout,
+            revocation_timeout=settings.group_revocation_timeout,
+        )
+        self.coordinator = Coordinator(self.log, times)
         self.gateway = Gateway(
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
@@ -141,6 +159,7 @@ class Server:
         for session in self._sessions:
             session.say_goodbye()
         self._calls.refuse(_stopping())
+        self.coordinator.refuse(_stopping())
         self.log.batcher.lose_patience()
         self._serve_line()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
@@ -153,6 +172,7 @@ class Server:
         self._calls.close()
         for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -292,9 +312,30 @@ class Server:
         else:
             self._calls.add(session, call, answered)
 
+    def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
+        """Have a member's request answered, some time, in the loop."""
+        if self.is_stopping:
+            answered(_stopping())
+            return
+        try:
+            if isinstance(call, CommitCall):
+                self.coordinator.commit(call, partial(self._answer_soon, answered))
+            else:
+                self.coordinator.ask(call, partial(self._answer_soon, answered))
+        except MainstemError as error:
+            answered(error)
+
+    def _answer_soon(self, answered: Answered, answer: Answer | MainstemError) -> None:
+        """In any thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(answered, answer)
+
     def _carry_out(self, call: Call) -> Answer:
         """In a thread of the calls."""
         match call:
+            case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
+                return self.coordinator.call(call)
             case StatisticsCall():
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
@@ -302,11 +343,21 @@ class Server:
             case _:
                 return self._administration.handle(call)
 
+    def groups(self) -> list[GroupInfo]:
+        """All groups of readers, without their shards. Any thread but the loop's."""
+        found: list[GroupInfo] = []
+        while True:
+            answer = self.coordinator.call(ListGroupsCall(found[-1].name if found else ""))
+            found += answer.groups
+            if not answer.more:
+                return found
+
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the server and its log. Any thread but the loop's: it asks the disk."""
         followers = count_followers(tuple(self._sessions), self.clock.monotonic())
         return {
             **self.log.counters(),
+            **self.coordinator.counters(),
             "started_us": self._started_us,
             "connections": len(self._sessions),
             "connections_total": self._connections_total,
@@ -379,6 +430,11 @@ class Server:
         except RuntimeError:
             # The loop is closed: the process is ending, nobody is left to tell.
             return
+
+    def deliver_soon(self) -> None:
+        """Something may be finished without a flush."""
+        assert self._loop is not None
+        self._loop.call_soon(self._deliver)
 
     def _deliver(self) -> None:
         while self._completed:

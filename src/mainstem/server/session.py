@@ -27,16 +27,19 @@ from mainstem.core.limits import (
     CREDIT_BYTES_MAX,
     ERROR_TEXT_CHARS_MAX,
     ERROR_TEXTS_CHARS_MAX,
+    MEMBER_REQUESTS_MAX,
     MESSAGE_BYTES_MAX,
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
 from mainstem.log.batcher import Outcomes, Submission
-from mainstem.log.flush import Appended, Rejected
+from mainstem.log.flush import Appended, Rejected, Staged
+from mainstem.log.transactions import Writer
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
-from mainstem.transport.port import Answer, GetStreamCall
+from mainstem.transport.port import Answer, CommitCall, GetStreamCall, MembershipCall
+from mainstem.transport.sharing import Staging
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -47,6 +50,7 @@ from mainstem.transport.wire import (
     Hello,
     Kind,
     Message,
+    Stage,
     Subscribe,
     Welcome,
     WireError,
@@ -81,10 +85,31 @@ _LookedAt = tuple[int, BatchHeader, Batch | MainstemError]
 class PendingAppend:
     """An append request: which batches were refused at the door, which wait for their flush."""
 
-    __slots__ = ("acknowledge", "admitted", "deadline", "errors", "id", "patience", "places", "size", "total")
+    __slots__ = (
+        "acknowledge",
+        "admitted",
+        "deadline",
+        "errors",
+        "id",
+        "patience",
+        "places",
+        "size",
+        "staging",
+        "total",
+    )
 
-    def __init__(self, id_: int, acknowledge: bool, total: int, deadline: float, patience: float = 0.0) -> None:
+    def __init__(
+        self,
+        id_: int,
+        acknowledge: bool,
+        total: int,
+        deadline: float,
+        patience: float = 0.0,
+        staging: Staging | None = None,
+    ) -> None:
         self.id = id_
+        # Which part of a transaction it is, if it is one.
+        self.staging = staging
         self.acknowledge = acknowledge
         self.total = total
         self.deadline = deadline
@@ -117,6 +142,8 @@ class Session:
         self.in_flight_bytes = 0
         self.in_flight = 0
         self._calls_in_flight = 0
+        # Requests of members of groups that wait for an answer.
+        self._members_waiting = 0
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
         # Whether an append is being looked at, in several turns of the loop, and some batches of it by another thread.
@@ -136,6 +163,7 @@ class Session:
         self._handlers: dict[int, Callable[[Message], None]] = {
             Kind.CALL: self._on_call,
             Kind.APPEND: self._on_append,
+            Kind.STAGE: self._on_append,
             Kind.SUBSCRIBE: self._on_subscribe,
             Kind.CREDIT: self._on_credit,
             Kind.UNSUBSCRIBE: self._on_unsubscribe,
@@ -230,11 +258,31 @@ class Session:
             if answer is not None:
                 self._send(Kind.ANSWER, message.id, answer)
                 return
+        if isinstance(call, MembershipCall | CommitCall):
+            self._on_member(message.id, call)
+            return
         self.in_flight += 1
         self._calls_in_flight += 1
         if self._calls_in_flight >= CALLS_IN_FLIGHT_MAX and self.connection is not None:
             self.connection.pause("calls")
         self._server.run_call(self, call, partial(self._answer_call, message.id))
+
+    def _on_member(self, id_: int, call: MembershipCall | CommitCall) -> None:
+        """A member's request is answered when there is something to say, and holds nobody up meanwhile."""
+        if self._members_waiting >= MEMBER_REQUESTS_MAX:
+            self._send(Kind.ERROR, id_, wire_error(Busy(f"{MEMBER_REQUESTS_MAX} requests of members wait already")))
+            return
+        self._members_waiting += 1
+        self.in_flight += 1
+        self._server.run_member_call(call, partial(self._answer_member, id_))
+
+    def _answer_member(self, id_: int, answer: Answer | MainstemError) -> None:
+        self.in_flight -= 1
+        self._members_waiting -= 1
+        if isinstance(answer, MainstemError):
+            self._send(Kind.ERROR, id_, wire_error(answer))
+        else:
+            self._send(Kind.ANSWER, id_, answer)
 
     def _answer_call(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
@@ -247,11 +295,13 @@ class Session:
             self._send(Kind.ANSWER, id_, answer)
 
     def _on_append(self, message: Message) -> None:
-        append: Append = message.header
+        append: Append | Stage = message.header
+        staging = append.staging if isinstance(append, Stage) else None
+        is_acknowledged = isinstance(append, Stage) or append.acknowledge
         now = self._server.clock.monotonic()
         timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
-        patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if append.acknowledge else 0.0
-        pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout, patience)
+        patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if is_acknowledged else 0.0
+        pending = PendingAppend(message.id, is_acknowledged, len(append.batches), now + timeout, patience, staging)
         if pending.total > _PLAIN_BATCHES_MAX and sum([header.raw_len for header in append.batches]) > (
             APPEND_RAW_BYTES_MAX
         ):
@@ -358,14 +408,14 @@ class Session:
     def _try_submit(self, pending: PendingAppend) -> bool:
         if self._server.is_stopping:
             self._refuse(pending, ServerStopping("the server is stopping; the batch was not written"))
+        elif pending.staging is not None and pending.errors:
+            # All of a part, or nothing.
+            self._refuse(pending, next(iter(pending.errors.values())))
         elif not pending.admitted:
             self.answer_append(pending, [])
         else:
             try:
-                submission = Submission(
-                    pending.admitted, partial(self._server.complete, self, pending), pending.patience
-                )
-                self._server.log.batcher.submit(submission, wake=False)
+                self._submit(pending)
             except Busy:
                 if self._server.clock.monotonic() < pending.deadline:
                     return False
@@ -376,6 +426,24 @@ class Session:
                 self.in_flight += 1
                 self.in_flight_bytes += pending.size
         return True
+
+    def _submit(self, pending: PendingAppend) -> None:
+        done = partial(self._server.complete, self, pending)
+        staging, log = pending.staging, self._server.log
+        if staging is None:
+            log.batcher.submit(Submission(pending.admitted, done, pending.patience), wake=False)
+            return
+        log.stage(
+            staging.transaction,
+            staging.index,
+            pending.admitted,
+            done,
+            timeout=staging.seconds,
+            writer=Writer(staging.writer, staging.epoch),
+            patience=pending.patience,
+        )
+        # What was staged before is answered at once, and no flush tells of it.
+        self._server.deliver_soon()
 
     def _refuse(self, pending: PendingAppend, error: MainstemError) -> None:
         for index in pending.places:
@@ -404,6 +472,8 @@ class Session:
         for index, outcome in zip(pending.places, outcomes, strict=True):
             if isinstance(outcome, Rejected):
                 errors[index] = outcome.error
+            elif isinstance(outcome, Staged):
+                bases[index] = 0
             else:
                 assert isinstance(outcome, Appended)
                 bases[index] = outcome.base

@@ -18,6 +18,23 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
+from mainstem.transport.sharing import (
+    AbortTransactionCall,
+    BeatGroupCall,
+    CommitCursorsCall,
+    Committed,
+    CommitTransactionCall,
+    DeleteGroupCall,
+    GetGroupCall,
+    GroupInfo,
+    JoinGroupCall,
+    LeaveGroupCall,
+    ListGroupsCall,
+    Membership,
+    OpenWriterCall,
+    ResetGroupCall,
+    Staging,
+)
 
 # A schema as it is stored and sent; `bytes` is the name of a field below.
 Serialized = bytes
@@ -279,7 +296,22 @@ Call = (
     | OffsetsAtTimeCall
     | StatisticsCall
     | ConnectionsCall
+    | JoinGroupCall
+    | BeatGroupCall
+    | LeaveGroupCall
+    | CommitCursorsCall
+    | ListGroupsCall
+    | GetGroupCall
+    | ResetGroupCall
+    | DeleteGroupCall
+    | CommitTransactionCall
+    | AbortTransactionCall
+    | OpenWriterCall
 )
+# What a member asks for. Answered when there is something to say, not when it was carried out.
+MembershipCall = JoinGroupCall | BeatGroupCall | LeaveGroupCall
+# What is answered by the flush that it becomes a part of.
+CommitCall = CommitCursorsCall | CommitTransactionCall
 
 
 _encode_call = msgspec.msgpack.Encoder().encode
@@ -332,7 +364,14 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     connections: tuple[ConnectionInfo, ...] = ()
     server: str = ""
     schemas: tuple[SchemaInfo, ...] = ()
+    membership: Membership | None = None
+    groups: tuple[GroupInfo, ...] = ()
+    committed: tuple[Committed, ...] = ()
+    writer_epoch: int = 0
 
+
+# Told what came of a call, from any thread; it must not block.
+Answered = Callable[[Answer | MainstemError], None]
 
 AppendResult = int | MainstemError
 AppendDone = Callable[[Sequence[AppendResult]], None]
@@ -419,6 +458,10 @@ class Port(Protocol):
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""
         ...
 
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        """The same for who does not wait. It is asked once: what can be tried again is up to the caller."""
+        ...
+
     def schema(self, schema: int) -> Schema:
         """The schema of this id; InvalidSchema if there is none. One that was seen is never asked for again."""
         ...
@@ -430,6 +473,11 @@ class Port(Protocol):
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         """Append all, retrying until `timeout` seconds are over. `done` gets a base offset or an error per batch, in
         order, from any thread; it must not block."""
+        ...
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        """Write batches of a transaction, which nobody sees before it is committed. `done` gets 0 or an error for each:
+        they have no place yet."""
         ...
 
     def can_take(self) -> bool:

@@ -14,6 +14,8 @@ must not send what the other would pass over and should not:
     3   rows: `schema_id` in batch headers; the calls set_schema, schemas and schema; schemas, keys and indexes in
         create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
         counts in batches
+    4   groups: the calls join_group, beat_group, leave_group, commit_cursors, list_groups, get_group, reset_group and
+        delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and open_writer
 """
 
 import struct
@@ -57,8 +59,22 @@ from mainstem.transport.port import (
     SetSchemaCall,
     StatisticsCall,
 )
+from mainstem.transport.sharing import (
+    AbortTransactionCall,
+    BeatGroupCall,
+    CommitCursorsCall,
+    CommitTransactionCall,
+    DeleteGroupCall,
+    GetGroupCall,
+    JoinGroupCall,
+    LeaveGroupCall,
+    ListGroupsCall,
+    OpenWriterCall,
+    ResetGroupCall,
+    Staging,
+)
 
-VERSION: Final = 3
+VERSION: Final = 4
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -66,6 +82,7 @@ VERSION_OF_SPANS: Final = 2
 VERSION_OF_SCHEMAS: Final = 3
 # And would not expect batches of a shard that was not there when it looked the stream up.
 VERSION_OF_SHARDS: Final = 3
+VERSION_OF_SHARING: Final = 4
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -93,6 +110,7 @@ class Kind(IntEnum):
     UNSUBSCRIBE = 13
     END = 14
     GOODBYE = 15
+    STAGE = 16
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -134,6 +152,15 @@ class Append(msgspec.Struct, frozen=True, array_like=True):
 
     batches: list[BatchHeader]
     acknowledge: bool = True
+    timeout_ms: U32 = 0
+
+
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """Batches of a transaction, to be written and not to be seen. `timeout_ms` as in append; answered with appended,
+    with 0 for each batch that is durable. From version 4 on."""
+
+    batches: list[BatchHeader]
+    staging: Staging
     timeout_ms: U32 = 0
 
 
@@ -204,6 +231,7 @@ _HEADERS: Final[dict[Kind, type]] = {
     Kind.UNSUBSCRIBE: Nothing,
     Kind.END: Nothing,
     Kind.GOODBYE: Goodbye,
+    Kind.STAGE: Stage,
 }
 assert set(_HEADERS) == set(Kind)
 _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
@@ -211,7 +239,7 @@ _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
 ]
 encode_header = msgspec.msgpack.Encoder().encode
 # Header sizes of what never carries batches: a hostile length is refused before it is buffered.
-_BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES))
+_BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES, Kind.STAGE))
 
 
 def version_needed(call: Call) -> int:
@@ -228,6 +256,12 @@ def version_needed(call: Call) -> int:
             return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (None, None, None) else 2
         case CreateStreamCall() | AlterStreamCall():
             return 3
+        case JoinGroupCall() | BeatGroupCall() | LeaveGroupCall() | CommitCursorsCall():
+            return 4
+        case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
+            return 4
+        case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
+            return 4
         case _:
             return 2
 
@@ -479,7 +513,7 @@ def _message(kind: int, id_: int, body: memoryview, header_len: int) -> Message:
 
 
 def _payloads(kind: int, header: Any, body: memoryview) -> list[bytes]:
-    batches = header.batches if kind == Kind.APPEND else [pair[1] for pair in header.batches]
+    batches = header.batches if kind in (Kind.APPEND, Kind.STAGE) else [pair[1] for pair in header.batches]
     if len(batches) > APPEND_BATCHES_MAX:
         raise ProtocolError(f"{len(batches)} batches in one message; at most {APPEND_BATCHES_MAX} are allowed")
     payloads: list[bytes] = []

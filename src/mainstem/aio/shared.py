@@ -1,0 +1,144 @@
+"""Consumers of several streams, and members of groups, for asyncio.
+
+They commit and look things up as they go, so a step of theirs may wait: a worker takes it, and never waits in it for
+records. What comes of it is kept until somebody takes it, so a task that is cancelled meanwhile has taken nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from mainstem.aio.bridge import Bridge
+from mainstem.aio.consumer import Alone
+from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
+from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.several import Several
+from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
+from mainstem.core.cursor import Cursors
+from mainstem.transport.port import EndReached
+
+Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer")
+
+
+class _Shared(Generic[Core]):
+    """What both have. One task at a time."""
+
+    def __init__(self, consumer: Core, bridge: Bridge) -> None:
+        self._core: Core = consumer
+        self._bridge = bridge
+        self._alone = Alone()
+        # A look for the next batch that nobody has taken the result of.
+        self._look: asyncio.Future[RecordBatch | None] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self._all_records()
+
+    async def _all_records(self) -> AsyncIterator[Record]:
+        while (record := await self.poll(None)) is not None:
+            yield record
+
+    async def batches(self) -> AsyncIterator[RecordBatch]:
+        """Batches as they were written, each of one shard: the fast way."""
+        while (batch := await self.poll_batch(None)) is not None:
+            yield batch
+
+    async def poll(self, timeout: float | None = 0.0) -> Record | None:
+        """The next record, waiting at most `timeout` seconds (None: without end); None if there was none, or at the end
+        of a consumer that does not follow."""
+        while True:
+            for record in self._core._records:
+                return record
+            batch = await self.poll_batch(timeout)
+            if batch is None:
+                return None
+            self._core._take_apart(batch)
+
+    async def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
+        """The next batch, as `poll` does for records."""
+        loop = self._bridge.loop
+        deadline = None if timeout is None else loop.time() + timeout
+        with self._alone:
+            while True:
+                if self._look is None:
+                    self._look = self._bridge.begin(partial(_look, self._core))
+                try:
+                    batch = await asyncio.shield(self._look)
+                except EndReached:
+                    self._look = None
+                    return None
+                except asyncio.CancelledError:
+                    raise
+                except BaseException:
+                    self._look = None
+                    raise
+                self._look = None
+                if batch is not None:
+                    return batch
+                left = None if deadline is None else deadline - loop.time()
+                if left is not None and left <= 0:
+                    return None
+                await self._bridge.called(self._core.call_when_woken, self._pause(left))
+
+    def _pause(self, left: float | None) -> float | None:
+        pause = self._core._pause_max()
+        return left if pause is None else pause if left is None else min(pause, left)
+
+    async def _work(self, work: Callable[[], None]) -> None:
+        with self._alone:
+            await self._bridge.work(work)
+
+    async def close(self) -> None:
+        """Read no more; a member commits what was yielded, and leaves its group."""
+        await self._bridge.work(self._core.close)
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+
+class SeveralConsumer(_Shared[CoreSeveralConsumer]):
+    """Reads several streams as a SeveralConsumer of `mainstem` does; here it is awaited."""
+
+    @property
+    def cursor(self) -> Cursors:
+        """Where reading would go on, in every stream: after the record or batch yielded last."""
+        return self._core.cursor
+
+    async def __aenter__(self) -> "SeveralConsumer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class GroupConsumer(_Shared[CoreGroupConsumer]):
+    """A member of a group as a GroupConsumer of `mainstem` is, which says what is committed when; here it is awaited."""
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int]:
+        """By stream and shard: where this member would go on, in what it holds now."""
+        return self._core.positions
+
+    async def commit(self) -> None:
+        """Move the group's cursor behind what was yielded; see `mainstem.GroupConsumer.commit`."""
+        await self._work(self._core.commit)
+
+    async def rewind(self) -> None:
+        """Go back to where the group stands: what was yielded and not committed comes again."""
+        await self._work(self._core.rewind)
+
+    async def __aenter__(self) -> "GroupConsumer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._bridge.work(self._core.close if kind is None else self._core.abandon)
+
+
+def _look(consumer: "Several[object]") -> RecordBatch | None:  # type: ignore[type-var]
+    """In a worker: the next batch, if there is one now."""
+    return consumer._take(0.0)

@@ -1,0 +1,186 @@
+"""Transactions: writes to several streams, and cursors, together or not at all."""
+
+import time
+
+import pytest
+
+import mainstem
+from mainstem.core.errors import Closed, Fenced, InvalidRequest, InvalidSetting, Refused, TransactionAborted
+from mainstem.testing.server import ServerProcess
+from tests.integration.api.conftest import values
+
+
+@pytest.fixture(autouse=True)
+def no_groups_left(request):
+    yield
+    if "hub" in request.fixturenames:
+        hub = request.getfixturevalue("hub")
+        for group in hub.groups.list():
+            hub.groups.delete(group.name)
+
+
+def fill(hub, stream, count):
+    hub.streams.create(stream, exist_ok=True)
+    with hub.producer() as producer:
+        for number in range(count):
+            producer.send(stream, b"%d" % number)
+
+
+def test_all_of_it_is_seen_when_the_block_ends(hub):
+    hub.streams.create("a", shards=2)
+    hub.streams.create("b")
+    with hub.transaction() as tx:
+        for number in range(10):
+            tx.send("a", b"%d" % number, key=b"%d" % number)
+        tx.send_many("b", [b"x", b"y"])
+        assert values(hub, "a") == values(hub, "b") == []
+    assert sorted(values(hub, "a")) == sorted(b"%d" % number for number in range(10))
+    assert values(hub, "b") == [b"x", b"y"]
+    assert tx.offsets[("b", 0)] == (0, 2)
+    assert sum(count for (stream, _), (_, count) in tx.offsets.items() if stream == "a") == 10
+
+
+def test_nothing_is_seen_if_the_block_raises(hub):
+    hub.streams.create("a")
+    with pytest.raises(ZeroDivisionError), hub.transaction() as tx:
+        tx.send_many("a", [b"x"] * 1000)
+        raise ZeroDivisionError
+    assert values(hub, "a") == []
+    with pytest.raises(TransactionAborted):
+        tx.commit()
+    with hub.transaction() as tx:
+        tx.send("a", b"y")
+        tx.abort()
+    assert values(hub, "a") == []
+    with hub.transaction() as tx:
+        tx.send("a", b"z")
+    assert values(hub, "a") == [b"z"]
+    assert tx.offsets == {("a", 0): (0, 1)}
+    with pytest.raises(Closed):
+        tx.send("a", b"again")
+
+
+def test_rows_and_tables(hub):
+    hub.streams.create("rows", schema={"id": "int64"})
+    with hub.transaction() as tx:
+        tx.send("rows", {"id": 1})
+        with pytest.raises(mainstem.SchemaMismatch):
+            tx.send("rows", {"id": "no"})
+        import pyarrow as pa
+
+        tx.send_batch("rows", pa.table({"id": pa.array([2, 3], pa.int64())}))
+    assert values(hub, "rows") == [{"id": 1}, {"id": 2}, {"id": 3}]
+
+
+def test_more_than_one_part(hub):
+    hub.streams.create("a")
+    with hub.transaction() as tx:
+        for number in range(40):
+            tx.send("a", b"%02d" % number * 50_000)
+    found = values(hub, "a")
+    assert [value[:2] for value in found] == [b"%02d" % number for number in range(40)]
+
+
+def test_read_transform_write(hub):
+    fill(hub, "orders", 20)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        for batch in consumer.batches():
+            with hub.transaction() as tx:
+                for record in batch.records():
+                    tx.send("totals", b"%d" % (2 * int(record.value)))
+                tx.advance(consumer)
+    assert values(hub, "totals") == [b"%d" % (2 * number) for number in range(20)]
+    assert [shard.offset for shard in hub.groups.get("g").shards] == [20]
+
+
+def test_a_consumer_goes_back_if_the_transaction_is_aborted(hub):
+    fill(hub, "orders", 5)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        with pytest.raises(ZeroDivisionError), hub.transaction() as tx:
+            record = consumer.poll(10)
+            tx.send("totals", record.value)
+            tx.advance(consumer)
+            raise ZeroDivisionError
+        again = consumer.poll(10)
+        assert again.offset == record.offset == 0
+        with hub.transaction() as tx:
+            tx.send("totals", again.value)
+            tx.advance(consumer)
+        assert [shard.offset for shard in hub.groups.get("g").shards] == [1]
+        assert consumer.poll(10).offset == 1
+    assert values(hub, "totals") == [b"0"]
+
+
+def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
+    fill(hub, "orders", 5)
+    with hub.consumer("orders", group="g", start="earliest") as consumer:
+        consumer.poll(10)
+        with pytest.raises(InvalidRequest), hub.transaction() as tx:
+            tx.advance(consumer)
+
+
+def test_a_newer_writer_fences_the_older(hub):
+    hub.streams.create("a")
+    old = hub.transaction(writer="billing")
+    old.send("a", b"old")
+    old._writing.producer.flush()
+    hub._writers.clear()
+    with hub.transaction(writer="billing") as new:
+        new.send("a", b"new")
+    with pytest.raises(Refused) as caught:
+        old.commit()
+    assert isinstance(caught.value, Fenced | TransactionAborted)
+    assert values(hub, "a") == [b"new"]
+
+
+def test_one_whose_time_is_over_is_aborted(hub):
+    hub.streams.create("a")
+    tx = hub.transaction(timeout="100ms")
+    tx.send("a", b"late")
+    tx._writing.producer.flush()
+    time.sleep(0.3)
+    with pytest.raises(TransactionAborted):
+        tx.commit()
+    assert values(hub, "a") == []
+    with pytest.raises(InvalidSetting):
+        hub.transaction(timeout="2h")
+
+
+def test_a_stream_that_was_deleted_meanwhile(hub):
+    hub.streams.create("a")
+    hub.streams.create("b")
+    tx = hub.transaction()
+    tx.send("a", b"1")
+    tx.send("b", b"1")
+    tx._writing.producer.flush()
+    hub.streams.delete("a")
+    with pytest.raises(mainstem.MainstemError):
+        tx.commit()
+    assert values(hub, "b") == []
+    with hub.transaction() as tx:
+        tx.send("b", b"2")
+    assert values(hub, "b") == [b"2"]
+
+
+def test_an_empty_one(hub):
+    with hub.transaction() as tx:
+        pass
+    assert tx.offsets == {}
+
+
+@pytest.mark.slow("a server is killed and started again")
+def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a")
+        tx = hub.transaction()
+        tx.send("a", b"lost")
+        tx._writing.producer.flush()
+        with hub.transaction() as kept:
+            kept.send("a", b"kept")
+        server.kill()
+        server.start()
+        with pytest.raises(TransactionAborted):
+            tx.commit()
+        assert values(hub, "a") == [b"kept"]
