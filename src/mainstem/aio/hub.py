@@ -15,6 +15,7 @@ from mainstem.aio.producer import Producer
 from mainstem.aio.shared import GroupConsumer, SeveralConsumer
 from mainstem.consume.found import Found, Search
 from mainstem.consume.group_consumer import Commit
+from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.hub import hub as core
 from mainstem.hub.groups import Groups as CoreGroups
@@ -180,7 +181,7 @@ class Hub:
 
     async def _open_shared(self, open_it: "Callable[[], Any]") -> SeveralConsumer | GroupConsumer:
         opened = await self._bridge.work(open_it)
-        is_member = isinstance(opened, core.GroupConsumer)
+        is_member = isinstance(opened, CoreGroupConsumer)
         face = GroupConsumer(opened, self._bridge) if is_member else SeveralConsumer(opened, self._bridge)
         self._open.add(face)
         return face

@@ -14,7 +14,6 @@ from mainstem.aio.bridge import Bridge
 from mainstem.aio.consumer import Alone
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
 from mainstem.consume.record import Record, RecordBatch
-from mainstem.consume.several import Several
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.core.cursor import Cursors
 from mainstem.transport.port import EndReached
@@ -62,7 +61,7 @@ class _Shared(Generic[Core]):
         with self._alone:
             while True:
                 if self._look is None:
-                    self._look = self._bridge.begin(partial(_look, self._core))
+                    self._look = self._bridge.begin(partial(self._core._take, 0.0))
                 try:
                     batch = await asyncio.shield(self._look)
                 except EndReached:
@@ -115,7 +114,7 @@ class SeveralConsumer(_Shared[CoreSeveralConsumer]):
 
 
 class GroupConsumer(_Shared[CoreGroupConsumer]):
-    """A member of a group as a GroupConsumer of `mainstem` is, which says what is committed when; here it is awaited."""
+    """A member of a group, as a GroupConsumer of `mainstem` is: there it says what is committed when."""
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
@@ -137,8 +136,3 @@ class GroupConsumer(_Shared[CoreGroupConsumer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._bridge.work(self._core.close if kind is None else self._core.abandon)
-
-
-def _look(consumer: "Several[object]") -> RecordBatch | None:  # type: ignore[type-var]
-    """In a worker: the next batch, if there is one now."""
-    return consumer._take(0.0)

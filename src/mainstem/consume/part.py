@@ -20,8 +20,8 @@ class Restored(Exception):
 class Part(Consumer):
     """The shards that are held, each from an offset on, as far as the stream's generations allow. One thread.
 
-    When a stream gets more shards, the records of a key may go on in another one, which another member may hold. So what
-    was written after such a change waits until `allow` says that everybody has read what was before it.
+    When a stream gets more shards, the records of a key may go on in another one, which another member may hold. So
+    what was written after such a change waits until `allow` says that everybody has read what was before it.
     """
 
     def __init__(self, port: Port, stream: str, options: ReadOptions) -> None:

@@ -235,7 +235,7 @@ def checked_streams(streams: str | Sequence[str] | None, pattern: str | None) ->
     if (streams is None) == (pattern is None):
         raise InvalidSetting("give the name of a stream, several names, or a pattern")
     if pattern is not None:
-        if not isinstance(pattern, str) or not pattern:
+        if not pattern or type(pattern) is not str:
             raise InvalidSetting(f"a pattern is text such as 'orders-*', not {pattern!r}")
         return ()
     names = (streams,) if isinstance(streams, str) else tuple(streams or ())

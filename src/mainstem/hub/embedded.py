@@ -107,7 +107,6 @@ class LogPort:
         )
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
-        self._coordinator = Coordinator(self.log, wake=lambda: self._pump.wake())
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
         self.log.batcher.add_listener(self._on_flush)
@@ -115,6 +114,7 @@ class LogPort:
         self._deferred: deque[tuple[Submission, float]] = deque()
         self._look_scheduled = False
         self._pump = Pump(self._drive)
+        self._coordinator = Coordinator(self.log, wake=self._pump.wake)
         self.log.upkeep.start()
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:

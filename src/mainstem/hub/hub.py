@@ -318,7 +318,7 @@ class Hub:
     @overload
     def consumer(
         self,
-        stream: Sequence[str] | None = ...,
+        stream: list[str] | tuple[str, ...] | None = ...,
         *,
         pattern: str | None = ...,
         start: Start | Cursors = ...,
@@ -365,8 +365,9 @@ class Hub:
         `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
         `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
 
-        Several streams may be named, or found by a `pattern` such as "orders-*", also if they come later. With a `group`
-        they are shared with its other members, and reading goes on where the group has committed: see GroupConsumer.
+        Several streams may be named, or found by a `pattern` such as "orders-*", also if they come later. With a
+        `group` they are shared with its other members, and reading goes on where the group has committed: see
+        GroupConsumer.
         """
         if group is not None:
             options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)

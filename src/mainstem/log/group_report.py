@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -132,7 +132,7 @@ class GroupReports:
         return entries[0].time_high if entries else None
 
     def _observe(
-        self, name: str, shards: "list[GroupShard]", owners: Owners, now_us: int
+        self, name: str, shards: Sequence[GroupShard], owners: Owners, now_us: int
     ) -> tuple[LagReport, GroupAdvice | None]:
         now = self._clock.monotonic()
         behind = [
@@ -150,14 +150,15 @@ class GroupReports:
                 watched.advice = self._advise(watched, shards, owners, now)
             return watched.lag.observe(behind, now, now_us), watched.advice if owners.members else None
 
-    def _advise(self, watched: _Watched, shards: "list[GroupShard]", owners: Owners, now: float) -> GroupAdvice | None:
-        """By what is written and unread in bytes, as far as the ledger knows: shards have a size and so many offsets."""
-        total = size = backlog = 0.0
+    def _advise(
+        self, watched: _Watched, shards: Sequence[GroupShard], owners: Owners, now: float
+    ) -> GroupAdvice | None:
+        """By what is written and unread, in bytes: the ledger knows the size of a shard and how many offsets it has."""
+        total = backlog = 0.0
         for shard in shards:
             row = self._ledger.load_shard(shard.stream_id, shard.shard)
             per_record = row.bytes / max(row.stable - row.start, 1)
             total += row.stable * per_record
-            size += row.bytes
             backlog += shard.records * per_record
         before, watched.written = watched.written, (now, round(total))
         if before is None or now <= before[0]:
@@ -176,3 +177,9 @@ class GroupReports:
         ]
         advice = watched.advisor.observe(rate, backlog, loads, len(shards))
         return GroupAdvice(advice.members, advice.confidence, advice.capacity)
+
+
+def _load(shards: Sequence[GroupShard], owners: Owners) -> MemberLoad:
+    """What a member does that owns these."""
+    rate = sum(owners.weights.get(Unit(shard.stream_id, shard.shard), 0.0) for shard in shards)
+    return MemberLoad(rate, any(shard.records for shard in shards))

@@ -132,8 +132,8 @@ class GroupAdvice(msgspec.Struct, frozen=True):
 
 class GroupInfo(msgspec.Struct, frozen=True):
     """A group as users see it. `records` are unread, the oldest of them for `seconds`. `trend` is how many more there
-    are each second, below 0 if it catches up, in `catch_up_seconds`; None where that is not known, or never. `member_count`
-    members read now; a list of groups leaves out who they are, and the shards."""
+    are each second, below 0 if it catches up, in `catch_up_seconds`; None where that is not known, or never. So many
+    members as `member_count` says read now; a list of groups leaves out who they are, and the shards."""
 
     name: str
     generation: int

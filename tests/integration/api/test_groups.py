@@ -29,18 +29,23 @@ def quick_server(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_groups_left(request):
+    hub = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
     yield
-    if "hub" in request.fixturenames:
-        hub = request.getfixturevalue("hub")
-        for group in hub.groups.list():
-            hub.groups.delete(group.name)
+    for group in hub.groups.list() if hub is not None else ():
+        hub.groups.delete(group.name)
 
 
-def fill(hub, stream, count, *, shards=1, first=0):
+def fill(hub, stream, count, *, shards=None, first=0):
     hub.streams.create(stream, shards=shards, exist_ok=True)
     with hub.producer() as producer:
         for number in range(first, first + count):
             producer.send(stream, b"%d" % number, key=b"%d" % number)
+
+
+def read_up_to(consumer, offset):
+    """Fail at this record."""
+    for record in consumer:
+        assert record.offset < offset or 1 / 0
 
 
 def numbers(records):
@@ -93,9 +98,7 @@ def test_latest_is_where_the_stream_ended_when_the_consumer_was_opened(hub):
 def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
     fill(hub, "orders", 10)
     with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
-        for record in consumer:
-            if record.offset == 4:
-                raise ZeroDivisionError
+        read_up_to(consumer, 4)
     assert cursors(hub, "g") == {("orders", 0): 4}
     with hub.consumer("orders", group="g", follow=False) as consumer:
         assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
@@ -290,6 +293,13 @@ class Lines(threading.Thread):
         for line in self.process.stdout:
             self.lines.append(line.strip())
 
+    def end(self):
+        """`kill -9`."""
+        self.process.kill()
+        self.process.wait()
+        self.join()
+        self.process.stdout.close()
+
     def numbers(self):
         return [int(line) for line in tuple(self.lines) if line.isdigit()]
 
@@ -306,8 +316,7 @@ def test_a_killed_member_is_replaced(quick_server):
         process = member_process(quick_server, "orders", "g", "first")
         lines = Lines(process)
         lines.come_to(lambda one: len(one.numbers()) == 100)
-        process.kill()
-        process.wait()
+        lines.end()
         fill(hub, "orders", 50, first=100)
         began = time.monotonic()
         with hub.consumer("orders", group="g") as consumer:
@@ -340,8 +349,7 @@ def test_a_member_that_was_stopped_cannot_commit_and_joins_anew(quick_server):
             fill(hub, "orders", 5, first=25)
             lines.come_to(lambda one: set(one.numbers()) >= set(range(25, 30)))
         finally:
-            process.kill()
-            process.wait()
+            lines.end()
 
 
 @pytest.mark.slow("a server is killed and started again")
