@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from mainstem.cli.exits import ExitCode
+from mainstem.core import payload, pieces
 from mainstem.core.batch import BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.limits import APPEND_BATCHES_MAX, SUBSCRIPTIONS_PER_CONNECTION_MAX
+from mainstem.core.schema import Schema
 from mainstem.core.statistics import collect
 from mainstem.log import frame
 from mainstem.log.flush import Command
@@ -48,6 +50,8 @@ BATCH = BatchHeader(
 
 
 ROWS = pa.record_batch({"id": ["order 1", "order 2"], "n": pa.array([5, 300])})
+# Just enough for pieces: 64 KiB of numbers.
+NUMBERS = pa.record_batch({"id": pa.array(range(4_096)), "n": pa.array([7] * 4_096)})
 # The same batch stored anew, with four of its records gone.
 MOVED = msgspec.structs.replace(BATCH, producer=0, sequence=0, layout=8, span=5)
 
@@ -67,6 +71,14 @@ def flush() -> bytes:
     writer.add_data(BATCH, PAYLOAD)
     writer.add_commit(TIME_US, 0, 0)
     return b"".join(writer.buffers)
+
+
+def pieces_of(rows: pa.RecordBatch) -> bytes:
+    """Of rows that are stored as they are."""
+    schema = Schema(rows.schema)
+    encoded = payload.encode(rows, None, schema)
+    header = msgspec.structs.replace(BATCH, count=encoded.count, encoding=encoded.encoding, schema_id=1)
+    return pieces.collect(header, encoded.payload, schema)
 
 
 def message(*arguments) -> bytes:
@@ -95,6 +107,7 @@ def test_the_examples_of_the_format():
         "moved": b"".join(writer.buffers),
         "flush": flush(),
         "statistics": collect(ROWS, index=["id"], times=(TIME_US, TIME_US)),
+        "pieces": collect(NUMBERS, pieces=pieces_of(NUMBERS)),
     }
 
 

@@ -2,11 +2,12 @@
 
 import contextlib
 import random
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mainstem
 from mainstem.core.errors import MainstemError
@@ -16,7 +17,8 @@ from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
 from mainstem.testing.disk import FailingDisk, Leaves
 from mainstem.testing.link import Link
-from mainstem.testing.server import ServerProcess
+from mainstem.testing.server import ServerFailed, ServerProcess
+from tests.faults.trials import Trials
 
 # Small enough that a short life rolls blocks, checkpoints the ledger and takes snapshots; nothing dead is kept.
 OPTIONS = LogOptions(
@@ -34,6 +36,46 @@ ARGUMENTS = (
 _LEAVES: tuple[Leaves, ...] = ("nothing", "part", "all")
 _OPERATIONS_MAX = 400
 _JOIN_SECONDS_MAX = 120.0
+
+
+class LivesTrial(Protocol):
+    """A trial of a log that dies. `history` has what was done in it, `wrong` what came of it and should not have."""
+
+    wrong: list[str]
+    history: list[str]
+
+    @property
+    def acknowledged(self) -> int: ...
+
+    def play(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def run_trials(
+    title: str, seed: int, trials: int, folder: Path, begin: Callable[[int, random.Random, Path], LivesTrial]
+) -> Trials:
+    """Trials one after the other, each in a folder of its own. An error that is not of a log is one of the trial."""
+    result = Trials()
+    for trial in range(trials):
+        place = folder / f"{title.replace(' ', '-')}-{trial}"
+        work = begin(trial, random.Random(f"{title} {seed} {trial}"), place)
+        try:
+            work.play()
+        except Exception as error:
+            work.wrong.append(f"{type(error).__name__}: {error}")
+            if not isinstance(error, MainstemError | AssertionError | ServerFailed):
+                raise
+        finally:
+            work.end()
+            shutil.rmtree(place, ignore_errors=True)
+        result.trials += 1
+        result.acknowledged += work.acknowledged
+        for text in work.wrong:
+            result.lost += "is missing" in text
+            result.duplicated += "came twice" in text
+            result.add_finding(f"seed {seed}, trial {trial}, after {work.history[-8:]}: {text}")
+    return result
 
 
 class Lives:
@@ -61,6 +103,22 @@ class Lives:
     def has_failed(self) -> bool:
         """Whether the hub is dead: nothing is written any more."""
         return self._log_port.log.batcher.failure is not None
+
+    def play(
+        self, steps: Sequence[Callable[[], None]], count: int, history: list[str], next_life: Callable[[], None]
+    ) -> None:
+        """So many of the steps, in random order. `next_life` is called after one in which the hub has died."""
+        for _ in range(count):
+            step = self._rng.choice(steps)
+            history.append(step.__name__.strip("_"))
+            try:
+                step()
+            except (MainstemError, OSError) as error:
+                if not self.has_failed and "injected" not in str(error):
+                    raise
+            if self.has_failed:
+                history.append("died")
+                next_life()
 
     def keep(self) -> None:
         """All the upkeep there is to do, or only its first steps."""

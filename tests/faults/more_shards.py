@@ -12,7 +12,6 @@ change. At the end every cursor that was saved on the way must give exactly the 
 
 import contextlib
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -27,9 +26,8 @@ from mainstem.core.errors import MainstemError
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack
 from mainstem.produce.producer import Producer
-from mainstem.testing.server import ServerFailed
 from tests.faults.keyed import LOOSE, Filter, Reading, Written
-from tests.faults.lives import Lives, Served
+from tests.faults.lives import Lives, Served, run_trials
 from tests.faults.mixes import books
 from tests.faults.trials import Trials
 
@@ -45,27 +43,11 @@ _SECONDS_MAX = 60.0
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
-    result = Trials()
-    for trial in range(trials):
-        rng = random.Random(f"more shards {seed} {trial}")
-        place = folder / f"moving-{trial}"
-        work: _Embedded | _Live = _Live(rng, place) if trial % LIVE_EVERY == 0 else _Embedded(rng, place)
-        try:
-            work.play()
-        except Exception as error:
-            work.wrong.append(f"{type(error).__name__}: {error}")
-            if not isinstance(error, MainstemError | AssertionError | ServerFailed):
-                raise
-        finally:
-            work.end()
-            shutil.rmtree(place, ignore_errors=True)
-        result.trials += 1
-        result.acknowledged += len(work.written.places)
-        for text in work.wrong:
-            result.lost += "is missing" in text
-            result.duplicated += "came twice" in text
-            result.add_finding(f"seed {seed}, trial {trial}, after {work.history[-8:]}: {text}")
-    return result
+    return run_trials("more shards", seed, trials, folder, _begin)
+
+
+def _begin(trial: int, rng: random.Random, folder: Path) -> "_Embedded | _Live":
+    return _Live(rng, folder) if trial % LIVE_EVERY == 0 else _Embedded(rng, folder)
 
 
 class _Form:
@@ -223,6 +205,10 @@ class _Trial:
             _Writer(self._form, number, self.written, random.Random(rng.random())) for number in range(PRODUCERS)
         ]
 
+    @property
+    def acknowledged(self) -> int:
+        return len(self.written.places)
+
     def _save(self, reader: _Reader) -> None:
         self._saved.append((reader.cursor, reader.reading.copy(f"cursor {reader.cursor!r} of {reader.reading.title}")))
 
@@ -288,17 +274,7 @@ class _Embedded(_Trial):
             + [self._keep] * 6
             + [self._restart] * 2
         )
-        for _ in range(STEPS):
-            step = self._rng.choice(steps)
-            self.history.append(step.__name__.strip("_"))
-            try:
-                step()
-            except (MainstemError, OSError) as error:
-                if not self._lives.has_failed and "injected" not in str(error):
-                    raise
-            if self._lives.has_failed:
-                self.history.append("died")
-                self._next_life()
+        self._lives.play(steps, STEPS, self.history, self._next_life)
         self._finish()
 
     def _next_life(self, *, is_last: bool = False) -> None:

@@ -12,7 +12,6 @@ that the model chooses. What the log does not want it may refuse, with an error 
 import contextlib
 import itertools
 import random
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +30,7 @@ from mainstem.core.errors import (
 )
 from mainstem.hub.hub import Hub
 from mainstem.produce.producer import Producer
-from mainstem.testing.server import ServerFailed
-from tests.faults.lives import Lives, Served
+from tests.faults.lives import Lives, Served, run_trials
 from tests.faults.mixes import books
 from tests.faults.trials import Trials
 from tests.faults.versions import Row, Version, condition, plain, to_json
@@ -47,26 +45,11 @@ _OWN = ("name", "number")
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
-    result = Trials()
-    for trial in range(trials):
-        rng = random.Random(f"schema changes {seed} {trial}")
-        place = folder / f"changing-{trial}"
-        work: _Embedded | _Live = _Live(rng, place) if trial % LIVE_EVERY == 0 else _Embedded(rng, place)
-        try:
-            work.play()
-        except Exception as error:
-            work.wrong.append(f"{type(error).__name__}: {error}")
-            if not isinstance(error, MainstemError | AssertionError | ServerFailed):
-                raise
-        finally:
-            work.end()
-            shutil.rmtree(place, ignore_errors=True)
-        result.trials += 1
-        result.acknowledged += len(work.model.acknowledged)
-        for text in work.wrong:
-            result.lost += "is missing" in text
-            result.add_finding(f"seed {seed}, trial {trial}, after {work.history[-8:]}: {text}")
-    return result
+    return run_trials("schema changes", seed, trials, folder, _begin)
+
+
+def _begin(trial: int, rng: random.Random, folder: Path) -> "_Embedded | _Live":
+    return _Live(rng, folder) if trial % LIVE_EVERY == 0 else _Embedded(rng, folder)
 
 
 @dataclass(slots=True)
@@ -213,6 +196,10 @@ class _Trial:
         self._rng = rng
         self._folder = folder
         self.model = _Model(Version.first(rng), compacts=rng.random() < 0.4)
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.model.acknowledged)
 
     def _create(self, hub: Hub) -> None:
         cleanup: Any = "compact" if self.model.compacts else "delete"
@@ -366,17 +353,7 @@ class _Embedded(_Trial):
             + [self._keep] * 6
             + [self._restart] * 2
         )
-        for _ in range(STEPS):
-            step = self._rng.choice(steps)
-            self.history.append(step.__name__.strip("_"))
-            try:
-                step()
-            except (MainstemError, OSError) as error:
-                if not self._lives.has_failed and "injected" not in str(error):
-                    raise
-            if self._lives.has_failed:
-                self.history.append("died")
-                self._next_life()
+        self._lives.play(steps, STEPS, self.history, self._next_life)
         self._finish()
 
     def _next_life(self, *, is_last: bool = False) -> None:

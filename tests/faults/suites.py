@@ -123,7 +123,7 @@ SUITES: dict[str, Suite] = {
         slice=10_000,
         full=200_000,
         chunk=100_000,
-        bugs={"end_on_garbage": 1_000},
+        bugs={"end_on_garbage": 1_000, "stumble_over_schemas": 1_000, "believe_json": 1_000},
         measures=True,
     ),
     "fuzz_predicate": Suite(

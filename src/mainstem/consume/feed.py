@@ -13,15 +13,13 @@ from mainstem.consume.selection import Selection, nothing
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InvalidRequest
-from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_BYTES_MAX, READ_ENTRIES_MAX
+from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_ENTRIES_MAX
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, StreamRow
 from mainstem.log.reader import LogReader
 from mainstem.transport.port import ReadCounts
 
 _ENTRIES_FIRST: Final = 4
-# Rows of the ledger that are looked at together where every batch has to be opened.
-_ENTRIES_OPENED: Final = 16
 # For so long one look for records that match goes on; then the reader is told how far it came, and others have a turn.
 _LOOK_SECONDS: Final = 0.05
 
@@ -61,11 +59,13 @@ class Feed:
         self._is_plain = is_plain
         self._clock = clock
         self.counts = ReadCounts()
-        self._skipped_last: tuple[int, int] | None = None
+        # By shard, up to where `counts` has what was skipped: a look may ask about more than it takes.
+        self._counted: dict[int, int] = {}
         # Schemas that are no newer than the selection's.
         self._known: set[int] = {0}
-        # Whether the last look passed something over.
-        self._skips = True
+        # Rows of the ledger that one look asks for: many where they are passed over, few where it does not come to
+        # their end because their batches are wanted.
+        self._entries_looked = READ_ENTRIES_MAX
         self._offsets = _padded(offsets, stream.shards)
         self._ends = None if ends is None else bounded(_padded(ends, stream.shards), generations)
         self._barriers = Barriers(generations)
@@ -234,22 +234,16 @@ class Feed:
         has found. Batches without records say how far it looked."""
         deadline = self._clock.monotonic() + _LOOK_SECONDS
         passed = _Passed(self.stream.id)
-        size = 0
-        while self._ready and size < bytes_max:
+
+        def is_enough() -> bool:
+            return passed.bytes >= bytes_max or self._clock.monotonic() >= deadline
+
+        while self._ready and (passed.is_empty or not is_enough()):
             shard = self._ready[0]
             if self._is_held(shard):
                 continue
             try:
-                # Few rows of the ledger if their batches are read, many if they are passed over.
-                batches = self._reader.read(
-                    self.stream,
-                    shard,
-                    self._offsets[shard],
-                    READ_BYTES_MAX,
-                    READ_ENTRIES_MAX if self._skips else _ENTRIES_OPENED,
-                    can_skip=self._can_skip,
-                    part=selection.part,
-                )
+                self._look(selection, shard, passed, is_enough)
             except Exception as error:
                 if not passed.is_empty:
                     # What was found before it comes first; the next read meets the error again.
@@ -257,42 +251,33 @@ class Feed:
                 if isinstance(error, DataLoss):
                     self._advance(shard, error.last + 1)
                 raise
-            if not batches:
-                self._rest(shard)
-                continue
-            batches = self._allowed(shard, batches)
-            if not batches:
-                continue
-            self._skips = not batches[0].header.count or not batches[-1].header.count
-            found, end = self._sift_all(selection, batches, passed)
-            size += found
-            if end > self._offsets[shard]:
-                self._advance(shard, end)
-            if end < batches[-1].end or self._clock.monotonic() >= deadline:
-                break
         return passed.close()
 
-    def _sift_all(self, selection: Selection, batches: Sequence[FetchedBatch], passed: "_Passed") -> tuple[int, int]:
-        """Let through what is wanted of batches: how many bytes that is, and the offset after the last that was looked
-        into. It is before an error, if something was found until then."""
-        size = 0
-        for batch in batches:
-            try:
-                size += self._sift(selection, batch, passed)
-            except Exception:
-                if passed.is_empty:
-                    raise
-                return size, batch.base
-        return size, batches[-1].end
+    def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[], bool]) -> None:
+        """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
+        an error it stands where it was met."""
+        begin = self._offsets[shard]
+        for batch in self._reader.walk(
+            self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=selection.part
+        ):
+            if not self._allowed(shard, [batch]):
+                return
+            self._sift(selection, batch, passed)
+            self._offsets[shard] = batch.end
+            if self._is_done(shard) or is_enough():
+                self._entries_looked = max(self._entries_looked // 2, _ENTRIES_FIRST)
+                break
+        else:
+            self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
+        if self._offsets[shard] > begin:
+            self._advance(shard, self._offsets[shard])
+        else:
+            self._rest(shard)
 
-    def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> int:
-        """Let through what is wanted of a batch; how many bytes that is."""
-        size = 0
-        if not batch.header.count:
+    def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> None:
+        """Let through what is wanted of a batch."""
+        if not batch.header.count or self._is_newer(selection, batch.header.schema_id):
             passed.add(batch)
-        elif self._is_newer(selection, batch.header.schema_id):
-            passed.add(batch)
-            size = len(batch.payload) + BATCH_OVERHEAD_BYTES
         elif selection.can_skip_batch(batch):
             self.counts.skipped += 1
             passed.add(nothing(self.stream.id, batch.header.shard, batch.base, batch.end))
@@ -301,17 +286,14 @@ class Feed:
             self.counts.opened += 1
             for left in selected:
                 passed.add(left)
-                size += len(left.payload) + BATCH_OVERHEAD_BYTES
-        return size
 
     def _can_skip(self, entry: Entry, filters: Callable[[], bytes]) -> bool:
         selection = self._selection
         assert selection is not None
         if self._is_newer(selection, entry.schema_id) or not selection.can_skip(entry, filters):
             return False
-        # The first of those that a read has come to without taking it is asked about again.
-        if self._skipped_last != (entry.shard, entry.base):
-            self._skipped_last = entry.shard, entry.base
+        if entry.base >= self._counted.get(entry.shard, 0):
+            self._counted[entry.shard] = entry.end
             self.counts.skipped += 1
         return True
 
@@ -357,6 +339,8 @@ class _Passed:
         self._stream = stream
         self._gaps: dict[int, tuple[int, int]] = {}
         self.batches: list[FetchedBatch] = []
+        # What those that have records take.
+        self.bytes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -371,6 +355,7 @@ class _Passed:
         if gap is not None:
             self.batches.append(nothing(self._stream, shard, *gap))
         self.batches.append(batch)
+        self.bytes += len(batch.payload) + BATCH_OVERHEAD_BYTES
 
     def close(self) -> list[FetchedBatch]:
         for shard, gap in self._gaps.items():

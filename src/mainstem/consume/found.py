@@ -69,8 +69,8 @@ class Found(Sequence[Record], Tabular):
     def _summary(self) -> str:
         count = len(self)
         return (
-            f"{count} record{'' if count == 1 else 's'}, {self.opened} batches opened, {self.skipped} skipped, "
-            f"{self.seconds * 1000:.1f} ms"
+            f"{count} record{'' if count == 1 else 's'}, {self.opened} batch{'' if self.opened == 1 else 'es'} opened, "
+            f"{self.skipped} skipped, {self.seconds * 1000:.1f} ms"
         )
 
 

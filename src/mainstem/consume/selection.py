@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import Decoded, View
@@ -28,6 +29,7 @@ from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.core.statistics import Range
 from mainstem.registry.promotion import Promotion, promotion
+from mainstem.registry.rows import BadRow
 
 if TYPE_CHECKING:
     from mainstem.core.predicate import BoundPredicate
@@ -88,6 +90,10 @@ class Selection:
         times = {"_timestamp"} if view.schema is not None else {"_timestamp", "timestamp"}
         self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
             self._predicate.columns
+        )
+        # Whether all that is asked about are columns of rows.
+        self._asks_rows = (
+            view.schema is not None and self._predicate is not None and _METADATA.isdisjoint(self._predicate.columns)
         )
         # By schema: see `_ask`.
         self._asked: dict[int, tuple[pa.Schema | None, list[tuple[str, str]]]] = {}
@@ -228,25 +234,28 @@ class Selection:
         """The records of a batch for which the predicate is true, and those that are no rows but could be meant: what
         becomes of these is for the reader to say."""
         header = fetched.header
-        decoded = self.view.decode(fetched, self._tested)
+        is_own = header.schema_id == self.view.schema_id
+        # Where no column can be opened alone, all are at hand.
+        is_open = is_own and not payload.is_by_buffer(header.encoding)
+        decoded = self.view.decode(fetched, None if is_open else self._tested)
         tombstones = decoded.tombstones if self.view.columns is None else None
         mask = self._match(fetched, decoded)
-        count = int(mask.sum())
+        count = mask.true_count
         if not count:
             left: Sequence[FetchedBatch] = [nothing(header.stream, header.shard, fetched.base, fetched.end)]
-        elif count == len(mask) and self.view.columns is None and header.schema_id == self.view.schema_id:
+        elif count == len(mask) and self.view.columns is None and is_own:
             left = [fetched]
-        elif any(mask[row.index] for row in decoded.bad) or (tombstones is not None and (mask & tombstones).any()):
+        elif (decoded.bad or tombstones is not None) and _holds_any(mask, decoded.bad, tombstones):
             # In columns there is no place for what is no row, and nothing would tell a tombstone from a row of nulls.
             left = self._as_stored(fetched, mask)
         else:
             some = mask if count < len(mask) else None
-            columns = self._rest(fetched, decoded)
+            columns = decoded.columns if is_open else self._rest(fetched, decoded)
             left = self._fitting(fetched, some, lambda: self._pack(fetched, columns, some))
         return left
 
     def _fitting(
-        self, fetched: FetchedBatch, mask: np.ndarray | None, make: Callable[[], list[FetchedBatch]]
+        self, fetched: FetchedBatch, mask: pa.BooleanArray | None, make: Callable[[], list[FetchedBatch]]
     ) -> list[FetchedBatch]:
         """What is made for the reader; if a row of it is too large for a payload, the records as they are stored."""
         try:
@@ -257,9 +266,9 @@ class Selection:
                 raise
             return self._as_stored(fetched, mask)
 
-    def _as_stored(self, fetched: FetchedBatch, mask: np.ndarray | None) -> list[FetchedBatch]:
+    def _as_stored(self, fetched: FetchedBatch, mask: pa.BooleanArray | None) -> list[FetchedBatch]:
         """The records where `mask` is true, of another schema than the reader's, for him to make rows of."""
-        if mask is None or mask.all():
+        if mask is None or mask.true_count == len(mask):
             return [fetched]
         stored = fetched.header.schema_id
         view = View(self._schema_of(stored) if stored and self._schema_of is not None else None, stored)
@@ -285,7 +294,7 @@ class Selection:
             return decoded.columns
         return self.view.decode(fetched, self._given).columns
 
-    def _match(self, fetched: FetchedBatch, decoded: Decoded) -> np.ndarray:
+    def _match(self, fetched: FetchedBatch, decoded: Decoded) -> pa.BooleanArray:
         """For every record of a batch, whether the predicate is true for it, or may be for what is no row."""
         assert self._predicate is not None
         header = fetched.header
@@ -293,16 +302,16 @@ class Selection:
         if "_offset" in self._predicate.columns:
             offsets = fetched.base + _distances(decoded.columns, self.view)
         table = decoded.columns
-        # One that names no column still has to know how many rows there are.
-        if self._predicate.columns:
+        # One that names no column still has to know how many rows there are. Rows of the view's schema are as they are.
+        if self._predicate.columns and not (self._asks_rows and header.schema_id == self.view.schema_id):
             table = self.view.assemble(table, self._predicate.columns, header.shard, offsets, header.time_low)
         found = self._predicate.mask(table)
-        mask: np.ndarray = found.fill_null(False).to_numpy(zero_copy_only=False)
         if decoded.bad and not _METADATA.issuperset(self._predicate.columns):
-            mask = mask.copy()
+            mask = found.fill_null(False).to_numpy(zero_copy_only=False).copy()
             for row in decoded.bad:
                 mask[row.index] = self._may_match(fetched, decoded, row.index)
-        return mask
+            return pa.array(mask)
+        return found
 
     def _may_match(self, fetched: FetchedBatch, decoded: Decoded, index: int) -> bool:
         """Whether the predicate could be true for a record of which only what is beside its row is known."""
@@ -347,15 +356,17 @@ class Selection:
 
     # What is left of it.
 
-    def _pack(self, fetched: FetchedBatch, columns: pa.RecordBatch, mask: np.ndarray | None) -> list[FetchedBatch]:
+    def _pack(self, fetched: FetchedBatch, columns: pa.RecordBatch, mask: pa.BooleanArray | None) -> list[FetchedBatch]:
         """Batches of the wanted columns of the records where `mask` is true, which cover the same offsets."""
         if mask is None:
             offsets = fetched.base + _distances(columns, self.view)
         else:
-            places = np.flatnonzero(mask)
-            columns = columns.take(pa.array(places))
+            # What is null is no match, nor among these.
+            places = pc.indices_nonzero(mask)
+            columns = columns.take(places)
             gaps = ("offset" if self.view.schema is None else "_offset") in columns.schema.names
-            offsets = fetched.base + (_distances(columns, self.view) if gaps else places)
+            distances = _distances(columns, self.view) if gaps else places.to_numpy().astype(np.int64)
+            offsets = fetched.base + distances
         return self._encode(fetched.header, self._keep(columns), offsets, fetched.base, fetched.end)
 
     def _keep(self, columns: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -387,20 +398,22 @@ class Selection:
         self, header: BatchHeader, kept: dict[str, pa.Array], offsets: np.ndarray, base: int, end: int
     ) -> list[FetchedBatch]:
         count = len(offsets)
-        if count > 1 and sum(column.nbytes for column in kept.values()) > PAYLOAD_RAW_BYTES_MAX // 2:
-            # Columns of a newer schema, or made of JSON, may take more than what they were made of.
-            return self._encode_halves(header, kept, offsets, base, end)
         view = self.view
-        kept = dict(kept)
+        columns = dict(kept)
         if count != end - base:
-            kept["offset" if view.schema is None else "_offset"] = pa.array((offsets - base).astype(np.uint32))
+            columns["offset" if view.schema is None else "_offset"] = pa.array((offsets - base).astype(np.uint32))
         if view.schema is None:
-            fields = layouts.SCHEMAS[sum(layouts.BIT_OF[name] for name in kept)]
+            fields = layouts.SCHEMAS[sum(layouts.BIT_OF[name] for name in columns)]
         else:
             assert view.kept is not None
-            layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in kept)
+            layout = sum(bit for bit, field in layouts.ROW_FIELDS if field.name in columns)
             fields = layouts.shape_of(layout, view.kept).schema
-        batch = pa.RecordBatch.from_arrays([kept[name] for name in fields.names], schema=fields)
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in fields.names], schema=fields)
+        # Columns of a newer schema or of JSON, and keys made of columns, may take more than what they were made of.
+        is_as_stored = header.schema_id == view.schema_id and view.columns is None
+        bytes_max = PAYLOAD_RAW_BYTES_MAX // 2
+        if count > 1 and not (is_as_stored and header.raw_len <= bytes_max) and batch.nbytes > bytes_max:
+            return self._encode_halves(header, kept, offsets, base, end)
         encoded = payload.encode(batch, self._compression, view.kept, READ_RECORD_BYTES_MAX)
         left = msgspec.structs.replace(
             encoded.header_like(header), schema_id=view.schema_id, span=end - base if count != end - base else 0
@@ -460,6 +473,12 @@ def _bind(where: str, view: View) -> "BoundPredicate":
 def nothing(stream: int, shard: int, base: int, end: int) -> FetchedBatch:
     """What stands for offsets none of whose records is wanted."""
     return FetchedBatch(base, BatchHeader(stream, shard, *(0,) * 13, span=end - base), b"")
+
+
+def _holds_any(mask: pa.BooleanArray, bad: Sequence[BadRow], tombstones: np.ndarray | None) -> bool:
+    """Whether something that is no row is among the records where `mask` is true."""
+    found = mask.fill_null(False).to_numpy(zero_copy_only=False)
+    return any(found[row.index] for row in bad) or (tombstones is not None and bool((found & tombstones).any()))
 
 
 def _sources(way: Promotion) -> dict[str, str]:

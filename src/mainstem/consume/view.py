@@ -153,7 +153,7 @@ class View:
                 f"{len(values)} records are rows of about {size} bytes; at most {PROMOTED_BYTES_MAX} are made of JSON "
                 "at once"
             )
-        rows, bad = converter.from_json(values)
+        rows, bad = converter.from_json(values, is_stored=True)
         tombstones = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
         arrays, fields = list(rows.columns), [field.remove_metadata() for field in self.schema.arrow]
         for field in _ROW_FIELDS:

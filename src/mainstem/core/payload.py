@@ -299,6 +299,11 @@ def has_columns_apart(encoding: int) -> bool:
     return encoding == RAW or encoding in _BY_BUFFER
 
 
+def is_by_buffer(encoding: int) -> bool:
+    """Whether a column can be decompressed alone."""
+    return encoding in _BY_BUFFER
+
+
 def codec_id_of(encoding: int) -> int | None:
     """How a payload is compressed, as Arrow numbers it; None: not at all."""
     codec = _codec_of(encoding)

@@ -478,6 +478,7 @@ class FolderPort:
 
     def close(self) -> None:
         if self._liveness.end():
+            self._reader.close()
             self._ledger.close()
             self._folder.blocks.close()
 

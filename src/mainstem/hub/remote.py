@@ -16,10 +16,9 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from mainstem.core.batch import Batch, Buffer
 from mainstem.core.callbacks import check_may_wait
@@ -29,24 +28,32 @@ from mainstem.core.errors import (
     ConnectionLost,
     DataLoss,
     DeadlineExceeded,
-    DiskFull,
     InternalError,
     InvalidRequest,
-    InvalidSetting,
     MainstemError,
     ProtocolError,
     UnknownStream,
 )
 from mainstem.core.events import Event
-from mainstem.core.identity import RANDOMNESS, program_name
+from mainstem.core.identity import RANDOMNESS
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.core.schema import Schema
+from mainstem.hub.link import Link, address_of
 from mainstem.hub.liveness import Liveness
-from mainstem.hub.requests import GATHER_BYTES, AppendRequest, CallRequest, PendingAppend, Request, gather
+from mainstem.hub.requests import (
+    GATHER_BYTES,
+    AppendRequest,
+    Awaited,
+    CallRequest,
+    PendingAppend,
+    Request,
+    RequestIds,
+    gather,
+)
+from mainstem.hub.stall import Stall
 from mainstem.hub.subscription import RemoteSubscription
 from mainstem.transport import retry
-from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
@@ -60,25 +67,11 @@ from mainstem.transport.port import (
     StreamInfo,
     checked,
 )
-from mainstem.transport.retry import Attempt, Backoff, GiveUp, RetryPolicy, RetryRatio
-from mainstem.transport.wire import (
-    VERSION,
-    VERSION_MIN,
-    Append,
-    Credit,
-    Hello,
-    Kind,
-    Message,
-    Welcome,
-    error_from,
-    pack,
-)
+from mainstem.transport.retry import Attempt, RetryPolicy, RetryRatio
+from mainstem.transport.wire import Append, Credit, Kind, Message, Welcome, error_from, pack
 
 logger = logging.getLogger("mainstem.hub")
 
-_PORT_DEFAULT: Final = 7070
-_TICK_SECONDS: Final = 0.25
-_CONNECT_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 1.0
 # How long the end of a hub waits for a server that does not take the last bytes, and for its thread.
 _LINGER_SECONDS: Final = 20.0
@@ -88,31 +81,26 @@ _END_SECONDS: Final = 22.0
 _GATHER_SECONDS: Final = 0.006
 _CROWD: Final = 3
 _CALL = RetryPolicy(attempt_timeout=10.0, deadline=30.0, attempts_max=None, cap=2.0)
-# Reconnecting never gives up by itself: what waits has deadlines of its own.
-_RECONNECT = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.05, cap=2.0)
-
-
-# How often a server whose disk is full is asked again.
-_KNOCK = RetryPolicy(attempt_timeout=_CONNECT_SECONDS, deadline=1e9, attempts_max=None, base=0.1, cap=1.0)
 
 
 class RemotePort:
     """The hub's side of a server. Any thread may call; the fields below the line belong to the I/O thread."""
 
     def __init__(self, url: str, timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        address = address_of(url)
         self._clock = clock
         # What the server said when it was greeted last.
         self.record_bytes_max = RECORD_BYTES_MAX
         self.checks_values = True
-        self._host, self._port = _address(url)
-        self._where = f"{self._host}:{self._port}"
         self._liveness = Liveness("hub", self._forget_thread)
         self._loop = new_loop()
-        self._welcomed = threading.Event()
-        self._first_error: MainstemError | None = None
+        self._link = Link(
+            address, self._loop, clock, self._on_message, on_tick=self._expire, linger_seconds=_LINGER_SECONDS
+        )
+        self._where = self._link.where
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
         self._is_exiting = False
-        self._ids = _Ids()
+        self._ids = RequestIds()
         self._retries = RetryRatio(clock)
         self._schemas = KnownSchemas(self._load_schema)
         # Handed over by any thread: what to do at the next turn, and appends in the order of their sequence numbers.
@@ -122,34 +110,21 @@ class RemotePort:
         self._is_woken = False
         self._is_gathering = False
         # The I/O thread's own from here on.
-        self._connection: FramedConnection | None = None
-        self._is_ready = False
         self._requests: dict[int, Request] = {}
         self._appends_in_flight = 0
-        # Why appends are not sent now: the server's disk is full. And how often that was the answer.
-        self._refusal: DiskFull | None = None
-        self._knocks = 0
+        self._stall = Stall(self._where)
         self._knock_timer: asyncio.TimerHandle | None = None
         self._turn_timer: asyncio.TimerHandle | None = None
         self._is_crowd = False
         self._subscriptions: dict[int, RemoteSubscription] = {}
-        self._log_uuid = ""
-        # Of the protocol, as agreed with the server.
-        self._version = VERSION_MIN
-        self._epoch = 0
-        self._heartbeat = 5.0
-        self._idle_timeout = 15.0
-        self._was_welcomed = False
-        self._stopping = asyncio.Event()
-        self._lost = asyncio.Event()
         self._thread.start()
         _open_ports.add(self)
         self._await_welcome(timeout)
 
     def _await_welcome(self, timeout: float) -> None:
-        if self._welcomed.wait(timeout) and self._first_error is None:
+        if self._link.welcomed.wait(timeout) and self._link.first_error is None:
             return
-        error = self._first_error
+        error = self._link.first_error
         self.close()
         if error is not None and not error.retriable:
             raise error
@@ -170,7 +145,7 @@ class RemotePort:
 
         def once(attempt: Attempt) -> Answer:
             nonlocal sent_before
-            answer = _Awaited()
+            answer = Awaited()
             deadline = self._clock.monotonic() + attempt.timeout
             self._soon(self._begin, CallRequest(call, deadline, answer.set))
             # The I/O thread keeps the deadline; the rest is for the case that it has ended meanwhile.
@@ -213,8 +188,8 @@ class RemotePort:
             self._wake()
 
     def can_take(self) -> bool:
-        connection = self._connection
-        return self._is_ready and connection is not None and not connection.is_blocked
+        connection = self._link.connection
+        return self._link.is_ready and connection is not None and not connection.is_blocked
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         if not self.can_take():
@@ -277,6 +252,7 @@ class RemotePort:
         if thread is not None:
             # Daemon threads that wait for us end with the process; an error would only make them complain.
             self._is_exiting = True
+            self._link.linger_seconds = _EXIT_SECONDS / 2
             self._soon(self._stop)
             thread.join(timeout=_EXIT_SECONDS)
 
@@ -331,74 +307,19 @@ class RemotePort:
         asyncio.set_event_loop(self._loop)
         reason: MainstemError = self._liveness.closed_error()
         try:
-            self._loop.run_until_complete(self._keep_connected())
+            self._loop.run_until_complete(self._link.run())
         except Exception as error:  # the hub is of no use without this thread, and must say so
             logger.exception(Event("the I/O thread of the hub failed", server=self._where))
-            reason = self._first_error = InternalError(f"the hub failed: {type(error).__name__}: {error}; connect anew")
+            reason = self._link.first_error = InternalError(
+                f"the hub failed: {type(error).__name__}: {error}; connect anew"
+            )
             self._liveness.end(reason)
         finally:
             if not self._is_exiting:
                 self._fail_all(reason)
-            self._welcomed.set()
+            self._link.welcomed.set()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
-
-    async def _keep_connected(self) -> None:
-        scratch = bytearray(SCRATCH_BYTES)
-        ticker = asyncio.ensure_future(self._tick())
-        try:
-            await self._reconnect_until_stopped(scratch)
-        finally:
-            ticker.cancel()
-        if self._connection is not None:
-            # What was handed over still leaves, if the server takes it.
-            self._connection.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), _EXIT_SECONDS / 2 if self._is_exiting else _LINGER_SECONDS)
-
-    async def _reconnect_until_stopped(self, scratch: bytearray) -> None:
-        attempt = 0
-        while not self._stopping.is_set():
-            self._lost.clear()
-            if await self._connect(scratch):
-                await _first_of(self._lost.wait(), self._stopping.wait())
-                attempt = 0 if self._was_welcomed else attempt
-            attempt += 1
-            if not self._stopping.is_set():
-                delay = Backoff(_RECONNECT, RANDOMNESS).next_delay(min(attempt, 20))
-                assert not isinstance(delay, GiveUp)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), delay)
-
-    async def _connect(self, scratch: bytearray) -> bool:
-        self._was_welcomed = False
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await self._loop.create_connection(lambda: self._new_connection(scratch), self._host, self._port)
-        except (OSError, TimeoutError) as error:
-            self._first_error = self._first_error if self._log_uuid else ConnectionLost(_reason(error))
-            return False
-        return True
-
-    def _new_connection(self, scratch: bytearray) -> FramedConnection:
-        return FramedConnection(
-            scratch,
-            on_open=self._on_open,
-            on_message=self._on_message,
-            on_blocked=lambda is_blocked: None,
-            on_lost=self._on_lost,
-        )
-
-    def _on_open(self, connection: FramedConnection) -> None:
-        self._connection = connection
-        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name())))
-
-    def _on_lost(self, error: BaseException | None) -> None:
-        if self._is_ready and not self._stopping.is_set():
-            logger.warning(Event("connection lost; trying again", server=self._where))
-        self._is_ready = False
-        self._connection = None
-        self._lost.set()
 
     def _on_message(self, message: Message) -> None:
         match message.kind:
@@ -422,34 +343,23 @@ class RemotePort:
                 raise ProtocolError(f"a server does not send {Kind(message.kind).name.lower()} messages")
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        if self._log_uuid and welcome.log != self._log_uuid:
-            error = InvalidRequest(
-                f"{self._where} serves another log than before ({welcome.log}, not {self._log_uuid}); connect anew"
-            )
+        try:
+            is_restored = self._link.accept(welcome)
+        except InvalidRequest as error:
             self._fail_all(error)
-            raise error
-        if self._log_uuid:
-            logger.warning(Event("connected again", server=self._where))
-        if self._epoch not in (0, welcome.epoch):
-            logger.warning(Event("the log was restored from a backup", server=self._where, epoch=welcome.epoch))
+            raise
+        if is_restored:
             self._schemas.clear()
-        assert self._connection is not None
-        self._connection.allow_large()
-        self._log_uuid, self._epoch = welcome.log, welcome.epoch
-        self._version = welcome.version
         self.record_bytes_max = welcome.record_bytes_max
-        self._heartbeat, self._idle_timeout = welcome.heartbeat, welcome.idle_timeout
-        self._first_error = None
-        self._was_welcomed = self._is_ready = True
         for id_, request in list(self._requests.items()):
-            if isinstance(request, AppendRequest) and self._refusal is not None:
+            if isinstance(request, AppendRequest) and self._stall.refusal is not None:
                 request.is_under_way = False
             else:
                 self._send_request(id_, request)
         self._look_at_stall()
         for subscription in list(self._subscriptions.values()):
             self._add_subscription(subscription)
-        self._welcomed.set()
+        self._link.welcomed.set()
 
     def _on_error(self, id_: int, error: MainstemError) -> None:
         subscription = self._subscriptions.get(id_)
@@ -461,35 +371,26 @@ class RemotePort:
         elif id_ in self._requests:
             self._forget(id_).fail(error)
         elif id_ == 0:
-            logger.warning(Event("server refuses the connection", server=self._where, reason=error))
-            if not self._log_uuid:
-                self._first_error = error
-                self._welcomed.set()
+            self._link.refuse(error)
 
     def _begin(self, request: Request) -> None:
-        if self._stopping.is_set():
+        if self._link.stopping.is_set():
             request.fail(self._liveness.closed_error())
             return
         id_ = self._ids.next()
         self._requests[id_] = request
         self._appends_in_flight += request.is_append
-        if not (request.is_append and self._refusal is not None):
+        if not (request.is_append and self._stall.refusal is not None):
             self._send_request(id_, request)
 
     def _send_request(self, id_: int, request: Request) -> None:
         """Send it if there is a server, or fail it if that would not understand it."""
-        if not self._is_ready or self._connection is None:
+        if not self._link.is_ready or self._link.connection is None:
             return
-        if request.version > self._version:
-            self._forget(id_).fail(self._not_understood(request.name, request.version))
+        if request.version > self._link.version:
+            self._forget(id_).fail(self._link.not_understood(request.name, request.version))
         else:
-            self._connection.send(request.pack(id_, self._clock.monotonic()))
-
-    def _not_understood(self, what: str, version: int) -> ProtocolError:
-        return ProtocolError(
-            f"{self._where} speaks protocol version {self._version}, this client {VERSION_MIN} to {VERSION}; this "
-            f"{what} needs version {version}: upgrade the server"
-        )
+            self._link.connection.send(request.pack(id_, self._clock.monotonic()))
 
     def _answer(self, id_: int, answer: Any) -> None:
         request = self._requests.get(id_)
@@ -497,43 +398,32 @@ class RemotePort:
             return
         # What the first one builds on is not to come any more: its errors are final.
         first = next((other for other, waiting in self._requests.items() if waiting.is_append), id_)
-        is_finished = request.answer(answer, is_stalled=self._refusal is not None and first != id_)
+        is_finished = request.answer(answer, is_stalled=self._stall.refusal is not None and first != id_)
         if is_finished:
             self._forget(id_)
             if self._is_gathering and not self._appends_in_flight and not self._is_crowd:
                 self._wake()
         if isinstance(request, AppendRequest):
             if request.refusal is not None:
-                self._stall(request.refusal)
+                self._stall.begin(request.refusal)
             self._look_at_stall(is_taken=is_finished and request.is_written)
 
     # A full disk on the other side.
 
-    def _stall(self, refusal: DiskFull) -> None:
-        if self._refusal is None:
-            logger.warning(Event("the server takes no appends; waiting", server=self._where, reason=refusal))
-            self._knocks = 0
-        self._refusal = refusal
-        self._knocks = min(self._knocks + 1, 20)
-
     def _look_at_stall(self, *, is_taken: bool = False) -> None:
         """If no answer is to come any more: knock after a pause, or go on if the last one was that something was
         written. What is refused for another reason, because its stream was deleted, says nothing about the disk."""
-        if self._refusal is None:
+        if self._stall.refusal is None:
             return
         appends = [(id_, request) for id_, request in self._requests.items() if isinstance(request, AppendRequest)]
         if any(request.is_under_way for _, request in appends):
             return
         if is_taken or not appends:
-            if is_taken:
-                logger.warning(Event("the server takes appends again", server=self._where))
-            self._refusal = None
+            self._stall.end(is_taken=is_taken)
             for id_, request in appends:
                 self._send_request(id_, request)
         elif self._knock_timer is None:
-            delay = Backoff(_KNOCK, RANDOMNESS).next_delay(max(1, self._knocks))
-            assert not isinstance(delay, GiveUp)
-            self._knock_timer = self._loop.call_later(delay, self._knock)
+            self._knock_timer = self._loop.call_later(self._stall.delay(), self._knock)
 
     def _knock(self) -> None:
         self._knock_timer = None
@@ -549,17 +439,17 @@ class RemotePort:
         return request
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
-        if self._is_ready and self._connection is not None:
-            self._connection.send(buffers)
+        if self._link.is_ready and self._link.connection is not None:
+            self._link.connection.send(buffers)
 
     def _add_subscription(self, subscription: "RemoteSubscription") -> None:
-        if self._epoch not in (0, subscription.epoch):
+        if self._link.epoch not in (0, subscription.epoch):
             # Its offsets may be of other records; whoever reads has to look.
             self._subscriptions.pop(subscription.id, None)
             subscription.finish(EpochChanged())
             return
-        if self._is_ready and subscription.version > self._version:
-            subscription.finish(self._not_understood("consumer", subscription.version))
+        if self._link.is_ready and subscription.version > self._link.version:
+            subscription.finish(self._link.not_understood("consumer", subscription.version))
             return
         self._subscriptions[subscription.id] = subscription
         self._send(subscription.subscribe_message())
@@ -576,31 +466,18 @@ class RemotePort:
         """From any thread: the reader took this much."""
         self._soon(self._send, pack(Kind.CREDIT, id_, Credit(count)))
 
-    async def _tick(self) -> None:
-        """Heartbeats out, silence noticed, deadlines kept."""
-        pinged = 0.0
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            now = self._clock.monotonic()
-            connection = self._connection
-            if connection is not None:
-                if now - connection.heard_at > self._idle_timeout:
-                    logger.warning(Event("server silent; reconnecting", server=self._where, seconds=self._idle_timeout))
-                    connection.abort()
-                elif self._is_ready and now - pinged > self._heartbeat:
-                    pinged = now
-                    connection.ping()
-            self._expire(now)
-
     def _expire(self, now: float) -> None:
-        late = [id_ for id_, request in self._requests.items() if request.expire(now, self._where, self._refusal)]
-        for id_ in late:
-            self._forget(id_)
-        if late:
+        is_late = False
+        # Of a copy: whoever hears that one has failed may send the next.
+        for id_, request in list(self._requests.items()):
+            if request.expire(now, self._where, self._stall.refusal):
+                self._forget(id_)
+                is_late = True
+        if is_late:
             self._look_at_stall()
 
     def _stop(self) -> None:
-        self._stopping.set()
+        self._link.stopping.set()
 
     def _fail_all(self, error: MainstemError) -> None:
         requests, self._requests = self._requests, {}
@@ -621,59 +498,3 @@ _open_ports: "weakref.WeakSet[RemotePort]" = weakref.WeakSet()
 def _stop_all_at_exit() -> None:
     for port in list(_open_ports):
         port.stop_at_exit()
-
-
-class _Awaited:
-    """A result that another thread brings."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.result: Any = None
-
-    def set(self, result: Any) -> None:
-        self.result = result
-        self._event.set()
-
-    def wait(self, timeout: float) -> bool:
-        return self._event.wait(timeout)
-
-
-class _Ids:
-    """Numbers for requests and subscriptions of a connection: 1 to 2^32 - 1, then again from 1. Any thread."""
-
-    def __init__(self) -> None:
-        self._next = 1
-        self._lock = threading.Lock()
-
-    def next(self) -> int:
-        with self._lock:
-            taken = self._next
-            self._next = taken + 1 if taken < 0xFFFF_FFFF else 1
-            return taken
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _reason(error: BaseException) -> str:
-    return "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
-
-
-def _address(url: str) -> tuple[str, int]:
-    if not isinstance(url, str):
-        raise InvalidSetting(f"an address is text like mainstem://host:port, not {type(url).__name__}")
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-        (host or "").encode("idna")
-    except ValueError as error:
-        raise InvalidSetting(f"{url!r} is not an address: {error}; expected mainstem://host:port") from None
-    if parts.scheme != "mainstem" or not host or parts.path not in ("", "/") or parts.query or parts.username:
-        raise InvalidSetting(f"{url!r} is not an address; expected mainstem://host:port")
-    return host, port or _PORT_DEFAULT

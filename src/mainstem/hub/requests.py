@@ -1,6 +1,7 @@
 """What a hub asked of its server and was not answered yet. A request keeps what it needs to be sent again."""
 
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -168,6 +169,35 @@ def gather(waiting: deque[PendingAppend]) -> AppendRequest:
             break
         parts.append(waiting.popleft())
     return AppendRequest(parts)
+
+
+class Awaited:
+    """An answer that another thread brings."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.result: Any = None
+
+    def set(self, result: Any) -> None:
+        self.result = result
+        self._event.set()
+
+    def wait(self, timeout: float) -> bool:
+        return self._event.wait(timeout)
+
+
+class RequestIds:
+    """Numbers for requests and subscriptions of a connection: 1 to 2^32 - 1, then again from 1. Any thread."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        with self._lock:
+            taken = self._next
+            self._next = taken + 1 if taken < 0xFFFF_FFFF else 1
+            return taken
 
 
 def _words(name: str) -> str:

@@ -260,6 +260,7 @@ class Log:
                 self._ledger.close,
                 self._upkeep_ledger.close,
                 self._entries.close,
+                self.reader.close,
                 self._maintenance.close,
                 self.batcher.close,
                 self.upkeep.close,

@@ -18,7 +18,7 @@ _SMALL_RECORDS: Final = STATISTICS_RECORDS_MIN
 RUN_ENTRIES: Final = 1_024
 _RUN_BYTES: Final = 1 * MIB
 # A run that cannot grow is not worth a write if it is shorter than this.
-_RUN_ENTRIES_MIN: Final = 8
+RUN_ENTRIES_MIN: Final = 8
 
 
 class MergePlan(NamedTuple):
@@ -28,15 +28,16 @@ class MergePlan(NamedTuple):
     settled: int
 
 
-def plan_merge(entries: Sequence[Entry], target: Callable[[int], int] = int) -> MergePlan:
+def plan_merge(entries: Sequence[Entry], target: Callable[[int], int] = int, *, is_quiet: bool = False) -> MergePlan:
     """What to do about entries of one shard that follow each other, up to RUN_ENTRIES of them. Those whose schemas have
-    the same target can be in one batch."""
+    the same target can be in one batch. `is_quiet`: nothing was written after them for a while, so they will not grow
+    soon, and who looks for something should not have to open them all."""
     settled = entries[0].base
     run: list[Entry] = []
     size = 0
     for entry in entries:
         if not _is_small(entry) or (run and not _are_alike(run[0], entry, target)):
-            if len(run) >= _RUN_ENTRIES_MIN:
+            if len(run) >= RUN_ENTRIES_MIN:
                 return MergePlan(run, run[-1].end)
             # An entry that only differs from those before it may begin a run.
             is_first = _is_small(entry)
@@ -47,7 +48,7 @@ def plan_merge(entries: Sequence[Entry], target: Callable[[int], int] = int) -> 
         size += entry.length
         if size >= _RUN_BYTES:
             return MergePlan(run, entry.end)
-    if len(run) >= RUN_ENTRIES:
+    if len(run) >= (RUN_ENTRIES_MIN if is_quiet else RUN_ENTRIES):
         return MergePlan(run, run[-1].end)
     return MergePlan((), settled)
 

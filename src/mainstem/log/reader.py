@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from mainstem.core import pieces
 from mainstem.core.batch import BatchHeader, Buffer, FetchedBatch
@@ -29,12 +29,15 @@ from mainstem.log.frame import (
 )
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
+from mainstem.log.read_ahead import Begun, ReadAhead
 from mainstem.log.recent_reads import RecentReads
 
 # What comes last in a shard is looked into without asking the ledger if it is not more than this.
 _TAIL_BYTES_MAX: Final = 32 * 1_024
 # Bytes of other shards between two entries that are cheaper to read along than to skip.
 _GAP_BYTES_MAX: Final = 16 * 1_024
+# Less than this is read sooner than another thread is told to.
+_AHEAD_BYTES_MIN: Final = 256 * 1_024
 # Read of a payload together with its header: in a batch of 60 columns all that stands before the first.
 _FRONT_BYTES: Final = 4 * 1_024
 
@@ -58,7 +61,12 @@ class LogReader:
         self._hot = hot
         self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
         self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
+        self._ahead = ReadAhead()
         self.disk_reads = 0
+
+    def close(self) -> None:
+        """Read ahead no more."""
+        self._ahead.close()
 
     def shard(self, stream: int, shard: int) -> ShardRow:
         """Where the shard starts and ends now."""
@@ -71,90 +79,138 @@ class LogReader:
         offset: int,
         bytes_max: int = READ_BYTES_MAX,
         entries_max: int = READ_ENTRIES_MAX,
-        can_skip: CanSkip | None = None,
-        part: Part | None = None,
     ) -> list[FetchedBatch]:
-        """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end.
+        """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] at the end. DataLoss if
+        records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on."""
+        end = self._end(stream, shard, offset)
+        if offset >= end:
+            return []
+        hot = self._find_hot(stream.id, shard, offset, bytes_max)
+        return hot or list(
+            self._from_entries(
+                stream, shard, offset, entries_max, lambda entries: self._batches(stream, entries, offset, bytes_max)
+            )
+        )
 
-        Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
-        other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss if
-        records from `offset` on were trimmed or are damaged; its `last + 1` is where to go on.
-        """
-        before: Sequence[Entry] = ()
-        while True:
-            row = self._ledger.load_shard(stream.id, shard)
-            if offset < row.start:
-                raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
-            if offset >= row.stable:
-                return []
-            hot = self._find_hot(stream.id, shard, offset, bytes_max if can_skip is None else _TAIL_BYTES_MAX)
-            # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either. But
-            # for the little that came last: a follower finds it here.
-            if hot and (can_skip is None or _is_little(hot, row.stable)):
-                return hot
-            entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
-            if not entries or entries[0].base > offset:
-                return self._dropped(stream, shard, offset)
-            found: list[FetchedBatch] = []
-            try:
-                if can_skip is None:
-                    found.extend(self._batches(stream, entries, offset, bytes_max, part))
-                else:
-                    found.extend(self._wanted(stream, entries, offset, bytes_max, can_skip, part))
-            except _FileMissing as missing:
-                # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
-                # called a loss.
-                if not found and entries != before:
-                    before = entries
-                    continue
-                if not found:
-                    raise missing.loss from None
-            except DataLoss:
-                # What lies before the damage is delivered first; the next call meets the damage at its own offset.
-                if not found:
-                    raise
-            return found
-
-    def _wanted(
+    def walk(
         self,
         stream: StreamRow,
-        entries: Sequence[Entry],
+        shard: int,
         offset: int,
-        bytes_max: int,
+        entries_max: int = READ_ENTRIES_MAX,
+        *,
         can_skip: CanSkip,
-        part: Part | None,
+        part: Part | None = None,
     ) -> Iterator[FetchedBatch]:
-        """Batches of the entries that are not skipped, and one without records for each run of those that are."""
-        got = 0
+        """The batches of up to `entries_max` entries, from the one that holds `offset`, each read when it is asked for;
+        none at the end.
 
-        def is_unwanted(entry: Entry) -> bool:
-            return can_skip(entry, partial(self.statistics_of, entry))
+        Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
+        other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss as
+        `read`, if it is met first; else what stands before it is all that comes.
+        """
+        end = self._end(stream, shard, offset)
+        if offset >= end:
+            return
+        # Who skips looks at the ledger's rows first: most of what is in memory need not be looked into either. But for
+        # the little that came last: a follower finds it here.
+        hot = self._find_hot(stream.id, shard, offset, _TAIL_BYTES_MAX)
+        if hot and _is_little(hot, end):
+            yield from hot
+            return
+        yield from self._from_entries(
+            stream, shard, offset, entries_max, lambda entries: self._wanted(stream, entries, offset, can_skip, part)
+        )
 
-        for is_skipped, run in _runs(entries, is_unwanted, bytes_max):
-            if is_skipped:
-                yield _without_records(run[0]._replace(span=run[-1].end - run[0].base))
-                continue
-            at, stop = max(offset, run[0].base), run[-1].end
-            found = self._find_hot(stream.id, run[0].shard, at, bytes_max - got)
-            hot = [batch for batch in found if batch.end <= stop]
-            for batch in hot or self._batches(stream, run, offset, bytes_max - got, part):
-                yield batch
-                got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
-                at = batch.end
-            if at < stop or 2 * got >= bytes_max:
-                # Of this run something is left, which comes before anything else.
-                return
-
-    def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
-        return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
-
-    def _dropped(self, stream: StreamRow, shard: int, offset: int) -> list[FetchedBatch]:
-        """The row of an offset is gone though the shard reached so far back a moment ago: it was trimmed since."""
+    def _end(self, stream: StreamRow, shard: int, offset: int) -> int:
+        """Where the shard ends now. DataLoss if `offset` was trimmed."""
         row = self._ledger.load_shard(stream.id, shard)
         if offset < row.start:
             raise DataLoss(stream=stream.name, shard=shard, first=offset, last=row.start - 1)
-        # Or the stream was deleted, which its readers are told by others.
-        return []
+        return row.stable
+
+    def _from_entries(
+        self,
+        stream: StreamRow,
+        shard: int,
+        offset: int,
+        entries_max: int,
+        read: Callable[[Sequence[Entry]], Iterator[FetchedBatch]],
+    ) -> Iterator[FetchedBatch]:
+        """What `read` makes of the entries from the one that holds `offset`, up to what it cannot read."""
+        before: Sequence[Entry] = ()
+        while True:
+            entries = self._ledger.entries_from(stream.id, shard, offset, entries_max)
+            if not entries or entries[0].base > offset:
+                # The row is gone though the shard reached so far back a moment ago: it was trimmed since, which is
+                # said here. Or the stream was deleted, which its readers are told by others.
+                self._end(stream, shard, offset)
+                return
+            is_first = True
+            try:
+                for batch in read(entries):
+                    is_first = False
+                    yield batch
+            except _FileMissing as missing:
+                # What is no longer there may be elsewhere by now, or trimmed: the ledger is asked again before that is
+                # called a loss.
+                if is_first and entries != before:
+                    before = entries
+                    self._end(stream, shard, offset)
+                    continue
+                if is_first:
+                    raise missing.loss from None
+            except DataLoss:
+                # What lies before the damage is delivered first; the next call meets the damage at its own offset.
+                if is_first:
+                    raise
+            return
+
+    def _wanted(
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, can_skip: CanSkip, part: Part | None
+    ) -> Iterator[FetchedBatch]:
+        """Batches of the entries that are not skipped, and one without records for each run of those that are."""
+        runs = _runs(entries, lambda entry: can_skip(entry, partial(self.statistics_of, entry)), part)
+        run = next(runs, None)
+        ahead: Begun[_Brought] | None = None
+        goes_on = False
+        try:
+            while run is not None:
+                brought = self._bring(stream, run, offset, part) if ahead is None else ahead.result()
+                # Who takes one run and has enough needs nothing ahead. Of a part little is read.
+                following = next(runs) if goes_on and run.is_followed and part is None else None
+                ahead = None
+                if following is not None and following.size >= _AHEAD_BYTES_MIN:
+                    ahead = self._ahead.begin(partial(self._bring, stream, following, offset, part))
+                yield from brought.batches
+                if brought.error is not None:
+                    raise brought.error
+                if not brought.batches or brought.batches[-1].end < run.entries[-1].end:
+                    # Of this run something is left, which comes before anything else.
+                    return
+                run = following or next(runs, None)
+                goes_on = True
+        finally:
+            if ahead is not None:
+                ahead.drop()
+
+    def _bring(self, stream: StreamRow, run: "_Run", offset: int, part: Part | None) -> "_Brought":
+        """The batches of a run, from memory or from its block."""
+        first, last = run.entries[0], run.entries[-1]
+        if run.is_skipped:
+            return _Brought([_without_records(first._replace(span=last.end - first.base))])
+        hot = self._find_hot(stream.id, first.shard, max(offset, first.base), READ_BYTES_MAX)
+        batches = [batch for batch in hot if batch.end <= last.end]
+        if batches:
+            return _Brought(batches)
+        try:
+            batches.extend(self._run(stream, run.entries, offset, part))
+        except (DataLoss, _FileMissing) as error:
+            return _Brought(batches, error)
+        return _Brought(batches)
+
+    def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
+        return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
 
     def load(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
         """Every batch of these entries, which are a shard's and in order, from their blocks, with its statistics.
@@ -210,11 +266,11 @@ class LogReader:
         return row
 
     def _batches(
-        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int, part: Part | None
+        self, stream: StreamRow, entries: Sequence[Entry], offset: int, bytes_max: int
     ) -> Iterator[FetchedBatch]:
         got = 0
-        for run in _neighbours(entries, bytes_max, part):
-            for batch in self._run(stream, run, offset, part):
+        for run in _neighbours(entries, bytes_max):
+            for batch in self._run(stream, run, offset, None):
                 yield batch
                 got += batch.header.stored_len + BATCH_OVERHEAD_BYTES
                 if got >= bytes_max:
@@ -367,43 +423,59 @@ def _is_little(hot: Sequence[FetchedBatch], end: int) -> bool:
     return hot[-1].end >= end and sum(batch.header.stored_len for batch in hot) <= _TAIL_BYTES_MAX
 
 
-def _runs(
-    entries: Sequence[Entry], is_skipped: Callable[[Entry], bool], bytes_max: int
-) -> Iterator[tuple[bool, list[Entry]]]:
-    """Entries grouped by whether they are skipped, in their order; those that are not, about `bytes_max` at a time.
-    Only the first of the next group has been asked about when a group is taken."""
+class _Run(NamedTuple):
+    """Entries that follow each other and are passed over, or read together."""
+
+    entries: list[Entry]
+    is_skipped: bool
+    # Whether something to be read comes next; if not, nobody has asked yet how much is passed over.
+    is_followed: bool
+
+    @property
+    def size(self) -> int:
+        return sum(entry.length for entry in self.entries)
+
+
+class _Brought(NamedTuple):
+    """The batches of a run up to the first that could not be read."""
+
+    batches: list[FetchedBatch]
+    error: DataLoss | _FileMissing | None = None
+
+
+def _runs(entries: Sequence[Entry], is_skipped: Callable[[Entry], bool], part: Part | None) -> Iterator[_Run]:
+    """Entries grouped by whether they are skipped, in their order, and where they are not, as `_neighbours`. Only the
+    first of the next group has been asked about when a group is taken."""
     run: list[Entry] = []
-    was_skipped, size = False, 0
+    was_skipped = False
     for entry in entries:
         skipped = not entry.length or is_skipped(entry)
-        if run and (skipped != was_skipped or size >= bytes_max):
-            yield was_skipped, run
-            run, size = [], 0
+        if run and (skipped != was_skipped or not (skipped or _is_near(run, entry, READ_BYTES_MAX, part))):
+            yield _Run(run, was_skipped, is_followed=not skipped)
+            run = []
         was_skipped = skipped
-        size += 0 if skipped else entry.length
         run.append(entry)
     if run:
-        yield was_skipped, run
+        yield _Run(run, was_skipped, is_followed=False)
 
 
-def _neighbours(entries: Sequence[Entry], bytes_max: int, part: Part | None = None) -> Iterator[list[Entry]]:
-    """Entries grouped where their bytes lie close together, so that one read brings many small ones. Those that can be
-    read in parts stay alone."""
+def _neighbours(entries: Sequence[Entry], bytes_max: int) -> Iterator[list[Entry]]:
+    """Entries grouped where their bytes lie close together, so that one read brings many small ones."""
     run: list[Entry] = []
     for entry in entries:
-        if part is not None and _pieces_of(entry, part) is not None:
-            if run:
-                yield run
-            yield [entry]
+        if run and not _is_near(run, entry, bytes_max):
+            yield run
             run = []
-            continue
-        if run:
-            last = run[-1]
-            gap = entry.position - last.position - last.length
-            size = entry.position + entry.length - run[0].position
-            if entry.block != last.block or not 0 <= gap <= _GAP_BYTES_MAX or size > bytes_max:
-                yield run
-                run = []
         run.append(entry)
     if run:
         yield run
+
+
+def _is_near(run: Sequence[Entry], entry: Entry, bytes_max: int, part: Part | None = None) -> bool:
+    """Whether an entry is read together with those before it. One that can be read in parts stays alone."""
+    last = run[-1]
+    gap = entry.position - last.position - last.length
+    size = entry.position + entry.length - run[0].position
+    if entry.block != last.block or not 0 <= gap <= _GAP_BYTES_MAX or size > bytes_max:
+        return False
+    return part is None or (_pieces_of(entry, part) is None and _pieces_of(last, part) is None)

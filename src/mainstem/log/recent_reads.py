@@ -19,7 +19,8 @@ class RecentReads:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._kept: OrderedDict[Place, bytes] = OrderedDict()
-        self._under_way: dict[Place, threading.Event] = {}
+        # Each is held by who reads.
+        self._under_way: dict[Place, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def read(self, block: int, position: int, length: int) -> bytes:
@@ -31,18 +32,20 @@ class RecentReads:
                 if found is not None:
                     self._kept.move_to_end(place)
                     return found
-                arrived = self._under_way.get(place)
-                if arrived is None:
-                    self._under_way[place] = threading.Event()
+                under_way = self._under_way.get(place)
+                if under_way is None:
+                    under_way = self._under_way[place] = threading.Lock()
+                    under_way.acquire()
                     break
-            arrived.wait()
+            with under_way:
+                pass
         try:
             data = self._read(block, position, length)
             self._keep(place, data)
             return data
         finally:
             with self._lock:
-                self._under_way.pop(place).set()
+                self._under_way.pop(place).release()
 
     def _keep(self, place: Place, data: bytes) -> None:
         if len(data) * 2 > self._bytes_max:

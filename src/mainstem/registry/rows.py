@@ -6,6 +6,8 @@ the general way, `takers`, which takes more and knows the path of what is wrong.
 later, many rows at a time.
 """
 
+import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -18,6 +20,7 @@ from mainstem.core.kept import kept
 from mainstem.core.layouts import shape_of
 from mainstem.core.schema import Schema, count_fields, null_bits, size_of
 from mainstem.registry import columns
+from mainstem.registry.known_fields import trimmer_of
 from mainstem.registry.takers import FieldsTaker, Misfit, described, int_bounds
 
 Values = tuple[Any, ...]
@@ -72,6 +75,13 @@ class RowConverter:
         except Misfit as misfit:
             raise _mismatch(misfit) from None
 
+    @functools.cached_property
+    def _of_stored(self) -> "RowConverter":
+        """The same, but a field that the schema does not know is left out."""
+        found, take, trim = copy.copy(self), self.take, trimmer_of(self.schema.arrow)
+        found.take = lambda row: take(trim(row))
+        return found
+
     def _convert_any(self, row: Any) -> tuple[Values, int]:
         if not isinstance(row, Mapping):
             raise Misfit(f"a row is an object with the fields of the schema, not {described(row)}")
@@ -91,14 +101,15 @@ class RowConverter:
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
     def from_json(
-        self, values: pa.BinaryArray, *, is_first_enough: bool = False
+        self, values: pa.BinaryArray, *, is_first_enough: bool = False, is_stored: bool = False
     ) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
         """Rows in JSON, one in each value. Those that do not fit are told, and are rows of nulls in the batch; a value
         that is null is such a row too, and not a bad one. With `is_first_enough` the batch ends soon after the first
-        bad row."""
+        bad row. Of what `is_stored` unknown fields are left out: an earlier version may have had them."""
         from mainstem.registry import json_rows
 
-        batch, misfits = json_rows.read(self, values, is_first_enough=is_first_enough)
+        converter = self._of_stored if is_stored else self
+        batch, misfits = json_rows.read(converter, values, is_first_enough=is_first_enough)
         return batch, [BadRow(index, misfit.path, misfit.reason) for index, misfit in sorted(misfits.items())]
 
     def json_size(self, values: pa.BinaryArray, value_bytes: int = 0) -> int:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload, schema
 from mainstem.core.batch import Buffer
-from mainstem.core.errors import FolderUnusable, LedgerDamaged, ProtocolError
+from mainstem.core.errors import FolderUnusable, InvalidSchema, LedgerDamaged, ProtocolError
 from mainstem.log import (
     backup_folder,
     batcher,
@@ -42,6 +42,7 @@ from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger.rules import appends
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from mainstem.log.upgrade import Backup
+from mainstem.produce.gateway import Gateway
 from mainstem.registry import promotion
 from mainstem.transport.wire import MessageReader
 
@@ -355,6 +356,28 @@ def believe_metadata() -> Iterator[None]:
         return
 
     with _patched(schema, "_check_metadata", believe):
+        yield
+
+
+@_bug
+def stumble_over_schemas() -> Iterator[None]:
+    """Bytes that are no schema are taken for an error of one's own."""
+    parse = schema._parse
+
+    def fragile(serialized: bytes) -> schema.Schema:
+        try:
+            return parse(serialized)
+        except InvalidSchema as error:
+            raise RuntimeError(str(error)) from error
+
+    with _patched(schema, "_parse", fragile):
+        yield
+
+
+@_bug
+def believe_json() -> Iterator[None]:
+    """Bytes for a stream of rows are stored without being looked at."""
+    with _patched(Gateway, "_check_json", lambda self, row, header, batch: None):
         yield
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import mainstem
-from mainstem.hub import remote
+from mainstem.hub import link, remote
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.retry import RetryPolicy
@@ -506,7 +506,7 @@ def test_hubs_that_lost_their_server_come_back_spread_out(server, monkeypatch):
     """The same crowd without jitter knocks all at once: full jitter is what spreads it."""
     polite = crowd_of(server, 60)
     server.start()
-    monkeypatch.setattr(remote, "RANDOMNESS", LongestPause())
+    monkeypatch.setattr(link, "RANDOMNESS", LongestPause())
     rude = crowd_of(server, 60)
     assert rude >= 30
     assert polite <= rude / 2
@@ -571,10 +571,10 @@ def test_closing_a_producer_without_acknowledgements_does_not_wait_for_a_server_
 def test_a_hub_whose_thread_fails_says_so_and_hangs_nobody(server, monkeypatch, caplog):
     with mainstem.connect(server.url) as hub:
 
-        async def broken(port: remote.RemotePort, scratch: bytearray) -> bool:
+        async def broken(port: link.Link, scratch: bytearray) -> bool:
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(remote.RemotePort, "_connect", broken)
+        monkeypatch.setattr(link.Link, "_connect", broken)
         server.kill()
         with pytest.raises(mainstem.InternalError, match="planted"):
             hub.streams.list()
@@ -600,3 +600,20 @@ def test_a_record_over_the_limit_of_the_server_fails_alone(tmp_path):
             producer.send("orders", b"x" * 2_000)
         acks.append(producer.send("orders", b"ok"))
         assert [ack.result(10) for ack in acks] == [(0, 0), (0, 1)]
+
+
+def test_everything_that_is_late_is_told_and_the_next_record_goes_on(server, paused):
+    """Whoever hears that one has failed ships the next, which fails as well: there are more than go in one request."""
+    pause, resume = paused
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("s", shards=3)
+        producer = hub.producer(delivery_timeout=1)
+        producer.send("s", b"first").result(10)
+        pause()
+        acks = [producer.send("s", os.urandom(20_000), key=b"%d" % number) for number in range(500)]
+        for ack in acks:
+            assert isinstance(ack.exception(timeout=20), mainstem.DeadlineExceeded)
+        resume()
+        producer.send("s", b"last").result(20)
+        producer.close()
+        assert values(hub, "s").count(b"last") == 1

@@ -86,6 +86,40 @@ def test_what_cannot_match_is_not_read(log):
     assert (feed.counts.opened, feed.counts.skipped) == (1, 9)
 
 
+def test_what_is_skipped_is_counted_once(log):
+    """Whoever stops before it is asked about again, whatever was skipped elsewhere in between."""
+    for shard in (0, 1):
+        for number in range(6):
+            append_values(log, 1, b"%d" % number, shard=shard)
+    feed = feed_of(log, "_offset = 0 OR _offset = 3")
+    assert len(values(drained(feed, 1))) == 4
+    assert (feed.counts.opened, feed.counts.skipped) == (4, 8)
+
+
+def test_many_batches_are_one_question_to_the_ledger(log, monkeypatch):
+    for number in range(12):
+        append_values(log, 1, b"%d" % number, b"x" * 600_000)
+    asked: list[int] = []
+    entries_from = log.reader._ledger.entries_from
+
+    def watched(*args: int) -> object:
+        asked.append(args[2])
+        return entries_from(*args)
+
+    monkeypatch.setattr(log.reader._ledger, "entries_from", watched)
+    found = drained(feed_of(log, "value = '7' OR value = '11'"))
+    assert values(found) == [b"7", b"11"]
+    assert len(asked) <= 3
+
+
+def test_a_bounded_feed_is_not_read_beyond_its_end(log):
+    for number in range(5):
+        append_values(log, 1, b"%d" % number)
+    feed = feed_of(log, "value <> 'x'", ends=[2, 0])
+    assert values(drained(feed)) == [b"0", b"1"]
+    assert feed.is_done
+
+
 def test_a_look_ends_after_a_moment(log):
     """However much there is without a match: the reader learns how far it came."""
     for number in range(300):
@@ -170,14 +204,14 @@ def test_after_an_error_nothing_is_missing(log, monkeypatch, where):
 def test_an_error_of_the_disk_waits_for_what_was_found(log, monkeypatch):
     append_values(log, 1, b"a")
     append_values(log, 1, b"b", shard=1)
-    read, failing = log.reader.read, True
+    walk, failing = log.reader.walk, True
 
     def fail(stream, shard, *args, **options):
         if failing and shard == 1:
             raise OSError("no such disk")
-        return read(stream, shard, *args, **options)
+        return walk(stream, shard, *args, **options)
 
-    monkeypatch.setattr(log.reader, "read", fail)
+    monkeypatch.setattr(log.reader, "walk", fail)
     feed = feed_of(log, "_offset >= 0")
     found = feed.read(LARGE)
     assert values(found) == [b"a"]

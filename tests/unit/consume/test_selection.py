@@ -156,11 +156,31 @@ def watch_columns(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 def test_only_what_is_needed_is_decoded(monkeypatch):
     """The columns of the predicate first; the others only where a row matches."""
     decoded = watch_columns(monkeypatch)
-    selection = Selection(view(["amount"]), "id = 40")
-    selection.apply(numbered(10))
+    selection = Selection(view(["amount"]), "id = 9999")
+    first, second = numbered(5_000), numbered(5_000, base=5_000)
+    assert first.header.encoding == second.header.encoding == payload.LZ4_BUFFERS
+    selection.apply(first)
     assert decoded == [{"id"}]
-    selection.apply(numbered(10, base=40))
+    selection.apply(second)
     assert decoded[1:] == [{"id"}, {"amount"}]
+
+
+@pytest.mark.parametrize("count", [10, 200])
+def test_what_is_compressed_together_or_not_at_all_is_decoded_once(monkeypatch, count):
+    decoded = watch_columns(monkeypatch)
+    opened: list[int] = []
+    read_message = payload._read
+
+    def watched(*args: Any) -> pa.RecordBatch:
+        opened.append(1)
+        return read_message(*args)
+
+    monkeypatch.setattr(payload, "_read", watched)
+    batch = numbered(count)
+    assert batch.header.encoding == (payload.RAW if count == 10 else payload.LZ4)
+    (left,) = Selection(view(["amount"]), "id = 3 OR id = 4").apply(batch)
+    assert (decoded, opened) == ([], [1])
+    assert [offset for offset, _ in read([left], view(["amount"]))] == [3, 4]
 
 
 def test_a_batch_with_gaps_keeps_its_offsets():
@@ -218,7 +238,9 @@ def test_records_without_a_schema():
 def test_a_filter_on_headers_decodes_no_value(monkeypatch):
     decoded = watch_columns(monkeypatch)
     selection = Selection(View(None), "headers['tenant'] = 't3'")
-    selection.apply(records_of([b"x" * 1000] * 50, headers=[{"tenant": b"t1"}] * 50))
+    batch = records_of([b"x" * 1000] * 100, headers=[{"tenant": b"t1"}] * 100)
+    assert batch.header.encoding == payload.LZ4_BUFFERS
+    selection.apply(batch)
     assert decoded == [{"headers"}]
 
 

@@ -18,7 +18,8 @@ def keeping(tmp_path, monkeypatch):
     """Runs of few entries are merged, and a few records are enough for statistics."""
     for module in (merger, merging):
         monkeypatch.setattr(module, "RUN_ENTRIES", 16)
-    monkeypatch.setattr(merger, "_RUN_ENTRIES_MIN", 4)
+    for module in (merger, merging):
+        monkeypatch.setattr(module, "RUN_ENTRIES_MIN", 4)
     monkeypatch.setattr(contents, "STATISTICS_RECORDS_MIN", 8)
     found = Keeping(tmp_path / "data")
     yield found

@@ -32,6 +32,33 @@ def short_runs(monkeypatch):
         monkeypatch.setattr(module, "RUN_ENTRIES", 64)
 
 
+def test_a_few_entries_are_merged_when_nothing_more_comes(keeping):
+    """Or whoever looks for a value would have to open them all: tiny batches have no statistics."""
+    stream = keeping.create(shards=2)
+    found = [keeping.write_singly(stream, count, shard=shard) for shard, count in enumerate((20, 7))]
+    keeping.keep()
+    for _ in range(4):
+        keeping.keep(10)
+        found[0] |= keeping.write_singly(stream, 1, first=len(found[0]))
+    assert [len(keeping.entries(stream, shard)) for shard in (0, 1)] == [24, 7], (
+        "they wait for more"
+    )
+    keeping.keep()
+    keeping.keep(29)
+    assert len(keeping.entries(stream)) == 24
+    keeping.keep(1)
+    assert [len(keeping.entries(stream, shard)) for shard in (0, 1)] == [1, 7]
+    assert [keeping.read(stream, shard=shard) for shard in (0, 1)] == found
+    flushes = keeping.log.counters()["flushes_applied"]
+    keeping.keep(600)
+    assert keeping.log.counters()["flushes_applied"] <= flushes + 2, "and are not looked at again"
+    found[0] |= keeping.write_singly(stream, 9, first=24)
+    keeping.keep()
+    keeping.keep(30)
+    assert len(keeping.entries(stream)) == 2
+    assert keeping.read(stream) == found[0]
+
+
 # Rows below the start.
 
 

@@ -1,5 +1,6 @@
 """Space comes back: what is alive in a block moves, its file goes, and at every moment the ledger can be rebuilt."""
 
+import math
 import random
 import threading
 import time
@@ -10,13 +11,15 @@ from mainstem.core.errors import DataLoss, Refused, StreamDeleted
 from mainstem.log.flush import DeleteStream, ForgetBlock, ForgetStream, Rejected, TrimShard
 from mainstem.log.log import LogOptions
 from mainstem.log.reader import LogReader
-from mainstem.log.upkeep import Pace, freeing, upkeep
+from mainstem.log.upkeep import Pace, freeing, merging, upkeep
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
 @pytest.fixture
-def keeping(tmp_path):
+def keeping(tmp_path, monkeypatch):
+    """Nothing is merged, which would move it to other blocks."""
+    monkeypatch.setattr(merging, "_QUIET_SECONDS", math.inf)
     found = Keeping(tmp_path / "data")
     yield found
     found.log.close()

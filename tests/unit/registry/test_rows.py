@@ -717,3 +717,69 @@ def test_only_the_bytes_of_a_part_of_a_column_are_gone_through():
     # A column of nothing but tombstones may have no bytes at all.
     rows, bad = converter_of(schema).from_json(pa.nulls(100, pa.binary()))
     assert (rows.column(0).null_count, bad) == (100, [])
+
+
+VERSIONED = as_schema(
+    {
+        "id": "int not null",
+        "at": {"type": {"town": "text"}, "aliases": ["place"]},
+        "items": [{"sku": "text"}],
+        "labels": "map<string, struct<on: bool>>",
+        "pairs": "map<int64, struct<on: bool>>",
+        "raw": "binary",
+    }
+)
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_of_stored_json_unknown_fields_are_left_out_at_any_depth(count):
+    row = {
+        "id": 1,
+        "gone": {"x": [1]},
+        "place": {"town": "Ulm", "gone": 1},
+        "items": [{"sku": "a", "gone": 1}, None],
+        "labels": {"gone": {"on": True, "gone": 1}},
+        "pairs": [[7, {"on": False, "gone": 1}]],
+        "raw": {"base64": "/wA="},
+    }
+    converter = converter_of(VERSIONED)
+    values = pa.array([json.dumps(row).encode()] * count)
+    batch, bad = converter.from_json(values, is_stored=True)
+    assert not bad
+    assert (
+        batch.to_pylist()
+        == [
+            {
+                "id": 1,
+                "at": {"town": "Ulm"},
+                "items": [{"sku": "a"}, None],
+                "labels": [("gone", {"on": True})],
+                "pairs": [(7, {"on": False})],
+                "raw": b"\xff\x00",
+            }
+        ]
+        * count
+    )
+    assert converter.from_json(values)[1][0].path == "gone", "what is sent must be right"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (b'{"gone": 1}', "id"),
+        (b'{"id": "x", "gone": 1}', "id"),
+        (b'{"id": 1, "gone": 1, "gone": 2}', "gone"),
+        (b'{"id": 1, "gone": NaN}', ""),
+        (b'{"id": 1, "at": [], "gone": 1}', "at"),
+        (b'{"id": 1, "at": {}, "place": {}, "gone": 1}', "at"),
+        (b'{"id": 1, "items": {"gone": 1}}', "items"),
+        (b'{"id": 1, "labels": 5, "gone": 1}', "labels"),
+        (b'{"id": 1, "pairs": [[1]], "gone": 1}', "pairs[0]"),
+        (b"[1]", ""),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 60])
+def test_stored_json_that_does_not_fit_is_still_told(text, path, count):
+    _, bad = converter_of(VERSIONED).from_json(pa.array([text] * count), is_stored=True)
+    assert {row.path for row in bad} == {path}
+    assert len(bad) == count

@@ -1,6 +1,8 @@
 """Application: a function on values, with its type found out and constants worked out, and all of arithmetic."""
 
 from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -53,7 +55,18 @@ def folded(found: Bound, *parts: Bound) -> Bound:
     value = found.evaluate(None)[0]
     # Not every moment that Arrow has is one for Python.
     is_plain = value.is_valid and family_of(value.type) not in TEMPORAL
-    return Constant(value.type, repr(value.as_py())[:60] if is_plain else found.label, value)
+    return Constant(value.type, shown(value.as_py()) if is_plain else found.label, value)
+
+
+def shown(value: object) -> str:
+    """A constant as it stands in a predicate, for messages."""
+    if isinstance(value, timedelta):
+        return "a time span"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, bytes):
+        return f"x'{value[:30].hex()}'"
+    return str(value)[:60] if isinstance(value, Decimal) else repr(value)[:60]
 
 
 def arithmetic(sign: str, left: Bound, right: Bound) -> Bound:
@@ -69,9 +82,13 @@ def arithmetic(sign: str, left: Bound, right: Bound) -> Bound:
         left, right = right, left
     if sign in ("+", "-") and (found := _on_moments(sign, label, left, right)) is not None:
         return found
+    hint = ""
+    if families & (MOMENTS | {Family.TIME}):
+        hint = "; write a length of time like INTERVAL '90' MINUTE"
+    elif sign == "+" and Family.TEXT in families:
+        hint = "; join text with ||"
     raise InvalidPredicate(
-        f"{left.label} is {left.type} and {right.label} is {right.type}: {sign} does not go with them"
-        + ("; join text with ||" if sign == "+" and Family.TEXT in families else "")
+        f"{left.label} is {left.type} and {right.label} is {right.type}: {sign} does not go with them{hint}"
     )
 
 

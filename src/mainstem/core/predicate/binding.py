@@ -17,9 +17,11 @@ from mainstem.core.errors import InvalidPredicate
 from mainstem.core.layouts import ARROW_ERRORS
 from mainstem.core.limits import PREDICATE_JOINS_MAX
 from mainstem.core.predicate import kernels
-from mainstem.core.predicate.application import NULL, applied, arithmetic, folded, whole
+from mainstem.core.predicate.application import NULL, applied, arithmetic, folded, shown, whole
 from mainstem.core.predicate.bound import And, Applied, Bound, Constant, IsNull, IsTruth, Not, Or, Value
 from mainstem.core.predicate.comparison import (
+    FORMS,
+    NO_LISTS,
     as_moment,
     compare,
     converted,
@@ -29,7 +31,7 @@ from mainstem.core.predicate.comparison import (
     unified,
 )
 from mainstem.core.predicate.families import STRINGS, TEMPORAL, Family, decimal_type, family_of
-from mainstem.core.predicate.functions import ALIASES, FUNCTIONS, call, coalesce, nullif
+from mainstem.core.predicate.functions import INSTEAD, call, check_count, check_name, coalesce, nullif
 from mainstem.core.predicate.patterns import like
 from mainstem.core.predicate.tree import Column, Expression, Literal, LiteralValue, Operation
 
@@ -59,14 +61,19 @@ class Binder:
             return self._column(expression.path)
         if isinstance(expression, Literal):
             return constant_of(expression.value)
+        # Of a function that is not there its values are not of interest.
+        name = expression.name
+        function = check_name(name.removesuffix("()")) if name.endswith("()") else ""
         parts = tuple(map(self._bind, expression.parts))
-        return folded(self._operation(expression, parts), *parts)
+        return folded(self._call(function, parts) if function else self._operation(expression, parts), *parts)
 
     def _column(self, path: tuple[str, ...]) -> Bound:
-        name = _found(path[0], self._schema.names, "there is no column")
+        name = _found(path[0], self._schema.names, "there is no column", is_alone=len(path) == 1)
         kind, inside = self._schema.field(name).type, []
         for position, part in enumerate(path[1:], 1):
             above = ".".join(path[:position])
+            if family_of(kind) is Family.MAP:
+                raise InvalidPredicate(f"column {above!r} is {kind}; name the key of a map like {above}['{part}']")
             if family_of(kind) is not Family.STRUCT:
                 raise InvalidPredicate(f"column {above!r} is {kind}; only a struct has fields such as {part!r}")
             names = [kind.field(index).name for index in range(kind.num_fields)]
@@ -91,9 +98,8 @@ class Binder:
             return self._joined(*parts)
         if name == "case":
             return _case(parts)
-        if name == "cast":
-            return cast(parts[0], operation.detail)
-        return self._call(name.removesuffix("()"), parts)
+        assert name == "cast", name
+        return cast(parts[0], operation.detail)
 
     def _joined(self, left: Bound, right: Bound) -> Bound:
         self._joins += 1
@@ -107,21 +113,15 @@ class Binder:
         return applied("the result of ||", _join, *unified((left, right)))
 
     def _call(self, name: str, parts: tuple[Bound, ...]) -> Bound:
-        name = ALIASES.get(name, name)
         if name == "coalesce":
             return coalesce(parts)
-        if name == "nullif" and len(parts) == 2:
+        if name == "nullif":
+            check_count(name, len(parts), 2, 2)
             return nullif(*parts)
-        if name == "now" and not parts:
+        if name == "now":
+            check_count(name, len(parts), 0, 0)
             return Constant(_TIMESTAMP, "now()", pa.scalar(self._now_us, _TIMESTAMP))
-        if name in FUNCTIONS:
-            return call(name, parts)
-        known = sorted((*FUNCTIONS, "coalesce", "now", "nullif"))
-        if name in known:
-            raise InvalidPredicate(f"{name} takes {2 if name == 'nullif' else 0} values, not {len(parts)}")
-        near = difflib.get_close_matches(name[:32], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        raise InvalidPredicate(f"there is no function {name[:64]!r}; {hint}")
+        return call(name, parts)
 
 
 def as_condition(what: str, part: Bound) -> Bound:
@@ -129,7 +129,7 @@ def as_condition(what: str, part: Bound) -> Bound:
     if is_null(part):
         return Constant(pa.bool_(), "NULL", pa.scalar(None, pa.bool_()))
     if family_of(part.type) is not Family.BOOLEAN:
-        raise InvalidPredicate(f"{what} needs conditions; {part.label} is {part.type}; compare it with something")
+        raise InvalidPredicate(f"{what} needs conditions; {part.label} is {part.type}; compare it with a value")
     return part
 
 
@@ -148,7 +148,7 @@ def constant_of(value: LiteralValue) -> Bound:
         kind = decimal_type(max(len(number.as_tuple().digits), scale + 1), scale)
         value = number
     scalar = pa.scalar(value, kind)
-    return Constant(scalar.type, "time span" if isinstance(value, timedelta) else f"{value!r}"[:60], scalar)
+    return Constant(scalar.type, shown(value), scalar)
 
 
 def cast(part: Bound, to: str) -> Bound:
@@ -158,14 +158,17 @@ def cast(part: Bound, to: str) -> Bound:
         return NULL
     families, kernel = _CASTS[to]
     if family_of(part.type) not in families:
-        raise InvalidPredicate(f"{part.label} is {part.type} and cannot be cast to {to}")
+        wanted = " or ".join(sorted(families))
+        raise InvalidPredicate(f"{part.label} is {part.type} and cannot be cast to {to}, only {wanted} can")
     found = applied(label, kernel, part)
     if is_null(found):
-        raise InvalidPredicate(f"{part.label} cannot be read as {to}")
+        hint = f"; write it like '{FORMS[to]}'" if to in FORMS else ""
+        raise InvalidPredicate(f"{part.label} cannot be read as {to}{hint}")
     return found
 
 
-def _found(name: str, names: Sequence[str], missing: str) -> str:
+def _found(name: str, names: Sequence[str], missing: str, *, is_alone: bool = False) -> str:
+    """The name as it is stored. One that stands alone may be meant for something else than a column."""
     if name in names:
         return name
     alike = [other for other in names if other.lower() == name.lower()]
@@ -177,6 +180,10 @@ def _found(name: str, names: Sequence[str], missing: str) -> str:
     near = difflib.get_close_matches(name[:32], [other for other in names if len(other) <= 32][:64], 1)
     shown = ", ".join(list(names)[:_NAMES_SHOWN])
     hint = f"did you mean {near[0]!r}?" if near else f"there are {shown}{', ...' if len(names) > _NAMES_SHOWN else ''}"
+    if is_alone and name.lower() in INSTEAD:
+        hint = INSTEAD[name.lower()]
+    elif is_alone and not near:
+        hint = f"text stands in single quotes; {hint}"
     raise InvalidPredicate(f"{missing} {name[:255]!r}; {hint}")
 
 
@@ -212,7 +219,8 @@ def _lookup(part: Bound, key: Bound) -> Bound:
     if is_null(part) or is_null(key):
         return NULL
     if family_of(part.type) is not Family.MAP:
-        raise InvalidPredicate(f"{part.label} is {part.type}; only a map has keys in [ ]")
+        hint = f"; {NO_LISTS}" if family_of(part.type) is Family.LIST else ""
+        raise InvalidPredicate(f"{part.label} is {part.type}; only a map has keys in [ ]{hint}")
     if not isinstance(key, Constant):
         raise InvalidPredicate(f"{part.label}: a key in [ ] must be a constant")
     wanted = _key_scalar(part, key)
@@ -230,7 +238,7 @@ def _key_scalar(part: Bound, key: Constant) -> Any:
             return key.scalar.cast(kind)
     except ARROW_ERRORS:
         pass
-    raise InvalidPredicate(f"the keys of {part.label} are {kind}, and {key.label} is none")
+    raise InvalidPredicate(f"the keys of {part.label} are {kind}, and {key.label} is {key.type}")
 
 
 def _like(name: str, part: Bound, pattern: Bound, escape: str) -> Bound:

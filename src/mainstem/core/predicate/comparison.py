@@ -40,6 +40,13 @@ from mainstem.core.predicate.families import (
     unit_ns,
 )
 
+# How moments are written.
+FORMS: Final[dict[str, str]] = {
+    Family.DATE: "2026-01-31",
+    Family.TIME: "12:30:00",
+    Family.TIMESTAMP: "2026-01-31 12:30:00",
+}
+NO_LISTS: Final = "of a list a predicate can only say whether it is NULL"
 # From so many constants on a hash table is faster than comparing with each: of text, and of everything else.
 _FEW_TEXTS: Final = 4
 _FEW: Final = 16
@@ -103,7 +110,8 @@ def unified(parts: Sequence[Bound]) -> tuple[Bound, ...]:
     for part in parts[1:]:
         if (wider := common_type(kind, part.type)) is None:
             raise InvalidPredicate(
-                f"{parts[0].label} is {parts[0].type} and {part.label} is {part.type}: they do not go together"
+                f"{parts[0].label} is {parts[0].type} and {part.label} is {part.type}: they do not go together; "
+                "CAST(... AS type) makes one like the other"
             )
         kind = wider
     return tuple(converted(part, kind) for part in parts)
@@ -132,9 +140,8 @@ def as_moment(part: Bound, beside: Bound) -> Bound:
         return part
     value = read[family](part.evaluate(None))
     if value.null_count:
-        form = {Family.DATE: "2026-01-31", Family.TIME: "12:30:00"}.get(family, "2026-01-31 12:30:00")
         raise InvalidPredicate(
-            f"{beside.label} is {beside.type}, and {part.label} is no {family}; write it like '{form}'"
+            f"{beside.label} is {beside.type}, and {part.label} is no {family}; write it like '{FORMS[family]}'"
         )
     return Constant(value.type, part.label, value[0])
 
@@ -145,11 +152,20 @@ def _check(left: Bound, right: Bound) -> None:
         return
     if any({first, second} <= group for group in (NUMBERS, STRINGS, MOMENTS)):
         return
+    families = {first, second}
     hint = ""
-    if Family.TEXT in (first, second) and {first, second} & NUMBERS:
-        hint = "; write numbers without quotes, and text with them"
-    elif {first, second} & {Family.STRUCT, Family.MAP}:
+    if Family.LIST in families:
+        hint = f"; {NO_LISTS}"
+    elif families & {Family.STRUCT, Family.MAP}:
         hint = "; name a field of it (a.b), or a key of a map (a['b'])"
+    elif Family.TEXT in families and families & NUMBERS:
+        hint = "; write numbers without quotes, and text with them"
+    elif form := next((FORMS[family] for family in (first, second) if family in FORMS), ""):
+        hint = f"; write it like '{form}'"
+    elif Family.BOOLEAN in families:
+        hint = "; write TRUE or FALSE"
+    elif Family.BINARY in families:
+        hint = "; write it as text in quotes, or as bytes like x'ff'"
     raise InvalidPredicate(
         f"{left.label} is {left.type} and cannot be compared with {right.label}, which is {right.type}{hint}"
     )

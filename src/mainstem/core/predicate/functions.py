@@ -1,5 +1,6 @@
 """The functions that a predicate may call: a table of names, what each takes and what it makes of it."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,12 +37,10 @@ class Function:
 def call(name: str, parts: Sequence[Bound]) -> Bound:
     """A function of the table applied to values; InvalidPredicate says what it takes."""
     function = FUNCTIONS[name]
-    if not function.at_least <= len(parts) <= len(function.takes):
-        few, many = function.at_least, len(function.takes)
-        raise InvalidPredicate(f"{name} takes {few if few == many else f'{few} or {many}'} values, not {len(parts)}")
-    for part, families in zip(parts, function.takes, strict=False):
+    check_count(name, len(parts), function.at_least, len(function.takes))
+    for place, (part, families) in enumerate(zip(parts, function.takes, strict=False)):
         if family_of(part.type) not in families | {Family.NULL}:
-            wanted = " or ".join(sorted(families))
+            wanted = " or ".join(sorted(families)) + ("", " as its second value", " as its third value")[place]
             hint = "; CAST(... AS TEXT) reads it as UTF-8" if family_of(part.type) is Family.BINARY else ""
             raise InvalidPredicate(f"{name} takes {wanted}; {part.label} is {part.type}{hint}")
     return NULL if any(map(is_null, parts)) else function.make(*parts)
@@ -89,7 +88,7 @@ def _trimming(kernel: Callable[..., Any]) -> Callable[[Any], Any]:
 
 def _constant(name: str, part: Bound) -> Any:
     if not isinstance(part, Constant):
-        raise InvalidPredicate(f"{name}: {part.label} must be a constant here")
+        raise InvalidPredicate(f"{name} takes a constant there; {part.label} is none")
     return part.scalar.as_py()
 
 
@@ -190,3 +189,39 @@ ALIASES: Final = {
     "substr": "substring",
     "suffix": "ends_with",
 }
+
+_PARTS_OF_TIME: Final = "write year(x), month(x), day(x), hour(x), minute(x) or second(x)"
+_AGGREGATE: Final = "a predicate looks at one record, without aggregates"
+_PATTERN: Final = "write LIKE, or starts_with, ends_with, contains"
+_MOMENT: Final = "write now()"
+# What SQL has elsewhere, and what says the same here.
+INSTEAD: Final = {
+    **dict.fromkeys(("extract", "date_part", "datepart"), _PARTS_OF_TIME),
+    **dict.fromkeys(("avg", "count", "max", "min", "sum"), _AGGREGATE),
+    **dict.fromkeys(("regexp_matches", "regexp_like", "regexp", "rlike", "position", "strpos", "instr"), _PATTERN),
+    **dict.fromkeys(("current_timestamp", "current_date", "current_time", "localtimestamp", "getdate"), _MOMENT),
+    **dict.fromkeys(("ifnull", "nvl", "isnull"), "write coalesce(x, y)"),
+    **dict.fromkeys(("if", "iff", "iif"), "write CASE WHEN x THEN y ELSE z END"),
+    **dict.fromkeys(("any", "some", "all"), "write IN (...), or conditions with AND and OR"),
+    "concat": "write x || y",
+    "date_trunc": "write x >= DATE '2026-01-01' AND x < DATE '2026-02-01'",
+    "left": "write substring(x, 1, count)",
+}
+_KNOWN: Final = sorted((*FUNCTIONS, "coalesce", "now", "nullif"))
+
+
+def check_name(name: str) -> str:
+    """The name of a function in the table; InvalidPredicate says what there is instead."""
+    name = ALIASES.get(name, name)
+    if name in _KNOWN:
+        return name
+    near = difflib.get_close_matches(name[:32], _KNOWN, 1)
+    hint = INSTEAD.get(name) or (f"did you mean {near[0]}?" if near else f"there are {', '.join(_KNOWN)}")
+    raise InvalidPredicate(f"there is no function {name[:64]!r}; {hint}")
+
+
+def check_count(name: str, given: int, few: int, many: int) -> None:
+    """InvalidPredicate if a function is given too few or too many values."""
+    if not few <= given <= many:
+        wanted = f"{few}" if few == many else f"{few} or {many}"
+        raise InvalidPredicate(f"{name} takes {wanted} value{'' if wanted == '1' else 's'}, not {given}")

@@ -23,6 +23,8 @@ from sqlglot.tokens import Tokenizer as SqlTokenizer
 
 from mainstem.core.errors import InvalidPredicate
 from mainstem.core.limits import PREDICATE_BYTES_MAX, PREDICATE_DEPTH_MAX, PREDICATE_TOKENS_MAX, PREDICATE_WORDS_MAX
+from mainstem.core.predicate import mistakes
+from mainstem.core.predicate.functions import INSTEAD
 from mainstem.core.predicate.tree import Column, Expression, Literal, Operation
 
 
@@ -51,7 +53,7 @@ _DIALECT: Final = _Where()
 # Tokens that begin something no predicate has; the text says what.
 _FOREIGN: Final = {
     TokenType.SEMICOLON: "a predicate is one expression, without ;",
-    TokenType.SELECT: "subqueries are not possible",
+    TokenType.SELECT: "a predicate is what stands behind WHERE, and has no subqueries",
     TokenType.WITH: "subqueries are not possible",
     TokenType.OVER: "window functions are not possible",
     TokenType.PARAMETER: "parameters are not possible; write the value",
@@ -71,6 +73,7 @@ _LISTED: Final = (TokenType.NUMBER, TokenType.STRING, TokenType.HEX_STRING, Toke
 _OPENING: Final = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.CASE)
 _CLOSING: Final = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.END)
 _BRACKETS: Final = (TokenType.L_PAREN, TokenType.L_BRACKET)
+_NO_VALUE: Final = (TokenType.COMMA, TokenType.R_PAREN, TokenType.R_BRACKET)
 _PREFIXES: Final = (TokenType.NOT, TokenType.DASH, TokenType.PLUS)
 
 _BINARY: Final[dict[type[exp.Expr], str]] = {
@@ -141,15 +144,20 @@ def parse(text: str) -> Expression:
 def _tokens(text: str) -> list[Token]:
     try:
         return list(_DIALECT.tokenize(text))
-    except TokenError as error:
-        raise InvalidPredicate(f"the predicate cannot be read: {_first_line(error)}") from None
+    except TokenError:
+        raise InvalidPredicate(f"the predicate cannot be read: {mistakes.in_text(text)}") from None
 
 
 def _check(tokens: list[Token]) -> None:
     """Refuse what nests too deep for a parser that calls itself, and what no predicate has."""
     depth = signs = 0
+    before = TokenType.L_PAREN
     for token in tokens:
         kind = token.token_type
+        # sqlglot does not mind commas too many.
+        if (before is TokenType.COMMA and kind in _NO_VALUE) or (kind is TokenType.COMMA and before in _BRACKETS):
+            raise InvalidPredicate(f"a value is missing before {token.text!r} at character {token.start + 1}")
+        before = kind
         if token.comments:
             raise InvalidPredicate("comments are not possible in a predicate")
         if kind in _FOREIGN:
@@ -197,26 +205,30 @@ def _parsed(text: str, tokens: list[Token]) -> exp.Expr:
     try:
         found = _DIALECT.parser().parse_into(exp.Condition, tokens, text)
     except ParseError as error:
-        raise InvalidPredicate(f"the predicate cannot be read: {_place(error)}") from None
+        raise InvalidPredicate(f"the predicate cannot be read: {_why(error, tokens)}") from None
     except Exception as error:  # noqa: BLE001  # whatever trips sqlglot is not a predicate
         raise InvalidPredicate(f"the predicate cannot be read: {type(error).__name__}") from None
     if len(found) != 1 or found[0] is None:
         raise InvalidPredicate("a predicate is one expression")
+    _check_betweens(found[0], tokens)
     return found[0]
 
 
-def _place(error: ParseError) -> str:
+def _check_betweens(found: exp.Expr, tokens: list[Token]) -> None:
+    """sqlglot does not mind a BETWEEN without its AND."""
+    kinds = [token.token_type for token in tokens]
+    if TokenType.BETWEEN in kinds and kinds.count(TokenType.AND) != len(list(found.find_all(exp.And, exp.Between))):
+        raise InvalidPredicate("BETWEEN takes two values with AND between them: BETWEEN 1 AND 5")
+
+
+def _why(error: ParseError, tokens: list[Token]) -> str:
     for detail in error.errors:
         for cause in detail, *(getattr(detail.get("into_expression"), "errors", None) or []):
             if said := cause.get("description"):
-                near = str(cause.get("highlight") or "")
-                what = "something is missing" if str(said).startswith("Required keyword") else str(said).rstrip(".")
-                return f"{what}{f', near {near[:40]!r}' if near else ''}"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:200]
+                where = cause.get("line"), cause.get("col")
+                at = next((place for place, token in enumerate(tokens) if (token.line, token.col) == where), None)
+                return mistakes.in_order(tokens, at) or str(said)[:200]
+    return mistakes.in_order(tokens, None) or str(error).split("\n", 1)[0][:200]
 
 
 def _translate(node: exp.Expr, depth: int) -> Expression:
@@ -286,15 +298,15 @@ def _is(node: exp.Is, depth: int) -> Expression:
     elif isinstance(of, exp.Boolean):
         tested = Operation("is true" if of.this else "is false", (part,))
     else:
-        raise InvalidPredicate(f"IS {_named(of)} is not possible; IS takes NULL, TRUE, FALSE or DISTINCT FROM")
+        raise InvalidPredicate("IS takes NULL, TRUE, FALSE or DISTINCT FROM; compare with a value by =")
     return Operation("not", (tested,)) if negated else tested
 
 
 def _in(node: exp.In, depth: int) -> Expression:
-    _only(node, "this", "expressions")
     items = node.expressions
     if not items:
-        raise InvalidPredicate("IN needs at least one value: IN (1, 2)")
+        raise InvalidPredicate("IN takes at least one value, in parentheses: IN (1, 2)")
+    _only(node, "this", "expressions")
     return Operation("in", tuple(_translate(part, depth + 1) for part in (node.this, *items)))
 
 
@@ -407,6 +419,10 @@ def _interval(node: exp.Interval, depth: int) -> Expression:
         raise InvalidPredicate(f"INTERVAL {found[1]} {name} is too long") from None
 
 
+def _star(node: exp.Star, depth: int) -> Expression:
+    raise InvalidPredicate(f"* stands between two numbers only; count(*): {INSTEAD['count']}")
+
+
 def _call(node: exp.Anonymous, depth: int) -> Expression:
     _only(node, "this", "expressions")
     if not isinstance(node.this, str):
@@ -434,6 +450,7 @@ _TRANSLATIONS: Final[dict[type[exp.Expr], Callable[[Any, int], Expression]]] = {
     exp.HexString: _binary_literal,
     exp.Interval: _interval,
     exp.Anonymous: _call,
+    exp.Star: _star,
     exp.Boolean: lambda node, depth: Literal(bool(node.this)),
     exp.Null: lambda node, depth: Literal(None),
 }

@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from mainstem.core.errors import (
     DataLoss,
@@ -17,11 +19,14 @@ from mainstem.core.events import Event
 from mainstem.log.contents import Contents, Promote
 from mainstem.log.flush import NoteUpkeep
 from mainstem.log.ledger.base import Entry, ShardKey, StreamRow
-from mainstem.log.merger import RUN_ENTRIES, plan_merge
+from mainstem.log.merger import RUN_ENTRIES, RUN_ENTRIES_MIN, plan_merge
 from mainstem.log.replacement import remade
 from mainstem.log.upkeep.work import STEP_ROWS, Work
 
 logger = logging.getLogger("mainstem.log")
+
+# After so long without a write a shard's last entries are merged, though they are few.
+_QUIET_SECONDS: Final = 30.0
 
 
 class Merging:
@@ -32,6 +37,8 @@ class Merging:
         self._promote = promote
         # Up to where the merger has looked at a shard, which is noted in the ledger only now and then.
         self._settled: dict[ShardKey, int] = {}
+        # Where each shard ended when it had grown last, and since when; for ever once it was taken for quiet.
+        self._ended: dict[ShardKey, tuple[int, float]] = {}
 
     def merge(self) -> Iterator[None]:
         for stream in self._work.commits.streams():
@@ -48,11 +55,12 @@ class Merging:
         noted = max(row.merged, row.start)
         looked = 0
         contents = self._mergeable(stream)
-        while row.stable - settled >= RUN_ENTRIES:
+        is_quiet = self._has_become_quiet(key, row.stable)
+        while row.stable - settled >= (RUN_ENTRIES_MIN if is_quiet else RUN_ENTRIES):
             entries = self._work.ledger.entries_from(stream.id, shard, settled, RUN_ENTRIES)
             if not entries:
                 return
-            plan = plan_merge(entries, contents.target)
+            plan = plan_merge(entries, contents.target, is_quiet=is_quiet and entries[-1].end >= row.stable)
             if plan.entries:
                 self._merge_run(stream, contents, plan.entries, plan.settled)
                 noted = plan.settled
@@ -67,6 +75,18 @@ class Merging:
                 self._work.execute(NoteUpkeep(stream.id, shard, merged=settled))
                 noted, looked = settled, 0
                 yield
+
+    def _has_become_quiet(self, key: ShardKey, end: int) -> bool:
+        """Whether nothing was written for a while; said once, until something is."""
+        now = self._work.clock.monotonic()
+        seen, since = self._ended.get(key, (-1, now))
+        if seen != end:
+            self._ended[key] = (end, now)
+            return False
+        if now < since + _QUIET_SECONDS:
+            return False
+        self._ended[key] = (end, math.inf)
+        return True
 
     def _mergeable(self, stream: StreamRow) -> Contents:
         """The batches of a stream, those of older schemas as rows of a newer one where they are the same in it: then
