@@ -23,6 +23,7 @@ from mainstem.core.errors import (
     InvalidCursor,
     InvalidPredicate,
     InvalidSetting,
+    Retriable,
     StreamDeleted,
     UndecodedRecords,
 )
@@ -235,9 +236,10 @@ class Consumer:
             self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             raise
         except BaseException as error:
-            if not isinstance(error, Exception):
-                # Ctrl-C, anywhere on the way of a batch from where it was found to here. Whoever goes on reading gets
-                # it again: positions are behind what was yielded, and no further.
+            if isinstance(error, Retriable) or not isinstance(error, Exception):
+                # Ctrl-C, or a question that nobody answers now, as for a schema, anywhere on the way of a batch from
+                # where it was found to here. Whoever goes on reading gets it again: positions are behind what was
+                # yielded, and no further.
                 self._drop_subscription()
             raise
 

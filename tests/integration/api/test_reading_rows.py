@@ -642,3 +642,26 @@ def test_large_batches_from_disk_are_what_the_client_would_have_filtered(tmp_pat
                 found += [batch.to_arrow(metadata=True) for batch in itertools.islice(consumer.batches(), taken)]
                 cursor = consumer.cursor
         assert pa.Table.from_batches(found).equals(wanted)
+
+
+@pytest.mark.parametrize("asked", [{}, {"columns": ["id"]}, {"where": "id > 0"}], ids=["all", "columns", "where"])
+def test_rows_of_a_schema_that_cannot_be_asked_for_come_when_it_can(hub, asked, monkeypatch):
+    """A consumer meets a newer schema while nobody answers: it says so, and stands before the rows, not behind them."""
+    hub.streams.create("rows", schema={"id": "int64"})
+    with hub.producer() as producer, hub.consumer("rows", start="earliest", **asked) as consumer:
+        producer.send("rows", {"id": 1}).result(10)
+        assert consumer.poll(10).offset == 0
+        hub.streams.set_schema("rows", {"id": "int64", "more": "int64"})
+        for number in (2, 3):
+            producer.send("rows", {"id": number, "more": number}).result(10)
+
+        def unanswered(*_: object) -> None:
+            raise mainstem.DeadlineExceeded("nobody answers")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(type(hub._port), "call", unanswered)
+            for _ in range(2):
+                with pytest.raises(mainstem.DeadlineExceeded, match="nobody answers"):
+                    consumer.poll(10)
+                assert consumer.cursor.offsets == (1,)
+        assert [consumer.poll(10).value["id"] for _ in range(2)] == [2, 3]
