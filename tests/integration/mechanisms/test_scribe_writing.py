@@ -23,7 +23,7 @@ from mainstem.hub.requests import AppendRequest
 from mainstem.produce.producer import Producer
 from mainstem.testing import planted
 from mainstem.testing.server import ServerFailed, ServerProcess
-from mainstem.transport.wire import Appended
+from mainstem.transport.wire import Appended, wire_error
 from tests.integration.mechanisms.rig import embedded, percentile, read_all, repeats, values
 
 
@@ -419,41 +419,97 @@ def test_s15_acknowledged(server, tmp_path):
 
 # S22: one request, many streams.
 
+STREAMS = [f"s{number}" for number in range(200)]
+REFUSING = STREAMS[::4]
+
+
+def send_to_all(producer: Producer, value: bytes) -> tuple[list[str], list[int]]:
+    """A record to each stream in one request: the streams that did not take it, and how many batches went into that
+    request and into those that followed."""
+    sizes: list[int] = []
+    append = producer._port.append
+
+    def counting(batches: Sequence[Batch], *rest: object) -> None:
+        sizes.append(len(batches))
+        append(batches, *rest)  # type: ignore[arg-type]
+
+    producer._port.append = counting  # type: ignore[method-assign, assignment]
+    acks = {name: producer.send(name, value) for name in STREAMS}
+    failed = [name for name, ack in acks.items() if ack.exception(10) is not None]
+    producer._port.append = append  # type: ignore[method-assign]
+    return failed, sizes
+
 
 @pytest.mark.mechanism("S22")
-def test_s22(tmp_path):
-    """One request for 200 streams, a quarter of which cannot take it: the others are there, each record is told its own
-    fate, and only what failed is sent again. Sending the whole request again doubles the healthy ones."""
-    with embedded(tmp_path) as hub:
-        names = [f"s{number}" for number in range(200)]
-        for name in names:
+def test_s22_a_part_that_can_be_sent_again(server, monkeypatch):
+    """One request for 200 streams, a quarter of which got more shards since the producer looked: the others are there at
+    once and once, and only that quarter is sent again. With one fate for the whole request all of it is sent again, and
+    what was there already is there twice."""
+    with mainstem.connect(server.url) as hub, mainstem.connect(server.url) as other:
+        for name in STREAMS:
             hub.streams.create(name)
-
-        def send_to_all(producer: Producer, chosen: Sequence[str], value: bytes) -> list[str]:
-            """Send in one request; the streams that refused it."""
-            before = hub.statistics()["flushes_applied"]
-            acks = {name: producer.send(name, value) for name in chosen}
-            failed = [name for name, ack in acks.items() if ack.exception(10) is not None]
-            assert hub.statistics()["flushes_applied"] - before <= 2
-            return failed
-
         producer = hub.producer(linger=10)
-        assert send_to_all(producer, names, b"first") == []
-        for name in names[::4]:
-            hub.streams.delete(name)
+        assert send_to_all(producer, b"first") == ([], [len(STREAMS)])
+        for name in REFUSING:
+            other.streams.alter(name, shards=2)
         began = time.monotonic()
-        failed = send_to_all(producer, names, b"second")
-        assert failed == names[::4]
-        healthy = [name for name in names if name not in failed]
-        assert all(values(hub, name) == [b"first", b"second"] for name in healthy)
+        failed, sizes = send_to_all(producer, b"second")
         assert time.monotonic() - began < 2
-        for name in failed:
-            hub.streams.create(name)
-        assert send_to_all(producer, failed, b"second") == []
-        assert all(values(hub, name) == [b"second"] for name in failed)
-        assert sum(repeats(values(hub, name)) for name in names) == 0
+        assert failed == []
+        assert sizes[0] == len(STREAMS)
+        assert sum(sizes[1:]) == len(REFUSING)
+        assert all(values(other, name) == [b"first", b"second"] for name in STREAMS)
 
-        # The control: one fate for the whole request, so the whole request again.
-        send_to_all(producer, names, b"second")
-        assert sum(repeats(values(hub, name)) for name in healthy) == len(healthy)
+        answer = AppendRequest.answer
+
+        def one_fate(request: AppendRequest, given: Appended, **state: bool) -> bool:
+            if given.errors:
+                # Come again, as you are.
+                again = wire_error(mainstem.StaleGeneration("as the others", generation=0, shards=1))
+                given = Appended(given.bases, dict.fromkeys(range(len(given.bases)), again) | given.errors)
+            return answer(request, given, **state)
+
+        monkeypatch.setattr(AppendRequest, "answer", one_fate)
+        for name in REFUSING:
+            other.streams.alter(name, shards=3)
+        send_to_all(producer, b"third")
+        producer.close()
+        healthy = [name for name in STREAMS if name not in REFUSING]
+        assert all(repeats(values(other, name)) == 1 for name in healthy)
+        assert all(repeats(values(other, name)) == 0 for name in REFUSING)
+
+
+@pytest.mark.mechanism("S22")
+def test_s22_a_part_that_fails(server, monkeypatch):
+    """One request for 200 streams, a quarter of which are gone: each record is told its own fate, and none is lost or
+    doubled when what failed is sent again to streams that are there by then. With one fate for the whole request,
+    records are told to have failed that are there."""
+    with mainstem.connect(server.url) as hub, mainstem.connect(server.url) as other:
+        for name in STREAMS:
+            hub.streams.create(name)
+        producer = hub.producer(linger=10)
+        assert send_to_all(producer, b"first") == ([], [len(STREAMS)])
+        for name in REFUSING:
+            other.streams.delete(name)
+        failed, sizes = send_to_all(producer, b"second")
+        assert (failed, sizes) == (REFUSING, [len(STREAMS)])
+        for name in failed:
+            other.streams.create(name)
+            producer.send(name, b"second")
+        producer.flush()
+        assert all(values(other, name)[-1:] == [b"second"] for name in STREAMS)
+        assert sum(repeats(values(other, name)) for name in STREAMS) == 0
+
+        answer = AppendRequest.answer
+
+        def one_fate(request: AppendRequest, given: Appended, **state: bool) -> bool:
+            if given.errors:
+                error = next(iter(given.errors.values()))
+                given = Appended(given.bases, dict.fromkeys(range(len(given.bases)), error))
+            return answer(request, given, **state)
+
+        monkeypatch.setattr(AppendRequest, "answer", one_fate)
+        other.streams.delete(STREAMS[0])
+        failed, _ = send_to_all(producer, b"third")
+        assert sum(values(other, name)[-1:] == [b"third"] for name in failed if name != STREAMS[0]) == len(STREAMS) - 1
         producer.close()
