@@ -1,8 +1,7 @@
 """One evaluation for all: a filter gives the same answer in the server, in the embedded log and at the client."""
 
 import random
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ import pyarrow.compute as pc
 import pytest
 
 import mainstem
-from mainstem.consume.selection import Selection
 from mainstem.core.predicate import BoundPredicate, Predicate
 from mainstem.core.predicate import bound as nodes
+from mainstem.core.statistics import Range
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
-from tests.fuzz.predicate_texts import SCHEMA, Texts, rows
+from tests.fuzz.predicate_texts import Texts, rows
 from tests.integration.mechanisms.rig import changed_servers
 from tests.unit.core.predicate.plain_texts import PLAIN_COLUMNS, PlainTexts, select_with_sqlite, without_nan
 
@@ -100,8 +99,8 @@ def expect_only_nulls(patch: pytest.MonkeyPatch) -> None:
     """Whoever passes batches over takes one that may hold a null for one that holds nothing else."""
     ask = BoundPredicate.may_match
 
-    def hasty(predicate: BoundPredicate, ranges: dict[str, object]) -> bool:
-        return ask(predicate, ranges) and not any(known.has_null for known in ranges.values())  # type: ignore[attr-defined]
+    def hasty(predicate: BoundPredicate, ranges: Mapping[str, Range]) -> bool:
+        return ask(predicate, ranges) and not any(known.has_null for known in ranges.values())
 
     patch.setattr(BoundPredicate, "may_match", hasty)
 

@@ -86,7 +86,7 @@ def key_of(number: int) -> int:
     return 1_000 + number if number % 4 == 0 else number % 50
 
 
-def write_with_times(hub: Hub, *, typed: bool, cleanup: str) -> None:
+def write_with_times(hub: Hub, *, typed: bool, cleanup: Literal["compact", "delete"]) -> None:
     """Over twenty seconds, and in each of them ten records alone and the others in one batch."""
     how: dict[str, Any] = {"schema": {"id": "int64", "number": "int64", "filling": "binary"}, "key": "id"}
     hub.streams.create("timed", retention="300000d", cleanup=cleanup, **(how if typed else {}))

@@ -40,9 +40,7 @@ def test_a_few_entries_are_merged_when_nothing_more_comes(keeping):
     for _ in range(4):
         keeping.keep(10)
         found[0] |= keeping.write_singly(stream, 1, first=len(found[0]))
-    assert [len(keeping.entries(stream, shard)) for shard in (0, 1)] == [24, 7], (
-        "they wait for more"
-    )
+    assert [len(keeping.entries(stream, shard)) for shard in (0, 1)] == [24, 7], "they wait for more"
     keeping.keep()
     keeping.keep(29)
     assert len(keeping.entries(stream)) == 24

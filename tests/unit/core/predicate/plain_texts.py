@@ -1,7 +1,7 @@
 """Random predicates of the part of the language that SQLite shares, and what SQLite selects by them.
 
-It has no booleans, decimals and NaN, compares without types and divides whole numbers to whole ones: expressions keep to
-what both mean alike.
+It has no booleans, decimals and NaN, compares without types and divides whole numbers to whole ones: expressions keep
+to what both mean alike.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""One evaluation for all: however the rows are cut, the answer is the same, and it is the answer that databases give."""
+"""One evaluation for all: however rows are cut, the answer is the same, and it is the answer that databases give."""
 
 import random
 from collections.abc import Callable
