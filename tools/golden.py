@@ -212,11 +212,11 @@ class Filler:
             entries=((end - base, len(stored)),),
             merged=end,
             compacted=end,
-            erases=True,
         )
         waiter = Waiter()
         log.batcher.submit(Submission((Replacement(command, stored),), waiter.set))
         assert waiter.wait(log.batcher) == [Done(stream, len(entries))]
+        log.hot.forget((stream, shard), end)
 
     # Since format 3.
 

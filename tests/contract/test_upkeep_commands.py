@@ -276,7 +276,7 @@ def test_a_block_is_dead_when_the_last_entry_leaves_it_and_then_it_can_be_forgot
 def test_nothing_is_left(ledgers):
     ledgers.write(3, flushes=2)
     ledgers.roll()
-    ledgers.do(ledgers.replacing(ledgers.entries(), (6, 0), erases=True))
+    ledgers.do(ledgers.replacing(ledgers.entries(), (6, 0)))
     (entry,) = ledgers.entries()
     assert (entry.span, entry.count, entry.block, entry.length) == (6, 0, 0, 0)
     assert ledgers.memory.load_shard(1, 0).bytes == 0

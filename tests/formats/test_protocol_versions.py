@@ -379,10 +379,11 @@ def stored_anew(log, stream):
         outcome = golden.append(log, golden.numbered(stream, 0, 77, sequence, 4))
         assert outcome == Appended(4 * sequence)
     entries = log.ledger.entries_from(stream, 0, 4, 1)
-    command = ReplaceEntries(stream, 0, 4, 8, 1, fingerprint(entries), ((4, 0),), erases=True)
+    command = ReplaceEntries(stream, 0, 4, 8, 1, fingerprint(entries), ((4, 0),))
     waiter = Waiter()
     log.batcher.submit(Submission((Replacement(command, ()),), waiter.set))
     assert waiter.wait(log.batcher) == [Done(stream, 1)]
+    log.hot.forget((stream, 0), 8)
 
 
 @pytest.mark.parametrize("version", [1, 2])

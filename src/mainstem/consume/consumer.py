@@ -23,7 +23,6 @@ from mainstem.core.errors import (
     InvalidCursor,
     InvalidPredicate,
     InvalidSetting,
-    Retriable,
     StreamDeleted,
     UndecodedRecords,
 )
@@ -122,7 +121,7 @@ class Consumer:
         # The batch being taken apart record by record: its iterator knows how many records are left.
         self._current: RecordBatch | None = None
         self._records: Iterator[Record] = iter(())
-        # Pieces of a batch whose rows are too much to be made at once.
+        # What comes next: a batch of which nothing was made yet, or pieces of one whose rows are too much at once.
         self._pieces: deque[FetchedBatch] = deque()
         # Parts of a batch of which some records are no rows, and what is to be said of those between them.
         self._parts: deque[RecordBatch | UndecodedRecords] = deque()
@@ -213,7 +212,16 @@ class Consumer:
         self._current = batch
 
     def _next_batch(self, timeout: float | None) -> RecordBatch | None:
-        """The rest of the batch being taken apart, else the next one; the position moves behind it."""
+        try:
+            return self._take(timeout)
+        except EndReached:
+            return None
+
+    def _take(self, timeout: float | None) -> RecordBatch | None:
+        """The rest of the batch being taken apart, else the next one; the position moves behind it. None if there was
+        none in time, EndReached if there will be none.
+
+        If the port does not wait, this may be called again after WouldWait, and goes on where it was."""
         self._check_open()
         if self._current is not None:
             rest = self._settle()
@@ -222,24 +230,21 @@ class Consumer:
         if self._parts:
             return self._next_part()
         if self._at_end():
-            return None
+            raise EndReached
         try:
             while True:
                 try:
                     return self._fetch(timeout)
                 except EpochChanged:
                     self._enter_epoch()
-        except EndReached:
-            return None
         except DataLoss as loss:
             self._know(loss.shard)
             self._offsets[loss.shard] = max(self._offsets[loss.shard], loss.last + 1)
             raise
         except BaseException as error:
-            if isinstance(error, Retriable) or not isinstance(error, Exception):
-                # Ctrl-C, or a question that nobody answers now, as for a schema, anywhere on the way of a batch from
-                # where it was found to here. Whoever goes on reading gets it again: positions are behind what was
-                # yielded, and no further.
+            if not isinstance(error, Exception):
+                # Ctrl-C, anywhere on the way of a batch from where it was found to here. Whoever goes on reading gets
+                # it again: positions are behind what was yielded, and no further.
                 self._drop_subscription()
             raise
 
@@ -254,6 +259,7 @@ class Consumer:
 
     def _fetch(self, timeout: float | None) -> RecordBatch | None:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
+        pieces = self._pieces
         while True:
             if self._subscription is None:
                 self._check_open()
@@ -261,27 +267,33 @@ class Consumer:
                     self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
                 )
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-            fetched = self._pieces.popleft() if self._pieces else self._subscription.next(left)
+            fetched = pieces[0] if pieces else self._subscription.next(left)
             if fetched is None:
                 return None
+            if not pieces:
+                # It stays until a batch is made of it: if the log cannot be asked what it is, it comes again.
+                pieces.append(fetched)
             shard = fetched.header.shard
             self._know(shard)
             end = None if self._ends is None else self._ends[shard]
             if fetched.header.schema_id != self._view.schema_id and self._goes_over(fetched.header.schema_id):
                 continue
             if not self._view.fits_at_once(fetched):
-                self._pieces.extendleft(reversed(halves(fetched)))
+                pieces.popleft()
+                pieces.extendleft(reversed(halves(fetched)))
                 continue
             batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end, self._view)
+            is_separate = self._separate(batch)
+            pieces.popleft()
             if self._is_plain and batch.count:
                 self._counted.opened += 1
-            if self._separate(batch):
+            if is_separate:
                 batch = self._next_part()
             self._offsets[shard] = max(self._offsets[shard], batch.end)
             if batch.count > 0:
                 return batch
             if self._at_end():
-                return None
+                raise EndReached
 
     def _know(self, shard: int) -> None:
         """The stream may have got more shards since it was looked up: they begin at 0."""
@@ -326,6 +338,7 @@ class Consumer:
         except IncompatibleSchema:
             self._offsets[batch.shard] = max(self._offsets[batch.shard], batch.end)
             if self._on_bad != "skip":
+                self._pieces.popleft()
                 raise
             self._counted.undecoded += batch.count
             self._parts = deque([batch.slice(batch.count, batch.count)])

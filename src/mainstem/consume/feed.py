@@ -77,6 +77,24 @@ class Feed:
         self._open = sum(self._is_ready)
         self._barriers.passed(self._offsets, self._is_done)
 
+    def before(self, batches: Iterable[FetchedBatch]) -> "Feed":
+        """A feed that stands where this one stood before it gave these batches, which were the last."""
+        offsets = list(self._offsets)
+        for batch in batches:
+            shard = batch.header.shard
+            offsets[shard] = min(offsets[shard], batch.base)
+        feed = Feed(
+            self._reader,
+            self.stream,
+            offsets,
+            self._ends,
+            self._select,
+            is_plain=self._is_plain,
+            clock=self._clock,
+        )
+        feed.counts = self.counts
+        return feed
+
     @property
     def is_ready(self) -> bool:
         """Whether some shard may have something to read."""

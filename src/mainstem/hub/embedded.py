@@ -52,6 +52,7 @@ from mainstem.transport.port import (
     AppendResult,
     Call,
     EndReached,
+    EraseKeyCall,
     Query,
     StatisticsCall,
     StreamInfo,
@@ -112,7 +113,11 @@ class LogPort:
         self.check_usable()
         call = checked(call)
         with SHORT_TURNS, DeferredInterrupt():
-            return self._administration.handle(call)
+            answer = self._administration.handle(call)
+        if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:
+            for subscription in self._subscriptions.get(row.id, ()):
+                subscription.read_again()
+        return answer
 
     def schema(self, schema: int) -> Schema:
         self.check_usable()
@@ -323,7 +328,7 @@ def _is_bug(error: Exception) -> bool:
 
 
 class LocalSubscription:
-    """Batches of a log in this process. `next` is for one thread; `touch` and `end` for any."""
+    """Batches of a log in this process. `next` is for one thread; `touch`, `read_again` and `end` for any."""
 
     def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None]) -> None:
         self.stream: StreamRow = feed.stream
@@ -332,6 +337,8 @@ class LocalSubscription:
         self._forget = forget
         self._queue: deque[FetchedBatch] = deque()
         self._touched: set[int] = set()
+        # Whether what is queued was read before something was erased.
+        self._is_outdated = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
 
@@ -340,6 +347,11 @@ class LocalSubscription:
             self._touched.add(shard)
             self._changed.notify()
 
+    def read_again(self) -> None:
+        """Records were erased, perhaps also of what was read and is queued."""
+        with self._changed:
+            self._is_outdated = True
+
     def end(self, error: Exception) -> None:
         with self._changed:
             self._error = error
@@ -347,7 +359,11 @@ class LocalSubscription:
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._queue:
+        while not self._queue or self._is_outdated:
+            if self._is_outdated:
+                self._is_outdated = False
+                self._feed = self._feed.before(self._queue)
+                self._queue.clear()
             if self._feed.is_done:
                 raise EndReached
             with self._changed:

@@ -30,7 +30,7 @@ from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, MIB, PENDING_BYTES_MAX
 from mainstem.log.disk import is_out_of_space
-from mainstem.log.flush import Appended, Done, Flush, Item, Outcome, Replacement
+from mainstem.log.flush import Appended, Flush, Item, Outcome, Replacement
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import Changes, ShardKey
@@ -200,9 +200,6 @@ class Batcher:
     def add_listener(self, listener: FlushListener) -> None:
         self._listeners = [*self._listeners, listener]
 
-    def remove_listener(self, listener: FlushListener) -> None:
-        self._listeners = [kept for kept in self._listeners if kept != listener]
-
     # Driving.
 
     def run(self) -> None:
@@ -343,11 +340,6 @@ class Batcher:
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]
         by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
-        for item, outcome in zip(items, outcomes, strict=True):
-            if isinstance(item, Batch):
-                break  # commands stand first
-            if isinstance(item, Replacement) and item.command.erases and isinstance(outcome, Done):
-                self._hot.forget((item.command.stream, item.command.shard), item.command.end)
         self._hot.append(_appended(items, outcomes))
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)

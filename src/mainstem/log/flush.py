@@ -129,7 +129,7 @@ class ReplaceEntries(msgspec.Struct, frozen=True, tag="replace"):
     `rows` and `fingerprint` say which rows those were; if there are others now, nothing is changed. `entries` has for
     each new row how many offsets it covers and how many of the frames are its: none, if no record of them is left.
     `merged` and `compacted`: up to here the shard need not be looked at again. `rewrite_us`: see DropEntries, 0 for
-    no hurry. `erases`: what is not in the new rows must not be seen any more.
+    no hurry.
     """
 
     stream: int
@@ -142,7 +142,6 @@ class ReplaceEntries(msgspec.Struct, frozen=True, tag="replace"):
     merged: int = 0
     compacted: int = 0
     rewrite_us: int = 0
-    erases: bool = False
 
     @property
     def frames(self) -> int:

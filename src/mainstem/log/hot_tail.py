@@ -46,7 +46,7 @@ class _ShardTail:
 
 
 class HotTail:
-    """Recent batches per shard, contiguous up to the shard's end. One thread appends; any thread reads.
+    """Recent batches per shard, contiguous up to the shard's end. One thread appends; any thread reads and forgets.
 
     Invariant: the batches of one shard have no gap between them, and the last one ends at the shard's end.
     """

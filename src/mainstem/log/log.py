@@ -315,6 +315,7 @@ class _Kept:
         self.commit_nothing = log.commit_nothing
         self.is_disk_full = log.space.look
         self.has_failed = lambda: log.batcher.failure is not None
+        self.forget_hot = log.hot.forget
         self.request_roll = log.batcher.request_roll
         self.request_snapshot = log._maintenance.request_snapshot
         self.streams = log._applier.streams

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -39,7 +38,6 @@ class Upshot(NamedTuple):
     rewrite_us: int
     merged: int = 0
     compacted: int = 0
-    erases: bool = False
 
 
 class Records(NamedTuple):
@@ -71,6 +69,11 @@ class Records(NamedTuple):
         mask = pa.array(kept)
         columns = {name: column.filter(mask) for name, column in self.columns.items()}
         return self._replace(offsets=self.offsets[kept], times=self.times[kept], columns=columns)
+
+    def split(self, cuts: Iterable[int]) -> Iterator["Records"]:
+        """The same in pieces that begin at these offsets, which are in order."""
+        for first, stop in pairwise((self.first, *cuts, self.stop)):
+            yield self.take((self.offsets >= first) & (self.offsets < stop))._replace(first=first, stop=stop)
 
 
 def moved(old: Sequence[Entry], batches: Sequence[FetchedBatch], upshot: Upshot) -> Replacement:
@@ -118,7 +121,6 @@ def _replacement(
         merged=upshot.merged,
         compacted=upshot.compacted,
         rewrite_us=upshot.rewrite_us,
-        erases=upshot.erases,
     )
     return Replacement(command, tuple(batches))
 
@@ -127,12 +129,15 @@ def _replacement(
 
 
 def grouped(
-    batches: Sequence[FetchedBatch], barriers: Collection[int], target: Callable[[int], int] = int
+    batches: Sequence[FetchedBatch],
+    barriers: Collection[int],
+    target: Callable[[int], int] = int,
+    contents: Contents = Contents(),  # noqa: B008  # immutable
 ) -> list[Sequence[FetchedBatch]]:
     """The batches in groups that can be in memory uncompressed: a few stored bytes may be very many. The schemas of a
     group have one target, or are one. It stands on one side of every barrier, its offsets without records too: readers
     wait with a batch that reaches over a barrier, and so with what it has from before it."""
-    cut = [piece for batch in batches for piece in _cut(batch, barriers)]
+    cut = [piece for batch in batches for piece in _cut(batch, barriers, contents)]
     groups: list[Sequence[FetchedBatch]] = []
     begin = size = 0
     schema_id: int | None = None
@@ -149,15 +154,24 @@ def grouped(
     return groups
 
 
-def _cut(batch: FetchedBatch, barriers: Collection[int]) -> list[FetchedBatch]:
-    """The batch; one without records in pieces, none of which reaches over a barrier."""
-    inside = sorted({barrier for barrier in barriers if batch.base < barrier < batch.end})
-    if batch.header.count or not inside:
+def barriers_in(batch: FetchedBatch, barriers: Collection[int]) -> list[int]:
+    """Those that a batch reaches over, in order. Earlier versions made such batches, also with records."""
+    return sorted({barrier for barrier in barriers if batch.base < barrier < batch.end})
+
+
+def _cut(batch: FetchedBatch, barriers: Collection[int], contents: Contents) -> list[FetchedBatch]:
+    """The batch, in pieces if it reaches over barriers; none of them does."""
+    inside = barriers_in(batch, barriers)
+    if not inside:
         return [batch]
-    return [
-        FetchedBatch(base, msgspec.structs.replace(batch.header, span=end - base), batch.payload)
-        for base, end in pairwise((batch.base, *inside, batch.end))
-    ]
+    made: list[FetchedBatch] = []
+    stream, shard = batch.header.stream, batch.header.shard
+    for records in records_of([batch], contents).split(inside):
+        if len(records.offsets):
+            made += _batches(stream, shard, records)
+        else:
+            made.append(_gap(stream, shard, records.first, records.stop))
+    return made
 
 
 _COMPANIONS: Final = (layouts.ROW_KEY, layouts.ROW_HEADERS)

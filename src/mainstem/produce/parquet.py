@@ -3,7 +3,7 @@
 A few kilobytes of Parquet can stand for gigabytes: a page of zeros compresses to nothing, and a dictionary says a long
 text once for a million rows. So a row group that claims more than PARQUET_GROUP_BYTES_MAX is refused before any of it
 is decompressed; texts and bytes are read with their dictionaries, which take no more than they do in the file; and rows
-become plain columns in pieces of some 32 MiB.
+become plain columns in pieces of some 32 MiB. Values of a fixed length are always plain, and count as such.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,10 @@ from mainstem.core.limits import BATCH_RECORDS_MAX, MIB, PARQUET_GROUP_BYTES_MAX
 from mainstem.registry.columns import sizes_at
 
 _PIECE_BYTES: Final = 32 * MIB
-# So many rows at once of a column in which every text says only how it differs from the one before.
+# So many rows at once of a column in which every text says only how it differs from the one before; fewer if one of
+# them could be so long that they were more than this.
 _DELTA_ROWS: Final = 128
+_DELTA_BYTES: Final = 1024 * MIB
 _ROWS_MAX: Final = 1 << 16
 _READ_BYTES: Final = 1 * MIB
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
@@ -33,12 +35,13 @@ class ParquetSource:
 
         with _readable():
             metadata = pq.read_metadata(file)
-            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+            widths = [_width(metadata.schema.column(index)) for index in range(metadata.num_columns)]
+            groups = [_Group(metadata.row_group(index), widths) for index in range(metadata.num_row_groups)]
             _check_groups(groups)
-            self._rows = _rows_at_once(groups)
+            self._rows = min([_ROWS_MAX, *(group.rows_at_once for group in groups)])
             file.seek(0)
             self._reader = pq.ParquetFile(
-                file, read_dictionary=_with_dictionary(groups), pre_buffer=False, buffer_size=_READ_BYTES
+                file, read_dictionary=_with_dictionary(metadata), pre_buffer=False, buffer_size=_READ_BYTES
             )
             # The columns, without dictionaries.
             self.schema = pa.schema([_plain(field) for field in self._reader.schema_arrow])
@@ -63,41 +66,51 @@ def _readable() -> Iterator[None]:
         raise InvalidRecord(f"not a Parquet file that can be read: {error}") from None
 
 
-def _check_groups(groups: Sequence[Any]) -> None:
+class _Group:
+    """A row group as it says that it is; `widths` are those of its columns."""
+
+    def __init__(self, group: Any, widths: Sequence[int]) -> None:
+        chunks = [group.column(index) for index in range(group.num_columns)]
+        unpacked = [
+            max(chunk.total_uncompressed_size, chunk.num_values * width)
+            for chunk, width in zip(chunks, widths, strict=True)
+        ]
+        # About how large it is in memory, its dictionaries kept.
+        self.bytes = int(max(group.total_byte_size, sum(unpacked)))
+        # However few values there are said to be, a row takes this.
+        row_bytes = max(sum(unpacked) // max(group.num_rows, 1), sum(widths))
+        self.rows_at_once = int(max(1, min(_ROWS_MAX, _PIECE_BYTES // max(row_bytes, 1))))
+        # No text is longer than all that the column says.
+        longest = max((chunk.total_uncompressed_size for chunk in chunks if _is_delta(chunk)), default=0)
+        if longest:
+            self.rows_at_once = int(max(1, min(self.rows_at_once, _DELTA_ROWS, _DELTA_BYTES // longest)))
+
+
+def _check_groups(groups: Sequence[_Group]) -> None:
     for number, group in enumerate(groups):
-        if (size := max(group.total_byte_size, sum(map(_unpacked_bytes, _chunks(group))))) > PARQUET_GROUP_BYTES_MAX:
+        if group.bytes > PARQUET_GROUP_BYTES_MAX:
             raise RecordTooLarge(
-                f"row group {number} of the Parquet file is {size} bytes when it is decompressed, over "
+                f"row group {number} of the Parquet file is {group.bytes} bytes when it is decompressed, over "
                 f"{PARQUET_GROUP_BYTES_MAX}; write the file anew with fewer rows in a group"
             )
 
 
-def _chunks(group: Any) -> Iterator[Any]:
-    return (group.column(index) for index in range(group.num_columns))
+def _width(column: Any) -> int:
+    """What a value of a column takes in memory at least. Of texts and bytes that is their place."""
+    return int(column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS[column.physical_type])
 
 
-def _unpacked_bytes(chunk: Any) -> int:
-    """About how large a column of a row group is in memory, its dictionary kept."""
-    return int(max(chunk.total_uncompressed_size, chunk.num_values * _WIDTHS.get(chunk.physical_type, 1)))
+def _is_delta(chunk: Any) -> bool:
+    return chunk.physical_type == "BYTE_ARRAY" and any(name.startswith("DELTA") for name in chunk.encodings)
 
 
-def _rows_at_once(groups: Sequence[Any]) -> int:
-    chunks = [chunk for group in groups for chunk in _chunks(group)]
-    if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks):
-        return _DELTA_ROWS
-    rows = sum(group.num_rows for group in groups)
-    size = sum(map(_unpacked_bytes, chunks))
-    return int(max(1, min(_ROWS_MAX, _PIECE_BYTES * rows // max(size, 1))))
-
-
-def _with_dictionary(groups: Sequence[Any]) -> list[str]:
-    found = {
-        chunk.path_in_schema
-        for group in groups
-        for chunk in _chunks(group)
-        if chunk.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in name for name in chunk.encodings)
-    }
-    return sorted(found)
+def _with_dictionary(metadata: Any) -> list[str]:
+    """All columns of texts and bytes that can be read with a dictionary, whether they say that they have one or not."""
+    places = range(metadata.num_columns)
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    delta = {place for group in groups for place in places if _is_delta(group.column(place))}
+    columns = [metadata.schema.column(place) for place in places if place not in delta]
+    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
 
 
 def _plain(field: pa.Field) -> pa.Field:

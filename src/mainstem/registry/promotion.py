@@ -9,7 +9,7 @@ are the same in both are passed on as they are.
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -38,18 +38,6 @@ def promote(batch: pa.RecordBatch, old: Schema, new: Schema) -> pa.RecordBatch:
     IncompatibleSchema names the field that cannot be read; RecordTooLarge says that the rows must come in pieces.
     """
     return batch if old == new else promotion(old, new).apply(batch)
-
-
-def promote_pieces(batch: pa.RecordBatch, old: Schema, new: Schema) -> Iterator[pa.RecordBatch]:
-    """The same, in as many batches as it takes for none to grow by more than PROMOTED_BYTES_MAX."""
-    try:
-        yield promote(batch, old, new)
-    except RecordTooLarge:
-        if batch.num_rows < 2:
-            raise
-        half = batch.num_rows // 2
-        yield from promote_pieces(batch.slice(0, half), old, new)
-        yield from promote_pieces(batch.slice(half), old, new)
 
 
 @kept(lambda old, new: size_of(old) + size_of(new))

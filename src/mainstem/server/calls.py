@@ -2,65 +2,89 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 from mainstem.core.errors import InternalError, MainstemError
 from mainstem.core.events import Event
-from mainstem.transport.port import Answer, Call
+from mainstem.server.line import Line
+from mainstem.transport.port import (
+    Answer,
+    Call,
+    EraseKeyCall,
+    GetStreamCall,
+    ListStreamsCall,
+    OffsetsAtTimeCall,
+    TrimStreamCall,
+)
 
 logger = logging.getLogger("mainstem.server")
 
 Answered = Callable[[Answer | MainstemError], None]
 
+# Each has a thread: what is done in a moment, what looks into every shard of a stream, and what goes through all of it.
+_SHORT: Final = "mainstem-call"
+_LONG: Final = "mainstem-long-call"
+_ERASURE: Final = "mainstem-erase"
+
+
+def _lane_of(call: Call) -> str:
+    match call:
+        case EraseKeyCall():
+            return _ERASURE
+        case OffsetsAtTimeCall() | TrimStreamCall() | GetStreamCall(details=True) | ListStreamsCall(oldest=True):
+            return _LONG
+        case _:
+            return _SHORT
+
 
 class CallQueue:
-    """Carries out one call at a time, one of each client in turn: who asks much waits for its own. The loop's thread
-    only. How much one client may ask is its session's business."""
+    """Carries out the calls of each client in their order, one at a time, and those of many in turn: who asks much, or
+    for what takes long, waits for its own. The loop's thread only. How much one client may ask is its session's
+    business.
+
+    What takes long has lanes of its own: a call waits for one call at most of each other client in its lane.
+    """
 
     def __init__(self, carry_out: Callable[[Call], Answer]) -> None:
         self._carry_out = carry_out
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-call")
-        # Clients in the order of their turns, each with its calls in the order they came.
-        self._waiting: dict[Hashable, deque[tuple[Call, Answered]]] = {}
-        self.is_busy = False
+        self._lanes = {lane: ThreadPoolExecutor(1, lane) for lane in (_SHORT, _LONG, _ERASURE)}
+        self._lines: dict[Hashable, Line] = {}
+        self._unanswered: dict[Future[Answer], Answered] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._unanswered)
 
     def add(self, client: Hashable, call: Call, answered: Answered) -> None:
-        self._waiting.setdefault(client, deque()).append((call, answered))
-        self._begin_next()
+        lane = self._lanes[_lane_of(call)]
+        line = self._lines.get(client) or self._lines.setdefault(client, Line(lane, 1))
+        future = line.submit_to(lane, self._carry_out, call)
+        self._unanswered[future] = answered
+        asyncio.wrap_future(future).add_done_callback(lambda _: self._finish(future, call))
 
     def forget(self, client: Hashable) -> None:
         """The client is gone: what has not begun is not carried out."""
-        self._waiting.pop(client, None)
+        if client in self._lines:
+            self._lines.pop(client).cancel()
 
     def refuse(self, error: MainstemError) -> None:
         """Answer everything that has not begun with an error."""
-        waiting, self._waiting = self._waiting, {}
-        for calls in waiting.values():
-            for _, answered in calls:
+        # The last first: else the next of a client might begin when the one before it is gone.
+        for future, answered in reversed(tuple(self._unanswered.items())):
+            if future.cancel():
                 answered(error)
 
     def close(self) -> None:
         """Begin nothing more; what has begun is not waited for."""
-        self._waiting.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for line in self._lines.values():
+            line.cancel()
+        for lane in self._lanes.values():
+            lane.shutdown(wait=False, cancel_futures=True)
 
-    def _begin_next(self) -> None:
-        if self.is_busy or not self._waiting:
-            return
-        client = next(iter(self._waiting))
-        calls = self._waiting.pop(client)
-        call, answered = calls.popleft()
-        if calls:
-            self._waiting[client] = calls
-        self.is_busy = True
-        future = asyncio.get_running_loop().run_in_executor(self._pool, self._carry_out, call)
-        future.add_done_callback(partial(self._finish, call, answered))
-
-    def _finish(self, call: Call, answered: Answered, future: "asyncio.Future[Answer]") -> None:
-        self.is_busy = False
+    def _finish(self, future: Future[Answer], call: Call) -> None:
+        answered = self._unanswered.pop(future)
         if future.cancelled():
             return
         error = future.exception()
@@ -71,4 +95,3 @@ class CallQueue:
         else:
             logger.error(Event("a call failed", call=type(call).__name__), exc_info=error)
             answered(InternalError(f"the server failed to carry this out: {type(error).__name__}: {error}"))
-        self._begin_next()

@@ -27,6 +27,7 @@ from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
+from mainstem.server.line import Line
 from mainstem.server.session import PendingAppend, Session
 from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
@@ -82,7 +83,7 @@ class Server:
         )
         self.push_encoder = PushEncoder()
         self.selections = Selections(self.log.schema, "lz4")
-        self.read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
+        self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
         self._calls = CallQueue(self._carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
@@ -150,7 +151,7 @@ class Server:
                 session.connection.close()
         await asyncio.sleep(0)
         self._calls.close()
-        for pool in (self.admission_pool, self.read_pool):
+        for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
@@ -292,7 +293,7 @@ class Server:
             self._calls.add(session, call, answered)
 
     def _carry_out(self, call: Call) -> Answer:
-        """In the thread of the calls."""
+        """In a thread of the calls."""
         match call:
             case StatisticsCall():
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
@@ -329,6 +330,10 @@ class Server:
             "transcoded_bytes": self.selections.cache.bytes,
             "receive_bytes": self._receive_budget.used,
         }
+
+    def new_read_line(self) -> Line:
+        """For one client's reads from disk. It may keep all threads busy, as long as nobody else wants one."""
+        return Line(self._read_pool, _READ_THREADS)
 
     # Flushes.
 

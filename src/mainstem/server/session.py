@@ -113,6 +113,7 @@ class Session:
         self.id = id_
         self.connection: FramedConnection | None = None
         self.subscriptions: dict[int, PushSubscription] = {}
+        self._reads = server.new_read_line()
         self.in_flight_bytes = 0
         self.in_flight = 0
         self._calls_in_flight = 0
@@ -444,7 +445,7 @@ class Session:
             credit,
             server.log.hot,
             server.push_encoder,
-            server.read_pool,
+            self._reads,
             self._version,
             server.pushed,
             server.clock,

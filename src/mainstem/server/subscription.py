@@ -118,7 +118,7 @@ class PushSubscription:
         self._encoder = encoder
         self._pool = pool
         self._touched: set[int] = set()
-        self._reading = False
+        self._reading: asyncio.Future[list[FetchedBatch]] | None = None
         self._ended = False
         self._totals = totals or PushTotals()
         self._clock = clock
@@ -172,17 +172,16 @@ class PushSubscription:
             self._stalled_at = self._clock.monotonic()
 
     def _read_from_disk(self) -> None:
-        self._reading = True
-        loop = asyncio.get_running_loop()
         size = max(1, min(self._credit, READ_BYTES_MAX))
-        loop.run_in_executor(self._pool, self._feed.read, size).add_done_callback(self._on_read)
+        self._reading = asyncio.get_running_loop().run_in_executor(self._pool, self._feed.read, size)
+        self._reading.add_done_callback(self._on_read)
 
     def _on_read(self, future: "asyncio.Future[list[FetchedBatch]]") -> None:
-        self._reading = False
-        self._feed.touch(self._touched)
-        self._touched.clear()
         if self._ended or future.cancelled():
             return
+        self._reading = None
+        self._feed.touch(self._touched)
+        self._touched.clear()
         error = future.exception()
         if isinstance(error, DataLoss):
             self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
@@ -258,6 +257,9 @@ class PushSubscription:
     def end(self, error: MainstemError | None = None) -> None:
         """Push no more; with an error, the reader is told."""
         self._ended = True
+        if self._reading is not None:
+            # It may still be in line. If not, it comes to its end, and nobody looks at what it found.
+            self._reading.cancel()
         if error is not None:
             self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
 

@@ -337,6 +337,26 @@ def test_an_erased_key_is_gone_for_everyone(kept):
     assert hub.streams.erase("orders", b"secret").records == 1
 
 
+@pytest.mark.parametrize(("shards", "follow"), [(1, True), (1, False), (2, True)])
+@pytest.mark.parametrize("where", [None, "_key <> 'k3'"])
+def test_what_a_consumer_has_fetched_ahead_is_not_given_out_after_it_was_erased(tmp_path, shards, follow, where):
+    """In the process of the log. The batch that it is in is the reader's already."""
+    with mainstem.open(tmp_path / "data") as hub:
+        hub.streams.create("orders", shards=shards)
+        for number in range(40):
+            send(hub, "orders", (b"secret" if number % 4 == 1 else b"k%d" % number, b"%d" % number))
+        with hub.consumer("orders", start="earliest", follow=follow, where=where) as consumer:
+            first = consumer.poll(10)
+            assert first is not None
+            seen = [first]
+            assert hub.streams.erase("orders", "secret").records == 10
+            while record := consumer.poll(0.2):
+                seen.append(record)
+    left = [n for n in range(40) if n % 4 != 1 and (where is None or n != 3)]
+    assert sorted(int(record.value) for record in seen if record.key != b"secret") == left
+    assert all(record.key != b"secret" for record in seen[1:])
+
+
 def test_what_waits_to_be_freed_is_told_and_goes(kept):
     hub = kept.hub
     hub.streams.create("orders")

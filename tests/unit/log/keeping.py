@@ -5,11 +5,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from mainstem.consume.record import RecordBatch
 from mainstem.core.identity import new_stream_uuid
 from mainstem.log.administration import Administration
 from mainstem.log.flush import CreateStream
-from mainstem.log.ledger.base import BlockRow, Entry, StreamRow
+from mainstem.log.ledger.base import BlockRow, Entry, GenerationRow, StreamRow
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace
@@ -156,6 +158,14 @@ class Keeping:
 def marker(number: int, size: int = 120) -> bytes:
     """A value that no compression hides."""
     return random.Random(number).randbytes(size)
+
+
+def set_barrier(keeping: Keeping, monkeypatch: pytest.MonkeyPatch, stream: int, offset: int) -> None:
+    """As if the first shard had ended here when the stream got its second; batches may reach over it."""
+    generations = (GenerationRow(stream, 1, 2, (offset,)),)
+    monkeypatch.setattr(keeping.log._applier, "generations", lambda number: generations if number == stream else ())
+    ledger = keeping.log._upkeep_ledger
+    monkeypatch.setattr(ledger, "load_generations", lambda number: generations if number == stream else ())
 
 
 def pass_time(keeping: Keeping, seconds: float) -> None:

@@ -7,14 +7,15 @@ import pytest
 from mainstem.core.errors import DataLoss, FolderUnusable, Refused
 from mainstem.log import compaction, merger
 from mainstem.log.administration import Administration
+from mainstem.log.batcher import Submission
 from mainstem.log.compaction import KeyIndex
-from mainstem.log.flush import AlterStream, Appended, Replacement, TrimShard
+from mainstem.log.flush import AlterStream, Appended, DropEntries, Replacement, TrimShard
 from mainstem.log.ledger.base import GenerationRow
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace, compacting, merging, thinning, trimming
 from mainstem.registry import compatibility
 from mainstem.testing.disk import FailingDisk
-from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time
+from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time, set_barrier
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
@@ -353,8 +354,33 @@ def test_an_erased_key_is_gone_for_every_reader_at_once(keeping, cold):
     assert keeping.read(stream, cold=False)[200] == (b"secret", b"new")
 
 
+def test_what_was_compacted_away_before_is_erased_from_memory_too(keeping):
+    """On the disk nothing is left to erase; readers of the newest batches would still have found it."""
+    stream = keeping.create(cleanup="compact", tombstones=0.0)
+    keeping.write(stream, (b"secret", b"value"), (b"other", b"kept"))
+    keeping.write(stream, (b"secret", None))
+    keeping.write(stream, (b"other", b"newer"))
+    keeping.keep()
+    keeping.keep(HOUR)
+    assert keeping.read(stream) == {3: (b"other", b"newer")}
+    assert keeping.read(stream, cold=False)[0] == (b"secret", b"value")
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 0
+    assert keeping.read(stream, cold=False) == {3: (b"other", b"newer")}
+
+
+def test_an_erasure_that_ends_in_the_middle_leaves_nothing_in_memory_that_it_took_from_the_disk(keeping):
+    stream = keeping.create(shards=2)
+    for shard in (0, 1):
+        keeping.write(stream, (b"secret", marker(1)), (b"other", b"kept"), shard=shard)
+    keeping.roll()
+    damage(keeping, keeping.entries(stream, 1)[0])
+    with pytest.raises(DataLoss):
+        keeping.log.upkeep.erase(keeping.row(stream), b"secret")
+    assert keeping.read(stream, cold=False) == {1: (b"other", b"kept")}
+
+
 def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
-    """A batch over a barrier, which no writer makes any more: it stays as it is, and whoever erases is told."""
+    """It stays as it is, and whoever erases is told. Here only the applier knows of a barrier in the batch."""
     stream = keeping.create()
     keeping.write(stream, *((b"secret" if number == 3 else b"k%d" % number, b"v") for number in range(10)))
     before = keeping.read(stream)
@@ -366,6 +392,16 @@ def test_what_cannot_be_stored_anew_is_not_tried_for_ever(keeping, monkeypatch):
     assert keeping.log.upkeep.erase(keeping.row(stream), b"unknown") == 0
     monkeypatch.undo()
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
+
+
+def test_a_batch_over_a_barrier_is_erased_from_on_both_sides(keeping, monkeypatch):
+    """No writer makes one any more; earlier versions did."""
+    stream = keeping.create()
+    keeping.write(stream, *((b"secret" if number in (3, 7) else b"k%d" % number, b"v") for number in range(10)))
+    set_barrier(keeping, monkeypatch, stream, 5)
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 2
+    assert [(entry.base, entry.end) for entry in keeping.entries(stream)] == [(0, 5), (5, 10)]
+    assert sorted(keeping.read(stream)) == [0, 1, 2, 4, 5, 6, 8, 9]
 
 
 def test_erasing_everything_leaves_offsets_without_records(keeping):
@@ -425,7 +461,7 @@ def test_a_merge_that_an_erasure_overtakes_leaves_no_copy(keeping, short_runs):
     execute = keeping.log.execute
 
     def overtaken(item):
-        if isinstance(item, Replacement) and not item.command.erases:
+        if isinstance(item, Replacement):
             keeping.log.upkeep._work.commits.execute = execute
             assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
         return execute(item)
@@ -457,6 +493,26 @@ def test_what_was_sent_twice_is_erased_twice(keeping):
     assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
     pass_time(keeping, 1_000)
     assert not keeping.on_disk(secret)
+
+
+def test_an_erasure_goes_on_if_others_drop_the_same_rows_in_the_same_flush(keeping):
+    stream = keeping.create()
+    keeping.write_singly(stream, 10)
+    keeping.write(stream, (b"secret", b"value"))
+    keeping.log.execute(TrimShard(stream, 0, 5))
+    execute = keeping.log.execute
+
+    def overtaken(item):
+        if isinstance(item, DropEntries):
+            keeping.log.upkeep._work.commits.execute = execute
+            first = DropEntries(stream, 0, 2, item.rewrite_us)
+            keeping.log.batcher.submit(Submission((first,), lambda outcomes: None))
+        return execute(item)
+
+    keeping.log.upkeep._work.commits.execute = overtaken
+    assert keeping.log.upkeep.erase(keeping.row(stream), b"secret") == 1
+    assert keeping.entries(stream)[0].base == 5
+    assert sorted(keeping.read(stream)) == [5, 6, 7, 8, 9]
 
 
 def test_what_is_sent_again_after_an_erasure_and_a_restart_goes_too(keeping):
@@ -500,7 +556,7 @@ def test_an_erasure_finds_entries_that_were_merged_meanwhile(keeping, short_runs
     execute = keeping.log.execute
 
     def overtaken(item):
-        if isinstance(item, Replacement) and item.command.erases:
+        if isinstance(item, Replacement):
             keeping.log.upkeep._work.commits.execute = execute
             for _ in keeping.log.upkeep._merging.merge():
                 pass

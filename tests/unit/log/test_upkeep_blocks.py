@@ -12,7 +12,7 @@ from mainstem.log.flush import DeleteStream, ForgetBlock, ForgetStream, Rejected
 from mainstem.log.log import LogOptions
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace, freeing, merging, upkeep
-from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time
+from tests.unit.log.keeping import DAY, HOUR, OPTIONS, PACE, SECOND_US, Keeping, damage, marker, pass_time, set_barrier
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
 
 
@@ -54,6 +54,26 @@ def test_what_is_alive_in_a_block_that_is_mostly_dead_moves(keeping):
     assert keeping.blocks()[block].dead_us == keeping.clock.now_us()
     assert keeping.counts()["bytes_rewritten"] > 4 * 5_000
     assert keeping.rebuilt() == list(keeping.all())
+
+
+def test_a_batch_over_a_barrier_moves_in_pieces(keeping, monkeypatch):
+    """No writer makes one any more; earlier versions did. As it is it would be refused, in every round anew."""
+    stream, other = keeping.create(), keeping.create("other")
+    keeping.write(stream, *((b"k%d" % number, marker(number)) for number in range(10)))
+    keeping.write(stream, *((b"k%d" % number, marker(number)) for number in range(10, 15)))
+    fill(keeping, other, 5)
+    keeping.roll()
+    seen, (block,) = keeping.read(stream), {entry.block for entry in keeping.entries(stream)}
+    set_barrier(keeping, monkeypatch, stream, 5)
+    trim(keeping, other, 5)
+    keeping.keep()
+    entries = keeping.entries(stream)
+    assert (entries[0].base, entries[0].end, entries[-1].end) == (0, 5, 15)
+    assert block not in {entry.block for entry in entries}
+    assert keeping.read(stream) == seen
+    before = keeping.log.counters()["flushes_applied"]
+    pass_time(keeping, HOUR)
+    assert keeping.log.counters()["flushes_applied"] <= before + 10
 
 
 def test_many_entries_of_a_block_are_looked_up_some_at_a_time(keeping, monkeypatch):

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.errors import IncompatibleSchema, RecordTooLarge
-from mainstem.core.limits import PROMOTED_BYTES_MAX
 from mainstem.core.schema import Schema, aliases_of, default_of, described
 from mainstem.registry import promotion as promotions
 from mainstem.registry.compatibility import check
 from mainstem.registry.defaults import default_array
 from mainstem.registry.forms import as_schema
-from mainstem.registry.promotion import lossless, promote, promote_pieces, promotion
+from mainstem.registry.promotion import lossless, promote, promotion
 from tests.unit.registry import samples
 
 OLD = as_schema({"id": "int32 not null", "name": "text", "gone": "text", "at": "timestamp[ms, UTC]"})
@@ -174,7 +173,7 @@ def test_a_moment_that_a_finer_unit_cannot_count():
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_large_defaults_of_many_rows_come_in_pieces(is_nested, monkeypatch):
+def test_large_defaults_of_many_rows_are_refused(is_nested, monkeypatch):
     monkeypatch.setattr(promotions, "PROMOTED_BYTES_MAX", 100_000)
     fields = {"b": "int8", "c": {"type": "text", "default": "x" * 1_000}}
     old, new = (
@@ -185,13 +184,9 @@ def test_large_defaults_of_many_rows_come_in_pieces(is_nested, monkeypatch):
     batch = batch_of(old, rows)
     with pytest.raises(RecordTooLarge, match="would grow by"):
         promote(batch, old, new)
-    pieces = list(promote_pieces(batch, old, new))
-    assert sum(piece.num_rows for piece in pieces) == len(rows)
-    assert max(piece.nbytes for piece in pieces) < 150_000
-    # One row alone is too much: that is told, and does not end in smaller and smaller pieces.
-    monkeypatch.setattr(promotions, "PROMOTED_BYTES_MAX", 500)
-    with pytest.raises(RecordTooLarge):
-        list(promote_pieces(batch, old, new))
+    few = promote(batch.slice(0, len(rows) // 20), old, new)
+    assert few.num_rows == len(rows) // 20
+    assert few.nbytes < 150_000
 
 
 def test_a_million_rows_and_the_largest_default():
@@ -202,7 +197,6 @@ def test_a_million_rows_and_the_largest_default():
     with pytest.raises(RecordTooLarge):
         promote(batch, old, new)
     assert pa.total_allocated_bytes() - before < 1 << 20
-    assert next(promote_pieces(batch, old, new)).nbytes <= PROMOTED_BYTES_MAX
 
 
 def test_the_size_of_a_null_is_found_without_making_one():

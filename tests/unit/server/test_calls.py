@@ -1,4 +1,4 @@
-"""Calls of many clients through one thread: each in its turn, none for the dead, none kept waiting by a stop."""
+"""Calls of many clients through few threads: each in its turn, none for the dead, none kept waiting by a stop."""
 
 import asyncio
 import threading
@@ -49,7 +49,7 @@ def test_clients_take_turns():
                 calls.add(client, GetStreamCall(client), answers.append)
             work.may_go_on.set()
             await come_to(lambda: len(answers) == 6)
-            assert work.done == ["busy 0", "busy 1", "a", "b", "busy 2", "busy 3"]
+            assert work.done == ["busy 0", "a", "b", "busy 1", "busy 2", "busy 3"]
 
     run(test)
 

@@ -26,6 +26,7 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     GetStreamCall,
     OffsetsAtTimeCall,
+    SchemasCall,
     StatisticsCall,
 )
 from mainstem.transport.wire import PREFIX, Append, Kind, Message, error_from, pack
@@ -158,7 +159,7 @@ def test_calls_of_one_client_are_bounded_and_another_one_is_served(tmp_path):
             greedy = await (await rig.connect()).hello()
             await create(greedy)
             calls = SlowCalls(rig)
-            one = b"".join(pack(Kind.CALL, 7, OffsetsAtTimeCall("orders", 0)))
+            one = b"".join(pack(Kind.CALL, 7, SchemasCall("orders")))
             flood = asyncio.ensure_future(greedy.send_bytes(one * count))
             session = greedy.session
             await come_to(lambda: session.connection is not None and session.connection.is_paused)

@@ -117,7 +117,7 @@ class Compacting:
 
         for entries, groups in pieces(self._work, stream, shard, row.start, index.end):
             if groups is not None:
-                gone = leave(self._work, entries, groups, contents, kept, self._work.upshot())
+                gone = leave(self._work, entries, groups, contents, kept, self._work.upshot(), joins=True)
                 self._work.counts["records_compacted"] += gone
                 yield
         self._work.execute(NoteUpkeep(stream.id, shard, compacted=index.end))

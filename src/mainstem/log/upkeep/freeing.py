@@ -12,7 +12,7 @@ from mainstem.core.limits import KIB, MIB
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.flush import ForgetBlock
 from mainstem.log.ledger.base import BlockRow, Entry, StreamRow
-from mainstem.log.replacement import moved
+from mainstem.log.replacement import barriers_in, moved, remade
 from mainstem.log.snapshots import Snapshots
 from mainstem.log.upkeep.pace import NEVER_US
 from mainstem.log.upkeep.work import Work, one_step
@@ -124,7 +124,14 @@ class Freeing:
             self._work.counts["upkeep_errors"] += 1
             logger.error(Event("a block cannot be freed: what is alive in it cannot be read", error=loss))
             return
-        self._work.execute(moved(entries, batches, self._work.upshot()))
+        barriers, upshot = self._work.barriers(stream, entries[0].shard), self._work.upshot()
+        if any(barriers_in(batch, barriers) for batch in batches):
+            # As it is it would be refused, each time. In pieces it may stand there.
+            contents = self._work.contents(stream)
+            records = (self._work.records(group, contents) for group in self._work.groups(stream, entries))
+            self._work.execute(remade(entries, records, upshot))
+        else:
+            self._work.execute(moved(entries, batches, upshot))
         self._work.counts["bytes_rewritten"] += sum(entry.length for entry in entries)
 
 

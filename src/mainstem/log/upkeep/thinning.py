@@ -47,12 +47,14 @@ def leave(
     contents: Contents,
     keep: Callable[[Records], np.ndarray],
     upshot: Upshot,
+    *,
+    joins: bool = False,
 ) -> int:
-    """Store anew what is kept, if that is not all; how many records are gone."""
+    """Store anew what is kept, if that is not all; how many records are gone. With `joins`, many entries of which
+    little was left before are put together on the occasion."""
     masks = [keep(work.records(group, contents)) for group in groups]
     gone = sum(int(len(mask) - mask.sum()) for mask in masks)
-    # Many entries of which little was left before are put together on the occasion.
-    if gone or (len(entries) > _ROWS_PER_STEP_MAX and not upshot.erases):
+    if gone or (joins and len(entries) > _ROWS_PER_STEP_MAX):
         left = (work.records(group, contents).take(mask) for group, mask in zip(groups, masks, strict=True))
         work.execute(remade(entries, left, upshot))
     return gone

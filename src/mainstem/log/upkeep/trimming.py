@@ -84,7 +84,12 @@ class Trimming:
     def drop_now(self, stream: StreamRow, key: ShardKey) -> None:
         """Drop all rows below the start of a shard, whose bytes should be off the disk at once."""
         while self._has_rows_to_drop(stream, key):
-            self._work.execute(DropEntries(*key, _DROP_ROWS, self._work.clock.now_us()))
+            try:
+                self._work.execute(DropEntries(*key, _DROP_ROWS, self._work.clock.now_us()))
+            except Refused:
+                # Others have changed some of these rows in the same flush: the next one finds them as they are then.
+                if self._work.commits.has_failed():
+                    raise
 
     def _has_rows_to_drop(self, stream: StreamRow | None, key: ShardKey) -> bool:
         if stream is None:

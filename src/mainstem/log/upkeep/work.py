@@ -39,6 +39,10 @@ class Commits(Protocol):
         """Whether nothing is committed any more, for good."""
         ...
 
+    def forget_hot(self, key: ShardKey, before: int) -> None:
+        """From now on readers find what stands below `before` where the ledger says, not in memory."""
+        ...
+
     def request_roll(self) -> None: ...
 
     def request_snapshot(self) -> None: ...
@@ -99,16 +103,19 @@ class Work:
     ) -> list[Sequence[FetchedBatch]]:
         """The batches of these entries, in groups that are stored anew each by itself."""
         batches = list(self.rests.within(self.reader.load(stream, entries)))
-        # Looked up after the entries: a barrier that is set later stands behind them.
-        return grouped(batches, barriers_of(self.ledger.load_generations(stream.id), entries[0].shard), target)
+        return grouped(batches, self.barriers(stream, entries[0].shard), target, self.contents(stream))
+
+    def barriers(self, stream: StreamRow, shard: int) -> frozenset[int]:
+        """Of a shard; looked up after its entries: one that is set later stands behind them."""
+        return barriers_of(self.ledger.load_generations(stream.id), shard)
 
     def records(self, group: Sequence[FetchedBatch], contents: Contents) -> Records:
         """The records of one group."""
         return records_of(group, contents, self.rests.within)
 
-    def upshot(self, *, merged: int = 0, compacted: int = 0, erases: bool = False) -> Upshot:
+    def upshot(self, *, merged: int = 0, compacted: int = 0) -> Upshot:
         """What else is to be done where entries are stored anew."""
-        return Upshot(self.clock.now_us() if erases else self.rewrite_us(), merged, compacted, erases)
+        return Upshot(self.rewrite_us(), merged, compacted)
 
     def rewrite_us(self) -> int:
         """By when bytes should be off the disk that are dead from now on."""
