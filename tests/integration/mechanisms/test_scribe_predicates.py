@@ -25,7 +25,7 @@ from tests.unit.core.predicate.plain_texts import PLAIN_COLUMNS, PlainTexts, sel
 
 BATCHES, ROWS = 3, 1_100
 EXPRESSIONS = 100
-PLAIN_EXPRESSIONS = 40
+PLAIN_EXPRESSIONS = 20
 
 # For each expression, the offsets of the rows for which it is true.
 Answers = list[list[int]]
