@@ -167,16 +167,34 @@ def test_what_is_no_row_is_shown_or_counted(cli, name):
     assert [(line["value"], line.get("undecoded")) for line in lines] == [({"id": 1}, None), (None, "no row")]
     assert tail(cli, name, "--output", "raw") == b'{"id":1}\nno row\n'
     assert tail(cli, name).splitlines()[1].endswith(b"\tno row")
-    done = cli.run("tail", name, *EARLIEST, "--output", "csv")
-    assert (done.stdout, done.stderr.decode()) == (
-        b'"id"\n1\n',
-        f"1 record of {name} left out: no rows of its schema\n",
+    why = "record 1 is no row of its schema (is not JSON: Expecting value at character 0)"
+    told = f"mainstem: 1 record of {name} left out: shard 0: {why}\n"
+    done = cli.run("tail", name, *EARLIEST, "--output", "csv", code=1)
+    assert (done.stdout, done.stderr.decode()) == (b'"id"\n1\n', told)
+    chosen = cli.run("tail", name, *EARLIEST, "--where", "id = 1", "--output", "raw", code=1)
+    assert (chosen.stdout, chosen.stderr.decode()) == (b'{"id":1}\n', told)
+    assert cli.run("find", name, "id = 1", code=1).stderr.decode().endswith(told)
+    assert told not in cli.run("find", name, "id = 1 AND _offset = 0").stderr.decode()
+
+
+def test_rows_of_before_that_cannot_be_read_are_left_out_of_every_output(cli, name):
+    cli.run("stream", "create", name, "--schema", "-", "--compatibility", "none", stdin=b'{"a": "int8", "o": "text"}')
+    cli.run("write", name, stdin=b'{"a": 1, "o": "x"}\n{"a": 2, "o": "y"}\n')
+    cli.run("schema", "set", name, "-", stdin=b'{"a": "int8", "o": "int64"}')
+    cli.run("write", name, stdin=b'{"a": 1, "o": 7}\n')
+    why = "cannot be read in the newest schema: column 'o' is string in these rows and cannot be read as int64"
+    text = cli.run("tail", name, *EARLIEST, "--output", "raw", code=1)
+    assert text.stdout == b'{"a":1,"o":7}\n'
+    assert text.stderr.decode() == f"mainstem: stream '{name}' shard 0: rows 0 to 1 {why}; going on after them\n"
+    csv = cli.run("tail", name, *EARLIEST, "--output", "csv", code=1)
+    assert (csv.stdout, csv.stderr.decode()) == (
+        b'"a","o"\n1,7\n',
+        f"mainstem: 2 records of {name} left out: shard 0: rows 0 to 1 {why}\n",
     )
-    chosen = cli.run("tail", name, *EARLIEST, "--where", "id = 1", "--output", "raw")
-    assert (chosen.stdout, chosen.stderr.decode()) == (
-        b'{"id":1}\n',
-        f"1 record of {name} left out: no rows of its schema\n",
-    )
+    found = cli.run("find", name, "a = 1", "--output", "csv", code=1)
+    assert found.stdout == b'"a","o"\n1,7\n'
+    assert found.stderr.decode().endswith(f"mainstem: 1 record of {name} left out: shard 0: row 0 {why}\n")
+    assert cli.run("find", name, "a = 1", "--columns", "a", "--output", "csv").stdout == b'"a"\n1\n1\n'
 
 
 def test_wrong_usage(typed, name):
