@@ -18,7 +18,7 @@ from mainstem.log.blocks.base import BlockMissing
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
 from mainstem.log.finding import Commands, Finding, Severity
-from mainstem.log.folder import FORMAT, parse_identity, require_no_backup
+from mainstem.log.folder import FORMAT, has_log, parse_identity, require_no_backup
 from mainstem.log.frame import FrameDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.inspector import LedgerInspector, LedgerView, snapshot_number
@@ -75,7 +75,7 @@ def examine(
 ) -> Report:
     """Look at everything in a data folder; `deep` reads every byte of every block."""
     require_no_backup(path)
-    if not any((path / name).exists() for name in ("mainstem.json", "ledger.db", "blocks")):
+    if not has_log(path):
         raise FolderUnusable(f"there is no log in {path}; name its folder with --data")
     try:
         doctor = Doctor(path, clock, surroundings or Surroundings.of(path), progress)
