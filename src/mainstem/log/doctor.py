@@ -140,8 +140,8 @@ class Doctor:
         alive = {row.id for row in view.streams.values() if not row.deleted_us}
         report.records = sum(total.records for (stream, _), total in view.shard_sums.items() if stream in alive)
         report.blocks = len(view.blocks)
-        report.live_bytes = sum(row.live_bytes for row in view.blocks.values())
-        report.dead_bytes = view.dead_bytes
+        report.live_bytes = sum(row.live_bytes for row in view.blocks.values()) - view.deleted_bytes
+        report.dead_bytes = view.waiting_bytes
 
     # Whose folder it is.
 
