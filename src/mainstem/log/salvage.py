@@ -147,6 +147,8 @@ class Salvage:
     def __init__(
         self, path: Path, names: Mapping[int, str] | None = None, schemas: Mapping[int, Schema] | None = None
     ) -> None:
+        if path.is_dir():
+            raise InvalidRequest(f"{path} is a folder; name one block file, as in data/blocks/{1:016d}.block")
         self._file = LocalDisk().open(path)
         self._schemas: dict[int, Schema] = dict(schemas or {})
         try:
@@ -362,6 +364,11 @@ class _RowGroups:
         self.path = path
         self.part = path.with_name(path.name + ".part")
         self._schema = schema
+        try:
+            self.part.touch()
+        except OSError as error:
+            error.filename = str(path)  # the name that was given
+            raise
         self._writer: pq.ParquetWriter | None = pq.ParquetWriter(self.part, schema, compression="zstd")
         self._gathered: list[pa.RecordBatch] = []
         self._records = self._bytes = 0

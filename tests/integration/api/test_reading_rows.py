@@ -137,6 +137,14 @@ def test_what_cannot_be_asked_is_refused_when_it_is_asked(hub):
             hub.consumer("orders", **options)
 
 
+def test_a_column_that_is_not_there_is_told_in_sentences(hub):
+    orders(hub, 1)
+    with pytest.raises(InvalidSetting, match=r"there is no column 'nope'\. The columns are id, country"):
+        hub.consumer("orders", columns=["nope"])
+    with pytest.raises(InvalidSetting, match=r"there is no column 'idd'; did you mean 'id'\? The columns are id, "):
+        hub.consumer("orders", columns=["idd"])
+
+
 def test_streams_without_a_schema(hub):
     hub.streams.create("raw")
     with hub.producer() as producer:

@@ -199,7 +199,7 @@ def test_rows_of_before_that_cannot_be_read_are_left_out_of_every_output(cli, na
 
 def test_wrong_usage(typed, name):
     assert "did you mean 'amount'?" in typed.error("tail", name, "--where", "amuont > 1", code=2)
-    assert "there is no column 'x'" in typed.error("tail", name, "--columns", "x", code=2)
+    assert "there is no column 'x'. The columns are id, " in typed.error("tail", name, "--columns", "x", code=2)
     assert "as in id,amount" in typed.error("tail", name, "--columns", "id,,x", code=2)
     assert "use one of text, json, raw, csv" in typed.error("tail", name, "--output", "xml", code=2)
     assert "goes by single records" in typed.error("tail", name, "--output", "csv", "--frame", code=2)
