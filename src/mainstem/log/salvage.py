@@ -120,8 +120,9 @@ class SalvageReport:
     damaged_bytes: int = 0
     # (first byte, byte after the last, why) of the first ones.
     damaged: list[tuple[int, int, str]] = field(default_factory=list)
-    # Files that rows were written to, by the ids of their schemas.
+    # Files that rows were written to, by the ids of their schemas, and how many of the records those are.
     row_files: dict[int, str] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
 
     def note(self, begin: int, end: int, reason: str) -> None:
         self.damaged_count += 1
@@ -264,6 +265,8 @@ class Salvage:
                 continue
             report.batches += 1
             report.records += len(records)
+            if schema is not None:
+                report.rows[header.schema_id] = report.rows.get(header.schema_id, 0) + len(records)
             report.records_without_offset += len(records) if base is None else 0
             yield SalvagedBatch(header, base, records, schema)
 

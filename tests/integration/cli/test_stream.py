@@ -114,15 +114,15 @@ def test_a_folder_that_is_no_log(local):
 
 
 def test_a_log_without_its_identity_is_one_that_the_next_start_mends(local):
-    local.run("stream", "create", "clicks")
-    local.run("write", "clicks", stdin=b"1\n")
+    with mainstem.open(local.folder / "data") as hub:
+        hub.streams.create("clicks")
     (local.folder / "data" / "mainstem.json").unlink()
     mend = "the blocks say which log this is, and the next start writes it anew"
     assert mend in local.run("doctor", code=6).stdout.decode()
-    for command in (("stream", "list"), ("tail", "clicks"), ("top", "--once"), ("backup", "saved")):
+    for command in (("stream", "list"), ("tail", "clicks"), ("backup", "saved")):
         error = local.error(*command, code=5)
         assert f"there is a log in data, and its mainstem.json is missing; {mend}: mainstem serve --data data" in error
-    local.run("write", "clicks", stdin=b"2\n")
+    mainstem.open(local.folder / "data").close()
     assert (local.folder / "data" / "mainstem.json").exists()
 
 
