@@ -135,7 +135,11 @@ def test_trims_that_make_no_sense(hub, wrong):
         hub.streams.trim("orders", **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"before": datetime(2026, 1, 1)}, {"before": "15m"}, {"offset": "1"}], ids=str)  # noqa: DTZ001
+@pytest.mark.parametrize(
+    "wrong",
+    [{"before": datetime(2026, 1, 1)}, {"before": "15m"}, {"offset": "1"}, {"offset": 10**20}],  # noqa: DTZ001
+    ids=str,
+)
 def test_trims_by_something_else(hub, wrong):
     hub.streams.create("orders")
     with pytest.raises(mainstem.InvalidSetting):

@@ -197,8 +197,16 @@ def test_what_is_no_block(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(FolderUnusable, match="is not a block"):
         Salvage(tmp_path / "file")
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(InvalidRequest, match=r"test_what_is_no_block.* is a folder; name one block file, as in data/b"):
         Salvage(tmp_path)
+
+
+def test_an_output_that_cannot_be_is_named_as_it_was_given(written, tmp_path):
+    found, output = Salvage(written[0]), tmp_path / "nope" / "out"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_parquet(found, output)
+    found.close()
+    assert caught.value.filename == str(output)
 
 
 def test_the_output_is_new_and_whole(written, tmp_path):
