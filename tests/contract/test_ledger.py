@@ -185,6 +185,14 @@ def test_totals(ledger):
     assert ledger.dead_totals() == {7: 30, 8: 5}
 
 
+def test_what_deleted_streams_still_have_is_not_alive(ledger):
+    kept, gone = stream_row(1, "kept"), stream_row(2, "gone")._replace(deleted_us=NOW_US)
+    blocks = {1: BlockRow(1, 1, "sealed", 2_000, 1_000, NOW_US)}
+    shards = {(1, 0): ShardRow(bytes=400), (2, 0): ShardRow(bytes=500), (2, 1): ShardRow(bytes=100)}
+    ledger.store(changes(1, streams={1: kept, 2: gone}, shards=shards, blocks=blocks))
+    assert ledger.block_totals() == BlockTotals(1, 2_000, 400)
+
+
 def test_the_bytes_of_statistics_are_what_the_summaries_say(ledger):
     known = collect(None, key=pa.array([b"key"]), times=(1, 2))
     entries = [entry(0, 2, statistics=summary(known)), entry(2, 2), entry(4, 1, shard=1, statistics=summary(known))]

@@ -482,8 +482,9 @@ class _Mix:
 
     def _collect(self) -> None:
         """Time passes and upkeep does all it can; snapshots are taken by a thread of their own."""
-        # The block that was open at first is freed in a round after that in which the others are.
-        for wait in (_DAY + 60, 700.0, 700.0, 60.0, 60.0):
+        # Tombstones go an hour after compaction has come past them. The block that was open at first is freed in a
+        # round after that in which the others are.
+        for wait in (_DAY + 60, 4_000.0, 700.0, 700.0, 60.0, 60.0):
             self._clock.advance(wait)
             self._log.upkeep.run_until_idle()
             self._log._maintenance.close()

@@ -43,7 +43,8 @@ NAMES = {
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
     BatchAck: "chunks dead done exception result",
-    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded",
+    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded "
+    "why_undecoded",
     Record: "headers key offset shard timestamp timestamp_us undecoded value",
     RecordBatch: (
         "count end first last offset offsets records shard slice stream to_arrow to_avro to_csv to_dicts to_ndjson "
@@ -51,7 +52,7 @@ NAMES = {
     ),
     Found: (
         "count index opened seconds skipped to_arrow to_avro to_csv to_dicts to_ndjson to_pandas to_parquet to_polars "
-        "undecoded"
+        "undecoded why_undecoded"
     ),
     mainstem.Schema: "arrow field fingerprint names parse serialized",
     mainstem.Cursor: "epoch offsets parse stream",

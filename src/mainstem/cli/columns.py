@@ -9,6 +9,8 @@ import typer
 
 from mainstem.cli.exits import UsageProblem
 from mainstem.cli.printing import counted, print_table
+from mainstem.core.errors import MainstemError
+from mainstem.core.plain import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,9 +64,12 @@ def column_writer(output: str, schema: "pa.Schema") -> "Iterator[ColumnWriter]":
     writer.close()
 
 
-def tell_undecoded(count: int, name: str) -> None:
+def tell_undecoded(count: int, name: str, why: MainstemError | None) -> bool:
+    """Say how many records are not among the columns, and why the first is not; whether there are any."""
     if count:
-        print(f"{counted(count, 'record')} of {name} left out: no rows of its schema", file=sys.stderr)
+        told = one_line(str(why), 400).partition("; ")[0].removeprefix(f"stream {name!r} ")
+        print(f"mainstem: {counted(count, 'record')} of {name} left out: {told}", file=sys.stderr)
+    return count > 0
 
 
 class _TableWriter:
@@ -88,8 +93,6 @@ class _TableWriter:
 
 def _cell(value: Any) -> str:
     """A value in one line that no terminal can be hurt with."""
-    from mainstem.core.plain import one_line
-
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     return "" if value is None else one_line(str(value))

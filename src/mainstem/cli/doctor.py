@@ -43,7 +43,8 @@ def doctor(
     It changes nothing, and may run beside the server of the folder and without the right to write there. One line per
     finding, the worst first; the exit code is 0 (healthy, notes allowed), 6 (warnings) or 7 (damage).
 
-    --salvage reads one block file without a ledger, also one that is cut or damaged. --rebuild makes a ledger anew; the
+    --salvage reads one block file without a ledger, also one that is cut or damaged. Rows go to a file for each schema,
+    beside --output and named after it: OUT.schema-7.parquet beside OUT.parquet. --rebuild makes a ledger anew; the
     old one is kept in the folder, and nobody may write it meanwhile.
     """
     _log_as_told(loaded)
@@ -174,14 +175,16 @@ def _print_salvaged(report: "SalvageReport", output: Path) -> None:
     if report.damaged_count > len(report.damaged):
         print(f"and {counted(report.damaged_count - len(report.damaged), 'place')} more")
     without = f" ({report.records_without_offset:,} of them without an offset)" if report.records_without_offset else ""
+    plain = report.records - sum(report.rows.values())
     print(
-        f"{counted(report.records, 'record')} of block {report.block} written to {output}{without}; "
+        f"{counted(report.records, 'record')} of block {report.block} found{without}; "
         f"{size_text(report.damaged_bytes)} of {size_text(report.bytes)} could not be read"
     )
     if report.batches_staged:
         print(f"batches of transactions that were committed in another block, or never: {report.batches_staged:,}")
+    print(f"{counted(plain, 'record')} without a schema written to {output}")
     for schema, path in report.row_files.items():
-        print(f"rows of schema {schema} are in {path}")
+        print(f"{counted(report.rows[schema], 'row')} of schema {schema} written to {path}")
 
 
 def _salvaged(report: "SalvageReport") -> dict[str, Any]:

@@ -7,6 +7,7 @@ import typer
 
 from mainstem.cli import hubs
 from mainstem.cli.columns import ColumnsOption, check_columnar, column_names, column_writer, tell_undecoded
+from mainstem.cli.exits import ExitCode
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data
 from mainstem.cli.printing import counted
@@ -27,11 +28,12 @@ def find(
         str, typer.Option(metavar="table|json|csv|arrow|avro", help="table: for people; json: a row a line.")
     ] = "table",
     data: Data = None,
-) -> None:
+) -> int:
     """Find the records of a stream for which an expression is true.
 
     Batches in which nothing can match are not read: an equality on the key or on an indexed column takes milliseconds.
-    How many batches were opened and skipped stands on standard error. The exit code is 0 also if nothing was found.
+    How many batches were opened and skipped stands on standard error. The exit code is 0 also if nothing was found, and
+    1 if records were left out because they could not be read: how many and why is said, too.
     """
     check_stream_name(name, reserved=True)
     if output != "json":
@@ -55,4 +57,5 @@ def find(
         f"{found.seconds * 1000:.1f} ms".replace("batchs", "batches"),
         file=sys.stderr,
     )
-    tell_undecoded(found.undecoded, name)
+    is_short = tell_undecoded(found.undecoded, name, found.why_undecoded)
+    return ExitCode.FAILURE if is_short else ExitCode.OK

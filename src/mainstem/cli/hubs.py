@@ -31,20 +31,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @contextmanager
 def reading(loaded: Loaded, data: str | None) -> "Iterator[Hub]":
     """A hub to read from. A folder may be written by another process meanwhile."""
-    with _hub(loaded, data, read_only=True, needs="mainstem.json") as hub:
+    with _hub(loaded, data, read_only=True) as hub:
         yield hub
 
 
 @contextmanager
 def writing(loaded: Loaded, data: str | None, *, create: bool = False) -> "Iterator[Hub]":
     """A hub to write through. `create` makes a folder that is missing."""
-    with _hub(loaded, data, read_only=False, needs=None if create else ".") as hub:
+    with _hub(loaded, data, read_only=False, create=create) as hub:
         yield hub
 
 
 @contextmanager
-def _hub(loaded: Loaded, data: str | None, *, read_only: bool, needs: str | None) -> "Iterator[Hub]":
-    """`needs` is what a folder must hold already."""
+def _hub(loaded: Loaded, data: str | None, *, read_only: bool, create: bool = False) -> "Iterator[Hub]":
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
     log_as_told(loaded)
@@ -52,13 +51,21 @@ def _hub(loaded: Loaded, data: str | None, *, read_only: bool, needs: str | None
         with connected(loaded.settings.url) as hub:
             yield hub
         return
-    if needs is not None and not (Path(data) / needs).exists():
-        from mainstem.log.folder import require_no_backup
-
-        require_no_backup(Path(data))
-        raise FolderUnusable(f"there is no log in {data}; mainstem stream create NAME --data {data} begins one there")
+    if not create:
+        _require_log(Path(data), read_only=read_only)
     with noted(f"folder {data}"), mainstem.open(data, read_only=read_only) as hub:
         yield hub
+
+
+def _require_log(folder: Path, *, read_only: bool) -> None:
+    """Say how a log is begun where none is. One whose files are not all there is left to the hub."""
+    from mainstem.log.folder import has_log, require_no_backup
+
+    if not (has_log(folder) if read_only else folder.exists()):
+        require_no_backup(folder)
+        raise FolderUnusable(
+            f"there is no log in {folder}; mainstem stream create NAME --data {folder} begins one there"
+        )
 
 
 @contextmanager

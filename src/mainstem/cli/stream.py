@@ -162,7 +162,8 @@ def alter(
     """Change how long the records of a stream can be read, and which, and how many shards it has.
 
     With more shards most keys belong to another one from then on; consumers get what was written before the change
-    first, so the records of a key stay in their order. There is no way back to fewer.
+    first, so the records of a key stay in their order. There is no way back to fewer. A compacted stream keeps its
+    shards, and one that got more cannot be compacted.
     """
     if shards is None and retention is retention_bytes is cleanup is tombstones is None:
         what = "--retention, --retention-bytes, --cleanup, --tombstones or --shards"

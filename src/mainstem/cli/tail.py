@@ -78,7 +78,9 @@ def tail(
 
     With --columns a line of text, json or raw is the JSON of these columns. csv and arrow go out batch by batch, avro
     and table at the end: those two do not follow. Records that are no rows of the stream's schema are left out of
-    formats with columns, and wherever --where is given, and counted on standard error.
+    formats with columns, and wherever --where is given; rows of an older schema that cannot be read in the newest one
+    are left out everywhere, unless --columns asks for others. How many there are, and why, stands on standard error,
+    and the exit code is 1, as it is when records were lost; all others are written.
 
     With a cursor file nothing is skipped and nothing repeated from one call to the next, even when the program that
     reads our output ends early: the cursor stands after the last record it took.
@@ -124,8 +126,8 @@ def tail(
             raise
         finally:
             outlet.close()
-        tell_undecoded(consumer.undecoded if where else 0, name)
-    return stop.code or (ExitCode.FAILURE if poured.losses else ExitCode.OK)
+        is_short = tell_undecoded(consumer.undecoded if where else 0, name, consumer.why_undecoded)
+    return stop.code or (ExitCode.FAILURE if poured.losses or is_short else ExitCode.OK)
 
 
 def _require_whole_batches(
@@ -180,11 +182,11 @@ def _pour_columns(
                     )
                 writer.write(rows)
                 left = None if left is None else left - taken.count
-        tell_undecoded(consumer.undecoded, name)
-    return ExitCode.FAILURE if losses else ExitCode.OK
+        is_short = tell_undecoded(consumer.undecoded, name, consumer.why_undecoded)
+    return ExitCode.FAILURE if losses or is_short else ExitCode.OK
 
 
-def _report(loss: DataLoss | UndecodedRecords) -> None:
+def _report(loss: DataLoss | IncompatibleSchema | UndecodedRecords) -> None:
     print(f"mainstem: {str(loss).partition('; ')[0]}; going on after them", file=sys.stderr, flush=True)
 
 

@@ -70,8 +70,10 @@ class Consumer(Reading):
     Records of a stream with a schema that are no rows of it raise UndecodedRecords, once, like DataLoss. With
     `on_bad="skip"` they are passed over and counted (`undecoded`); with "keep" they come without a value, their bytes
     in `record.undecoded`. The same holds under a `where`, unless what is beside their rows says that they cannot match.
-    Rows of an older schema that cannot be read in the newest one raise IncompatibleSchema, with their offsets; the next
-    call goes on after them, and "skip" passes over them, too.
+    Rows of an older schema of which a wanted column cannot be read in the newest one raise IncompatibleSchema, with
+    their offsets and the column; the next call goes on after them, and "skip" passes over them and counts them, too.
+    Under a `where` that is so for those that match, and for all where it asks for such a column. `why_undecoded` is the
+    reason.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Consumer(Reading):
         # Schemas that are known to be older than the view's.
         self._older: set[int] = set()
         self._counted = ReadCounts()
+        self._why_undecoded: UndecodedRecords | IncompatibleSchema | None = None
         self._ends = None if follow else self._info.ends
         self._subscription: Subscription | None = None
         self._closed = False
@@ -146,8 +149,13 @@ class Consumer(Reading):
 
     @property
     def undecoded(self) -> int:
-        """How many records were no rows of the stream's schema."""
+        """How many records were no rows of the stream's schema, or rows of an older one that cannot be read in it."""
         return self._counts.undecoded
+
+    @property
+    def why_undecoded(self) -> UndecodedRecords | IncompatibleSchema | None:
+        """The first of them, and why: what was raised, or would have been without `on_bad`. None if there are none."""
+        return self._why_undecoded
 
     @property
     def _counts(self) -> ReadCounts:
@@ -296,7 +304,8 @@ class Consumer(Reading):
         them."""
         try:
             bad = batch.undecoded()
-        except IncompatibleSchema:
+        except IncompatibleSchema as error:
+            self._why_undecoded = self._why_undecoded or error
             self._offsets[batch.shard] = max(self._offsets[batch.shard], batch.end)
             if self._on_bad != "skip":
                 self._pieces.popleft()
@@ -312,9 +321,10 @@ class Consumer(Reading):
             if run.start > at:
                 parts.append(batch.slice(at, run.start))
             at = run.stop
+            why = self._undecoded(batch, run, next(row for row in bad if row.index == run.start))
+            self._why_undecoded = self._why_undecoded or why
             if self._on_bad == "raise":
-                why = next(row for row in bad if row.index == run.start)
-                parts.append(self._undecoded(batch, run, why))
+                parts.append(why)
         self._counted.undecoded += len(bad)
         if at < batch.count or not parts:
             parts.append(batch.slice(at, batch.count))

@@ -11,7 +11,7 @@ from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.tabular import Tabular
 from mainstem.consume.view import with_metadata
 from mainstem.core.clock import Clock
-from mainstem.core.errors import InvalidPredicate, InvalidSetting
+from mainstem.core.errors import InvalidPredicate, InvalidSetting, MainstemError
 from mainstem.core.markup import cut, table
 from mainstem.transport.port import Port
 
@@ -22,17 +22,24 @@ class Found(Sequence[Record], Tabular):
     """The records that match, in order within each shard. Immutable; any thread.
 
     `opened` batches were looked into for it, `skipped` ones were not; `seconds` is how long it took. `undecoded`
-    records were no rows of the stream's schema, so that nobody can say whether they match.
+    records are left out: they are no rows of the stream's schema, so that nobody can say whether they match, or rows of
+    an older one of which a wanted column cannot be read. `why_undecoded` is the error that says it of the first.
     """
 
     def __init__(
-        self, batches: Sequence[RecordBatch], columns: pa.Schema, counts: tuple[int, int, int], seconds: float
+        self,
+        batches: Sequence[RecordBatch],
+        columns: pa.Schema,
+        counts: tuple[int, int, int],
+        seconds: float,
+        why_undecoded: MainstemError | None = None,
     ) -> None:
         self._batches = batches
         self._columns = columns
         self._records: list[Record] | None = None
         self.opened, self.skipped, self.undecoded = counts
         self.seconds = seconds
+        self.why_undecoded = why_undecoded
 
     def to_arrow(self, *, metadata: bool = False) -> pa.Table:
         columns = with_metadata(self._columns) if metadata else self._columns
@@ -68,10 +75,12 @@ class Found(Sequence[Record], Tabular):
 
     def _summary(self) -> str:
         count = len(self)
-        return (
+        text = (
             f"{count} record{'' if count == 1 else 's'}, {self.opened} batch{'' if self.opened == 1 else 'es'} opened, "
             f"{self.skipped} skipped, {self.seconds * 1000:.1f} ms"
         )
+        why = str(self.why_undecoded).partition("; ")[0]
+        return f"{text}; {self.undecoded} left out: {why}" if self.undecoded else text
 
 
 class Search:
@@ -103,7 +112,8 @@ class Search:
     def found(self) -> Found:
         consumer = self.consumer
         counts = consumer.opened, consumer.skipped, consumer.undecoded
-        return Found(self._batches, consumer.columns, counts, self._clock.monotonic() - self._begun)
+        seconds = self._clock.monotonic() - self._begun
+        return Found(self._batches, consumer.columns, counts, seconds, consumer.why_undecoded)
 
 
 def find(port: Port, stream: str, where: Any, limit: int | None, columns: Sequence[str] | None, clock: Clock) -> Found:

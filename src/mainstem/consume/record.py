@@ -234,10 +234,12 @@ class RecordBatch(Tabular):
         try:
             return self._view.decode_kept(self._fetched)
         except IncompatibleSchema as error:
+            offsets = self.offsets()
+            which = f"row {offsets[0]}" if self.count == 1 else f"rows {offsets[0]} to {offsets[-1]}"
             raise IncompatibleSchema(
-                f"stream {self.stream!r} shard {self.shard}: rows {self.offset} to {self.end - 1} cannot be read in "
-                f"the newest schema: {error}; read other columns of them (columns=), set a schema in which the new "
-                "column has another name, or pass over them with on_bad='skip'"
+                f"stream {self.stream!r} shard {self.shard}: {which} cannot be read in the newest schema: {error}; "
+                "read other columns of them (columns=), set a schema in which the new column has another name, or "
+                "pass over them with on_bad='skip'"
             ) from None
 
 

@@ -250,7 +250,11 @@ class Selection:
             left = self._as_stored(fetched, mask)
         else:
             some = mask if count < len(mask) else None
-            columns = decoded.columns if is_open else self._rest(fetched, decoded)
+            try:
+                columns = decoded.columns if is_open else self._rest(fetched, decoded)
+            except IncompatibleSchema:
+                # They match, and cannot be read: the reader says so of these, not of others.
+                return self._as_stored(fetched, some)
             left = self._fitting(fetched, some, lambda: self._pack(fetched, columns, some))
         return left
 

@@ -9,7 +9,7 @@ from mainstem.consume.record import RecordBatch
 from mainstem.consume.rendering import Render
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, UndecodedRecords
+from mainstem.core.errors import DataLoss, IncompatibleSchema, UndecodedRecords
 
 _POLL_SECONDS = 0.2
 _SAVE_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Tail:
         limit: int | None = None,
         cursor_file: CursorFile | None = None,
         stopped: Callable[[], bool] = lambda: False,
-        on_loss: Callable[[DataLoss | UndecodedRecords], None],
+        on_loss: Callable[[DataLoss | IncompatibleSchema | UndecodedRecords], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._consumer = consumer
@@ -78,7 +78,7 @@ class Tail:
     def _next_batch(self) -> RecordBatch | None:
         try:
             return self._consumer.poll_batch(_POLL_SECONDS)
-        except (DataLoss, UndecodedRecords) as loss:
+        except (DataLoss, IncompatibleSchema, UndecodedRecords) as loss:
             self.losses += 1
             self._on_loss(loss)
             return None

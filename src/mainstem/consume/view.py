@@ -242,7 +242,7 @@ def _check_columns(columns: Sequence[str], names: Sequence[str]) -> None:
     for name in columns:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise InvalidSetting(f"columns: there is no column {name!r}{hint} The columns are {', '.join(names)}")
     if len(set(columns)) != len(columns):
         raise InvalidSetting(f"columns: one is named twice, in {', '.join(columns)}")

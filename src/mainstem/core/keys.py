@@ -89,7 +89,7 @@ def check_key(key: bytes, schema: Schema, fields: Sequence[str]) -> None:
     """Whether a row of this schema can have this key; SchemaMismatch names the column that cannot have its part."""
     parts = [key] if len(fields) == 1 else _parts_of(key)
     if len(parts) != len(fields):
-        raise SchemaMismatch(f"the key is made of {', '.join(fields)}: give their values as a tuple")
+        raise SchemaMismatch(f"the key is made of {', '.join(fields)}: give the values of all of them")
     for part, name in zip(parts, fields, strict=True):
         kind = schema.field(name).type
         if not _can_have(kind, part):

@@ -195,6 +195,8 @@ class Streams:
             raise InvalidSetting(f"before must be a datetime, not {before!r}")
         if before is not None and before.tzinfo is None:
             raise InvalidSetting("before: a time needs a time zone, for example datetime.now(UTC)")
+        if offset is not None and (type(offset) is not int or not 0 <= offset < 1 << 63):
+            raise InvalidSetting(f"offset must be a whole number from 0 to {(1 << 63) - 1}, not {offset!r}")
         before_us = None if before is None else to_us(before)
         return self._port.call(TrimStreamCall(name, before_us, offset, shard)).streams[0]
 
@@ -216,10 +218,8 @@ class Streams:
         columns = info.key or ("key",)
         parts = key if isinstance(key, tuple) else (key,)
         if len(parts) != len(columns):
-            made_of = ", ".join(columns)
-            raise InvalidRecord(
-                f"stream {name!r}: the key is made of {made_of}, not of {len(parts)} values; as a tuple"
-            )
+            made_of = f"made of {', '.join(info.key)}, not of" if info.key else "one value, not"
+            raise InvalidRecord(f"stream {name!r}: the key is {made_of} {len(parts)} value{'s' * (len(parts) != 1)}")
         found = key_of(dict(zip(columns, parts, strict=True)), columns)
         if found is None:
             raise InvalidRecord(f"stream {name!r}: what has no {' or no '.join(columns)} has no key")

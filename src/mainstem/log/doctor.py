@@ -18,7 +18,7 @@ from mainstem.log.blocks.base import BlockMissing
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
 from mainstem.log.finding import Commands, Finding, Severity
-from mainstem.log.folder import FORMAT, parse_identity, require_no_backup
+from mainstem.log.folder import FORMAT, has_log, parse_identity, require_no_backup
 from mainstem.log.frame import FrameDamaged
 from mainstem.log.ledger import wal
 from mainstem.log.ledger.inspector import LedgerInspector, LedgerView, snapshot_number
@@ -75,7 +75,7 @@ def examine(
 ) -> Report:
     """Look at everything in a data folder; `deep` reads every byte of every block."""
     require_no_backup(path)
-    if not any((path / name).exists() for name in ("mainstem.json", "ledger.db", "blocks")):
+    if not has_log(path):
         raise FolderUnusable(f"there is no log in {path}; name its folder with --data")
     try:
         doctor = Doctor(path, clock, surroundings or Surroundings.of(path), progress)
@@ -140,8 +140,8 @@ class Doctor:
         alive = {row.id for row in view.streams.values() if not row.deleted_us}
         report.records = sum(total.records for (stream, _), total in view.shard_sums.items() if stream in alive)
         report.blocks = len(view.blocks)
-        report.live_bytes = sum(row.live_bytes for row in view.blocks.values())
-        report.dead_bytes = view.dead_bytes
+        report.live_bytes = sum(row.live_bytes for row in view.blocks.values()) - view.deleted_bytes
+        report.dead_bytes = view.waiting_bytes
 
     # Whose folder it is.
 

@@ -42,6 +42,9 @@ class Commands:
     def rebuild(self) -> str:
         return f"mainstem doctor --rebuild --data {self._quoted()}"
 
+    def look(self) -> str:
+        return f"mainstem doctor --data {self._quoted()}"
+
     def deep(self) -> str:
         return f"mainstem doctor --deep --data {self._quoted()}"
 

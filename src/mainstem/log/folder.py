@@ -17,7 +17,7 @@ import os
 import shlex
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import FolderLocked, FolderUnusable
@@ -134,13 +134,27 @@ class Folder:
         found = self._read_identity()
         if found is None:
             require_no_backup(self.path)
-            raise FolderUnusable(f"{self.path} is not a Mainstem data folder: it has no mainstem.json")
+            self._refuse_without_identity()
         if self._format is not None and self._format < FORMAT:
             raise FolderUnusable(
                 f"{self.path} has format {self._format}, this program reads format {FORMAT}, and who only reads cannot "
                 f"upgrade it: open the folder once for writing (mainstem serve --data {shlex.quote(str(self.path))})"
             )
         return found
+
+    def _refuse_without_identity(self) -> NoReturn:
+        if not has_log(self.path):
+            raise FolderUnusable(f"{self.path} is not a Mainstem data folder: it has no mainstem.json")
+        folder = shlex.quote(str(self.path))
+        if (self.path / "blocks").exists() and self._identity_of_blocks() is not None:
+            raise FolderUnusable(
+                f"there is a log in {self.path}, and its mainstem.json is missing; the blocks say which log this is, "
+                f"and the next start writes it anew: mainstem serve --data {folder}"
+            )
+        raise FolderUnusable(
+            f"there is a log in {self.path}, but its mainstem.json is missing, and no block says which log this is; "
+            f"mainstem doctor --data {folder} says more"
+        )
 
     def _read_identity(self) -> str | None:
         try:
@@ -171,6 +185,11 @@ class Folder:
         part = self._identity.with_suffix(".part")
         self.disk.write_new(part, [identity_content(self._log_uuid, has_blocks=self._has_noted_blocks)])
         self.disk.replace(part, self._identity)
+
+
+def has_log(path: Path) -> bool:
+    """Whether something of a log is in a folder, though perhaps not all of it."""
+    return any((path / name).exists() for name in (IDENTITY, "ledger.db", "blocks"))
 
 
 def require_no_backup(path: Path) -> None:

@@ -124,8 +124,9 @@ class SalvageReport:
     damaged_bytes: int = 0
     # (first byte, byte after the last, why) of the first ones.
     damaged: list[tuple[int, int, str]] = field(default_factory=list)
-    # Files that rows were written to, by the ids of their schemas.
+    # Files that rows were written to, by the ids of their schemas, and how many of the records those are.
     row_files: dict[int, str] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
 
     def note(self, begin: int, end: int, reason: str) -> None:
         self.damaged_count += 1
@@ -151,6 +152,8 @@ class Salvage:
     def __init__(
         self, path: Path, names: Mapping[int, str] | None = None, schemas: Mapping[int, Schema] | None = None
     ) -> None:
+        if path.is_dir():
+            raise InvalidRequest(f"{path} is a folder; name one block file, as in data/blocks/{1:016d}.block")
         self._file = LocalDisk().open(path)
         self._schemas: dict[int, Schema] = dict(schemas or {})
         try:
@@ -268,6 +271,8 @@ class Salvage:
                 continue
             report.batches += 1
             report.records += len(records)
+            if schema is not None:
+                report.rows[header.schema_id] = report.rows.get(header.schema_id, 0) + len(records)
             report.records_without_offset += len(records) if base is None else 0
             yield SalvagedBatch(header, base, records, schema)
 
@@ -368,6 +373,11 @@ class _RowGroups:
         self.path = path
         self.part = path.with_name(path.name + ".part")
         self._schema = schema
+        try:
+            self.part.touch()
+        except OSError as error:
+            error.filename = str(path)  # the name that was given
+            raise
         self._writer: pq.ParquetWriter | None = pq.ParquetWriter(self.part, schema, compression="zstd")
         self._gathered: list[pa.RecordBatch] = []
         self._records = self._bytes = 0

@@ -5,10 +5,12 @@ from typing import Final
 
 from mainstem.core.limits import FREE_BYTES_MIN_DEFAULT
 from mainstem.core.plain import size_text
+from mainstem.core.times import from_us
 from mainstem.log.finding import Commands, Finding, Severity
 from mainstem.log.ledger.base import BlockRow
 from mainstem.log.ledger.inspector import LedgerView
 from mainstem.log.surroundings import Surroundings
+from mainstem.log.upkeep.pace import Pace
 
 _HOUR_US: Final = 3_600_000_000
 _DAY_US: Final = 24 * _HOUR_US
@@ -52,8 +54,8 @@ class SpaceCheck:
     def _space(self) -> Iterator[Finding]:
         free, until = self._surroundings.free_bytes, self.seconds_until_full
         rate = "the log is not growing" if until is None else f"full in about {_days(until)} at the present rate"
-        shown = f"{size_text(free)} of {size_text(self._surroundings.total_bytes)} are free; {rate}"
-        shorten = self._commands.shorten(self._largest_stream())
+        shown = f"{size_text(free)} of {size_text(self._surroundings.total_bytes)} are free; {rate}{self._waiting()}"
+        shorten = self._give_back()
         if free < FREE_BYTES_MIN_DEFAULT:
             yield Finding(Severity.WARNING, "space-low", shown, shorten)
         elif until is not None and until < _SOON_SECONDS and self._is_settled:
@@ -63,6 +65,23 @@ class SpaceCheck:
         if FREE_BYTES_MIN_DEFAULT <= free < 2 * self._block_bytes:
             what = f"two blocks of {size_text(self._block_bytes)} (block_bytes) do not fit into what is free"
             yield Finding(Severity.WARNING, "block-bytes", what, f"{self._commands.serve()} --block-bytes 16MiB")
+
+    def _waiting(self) -> str:
+        """How much is on the disk that nobody can read any more, and until when at the usual pace."""
+        view = self._view
+        if view is None or not view.waiting_bytes:
+            return ""
+        # Entries of deleted streams get their date when upkeep comes to them.
+        rows = [row for row in view.blocks.values() if row.dead_us or row.rewrite_us or view.deleted_bytes]
+        when = from_us(Pace().gone_by_us(rows, self._now_us)).isoformat(timespec="minutes").replace("+00:00", "Z")
+        return f"; {size_text(view.waiting_bytes)} wait to be freed, until {when} at the latest if the log is open"
+
+    def _give_back(self) -> str:
+        """What gives the most space back: on a full disk, upkeep frees what waits without delay."""
+        name, size = self._largest_stream()
+        if self._view is None or self._view.waiting_bytes < max(size, 1):
+            return self._commands.shorten(name)
+        return self._commands.serve() if self._surroundings.writer is None else self._commands.look()
 
     def _retention(self) -> Iterator[Finding]:
         """Streams that will not have let go of anything when the disk is full."""
@@ -96,16 +115,16 @@ class SpaceCheck:
             what = f"the folder is on a network ({kind}): the ledger needs a local disk"
             yield Finding(Severity.WARNING, "folder-remote", what, elsewhere)
 
-    def _largest_stream(self) -> str:
+    def _largest_stream(self) -> tuple[str, int]:
         view = self._view
         if view is None:
-            return "STREAM"
+            return "STREAM", 0
         sizes: dict[str, int] = {}
         for (stream, _), row in view.shards.items():
             owner = view.streams.get(stream)
             if owner is not None and not owner.deleted_us:
                 sizes[owner.name] = sizes.get(owner.name, 0) + row.bytes
-        return max(sizes, key=sizes.__getitem__, default="STREAM")
+        return max(sizes.items(), key=lambda item: item[1], default=("STREAM", 0))
 
 
 def _reach(view: LedgerView | None) -> dict[int, int]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mainstem.core.callbacks import check_may_wait, is_calling
 from mainstem.core.clock import Clock
-from mainstem.core.errors import InvalidRecord, MainstemError, StreamDeleted, UnknownStream
+from mainstem.core.errors import InvalidRecord, InvalidRequest, MainstemError, StreamDeleted, UnknownStream
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.schema import Schema
 from mainstem.produce import dead_letters
@@ -96,6 +96,8 @@ class KnownStreams:
             call = CreateStreamCall(name, retention_us=dead_letters.RETENTION_US, exist_ok=True, uuid=new_stream_uuid())
             info = self._port.call(call, self._options.delivery_timeout).streams[0]
             self._known[name], self._looked_up[name] = info, self._clock.monotonic()
+        if info.schema_bytes:
+            raise InvalidRequest(f"stream {name!r} has a schema of its own, and dead letters are no rows of it")
         return info
 
     def infer(self, stream: str, table: pa.Table) -> StreamInfo:

@@ -55,13 +55,15 @@ def from_avro(given: Mapping[str, Any] | str) -> Schema:
 
 
 def avro_columns(given: Mapping[str, Any] | str) -> pa.Schema:
-    """The columns of a file with such a record: those of a schema, and those that every record has beside its row."""
-    fields = _fields_of(given)
-    own = _as_schema([field for field in fields if field.name not in METADATA_COLUMNS]).arrow
-    return pa.schema([field if field.name in METADATA_COLUMNS else own.field(field.name) for field in fields])
+    """The columns of a file with such a record: those of a schema, those that every record has beside its row, and
+    those that are always null, which no schema has."""
+    fields = _fields_of(given, with_nulls=True)
+    others = {field.name for field in fields if field.name in METADATA_COLUMNS or pa.types.is_null(field.type)}
+    own = _as_schema([field for field in fields if field.name not in others]).arrow
+    return pa.schema([field if field.name in others else own.field(field.name) for field in fields])
 
 
-def _fields_of(given: Mapping[str, Any] | str) -> list[pa.Field]:
+def _fields_of(given: Mapping[str, Any] | str, *, with_nulls: bool = False) -> list[pa.Field]:
     import fastavro
 
     raw: Any = read_schema_json(given) if isinstance(given, str) else dict(given)
@@ -72,7 +74,7 @@ def _fields_of(given: Mapping[str, Any] | str) -> list[pa.Field]:
         raise InvalidSchema(f"no Avro schema: {type(error).__name__}: {one_line(str(error), 200)}") from None
     if not isinstance(parsed, dict) or parsed.get("type") not in ("record", "error"):
         raise InvalidSchema("an Avro schema of rows is a record")
-    return _Reader().fields("", parsed, 1)
+    return _Reader(with_nulls=with_nulls).fields("", parsed, 1)
 
 
 def _as_schema(fields: list[pa.Field]) -> Schema:
@@ -101,9 +103,13 @@ def _check_size(given: Any) -> None:
 
 
 class _Reader:
-    """Makes fields of a record. Counts them: a type that is named can be used, and grow, at every level."""
+    """Makes fields of a record. Counts them: a type that is named can be used, and grow, at every level.
 
-    def __init__(self) -> None:
+    `with_nulls` takes columns that are always null, as files may have them; a schema cannot.
+    """
+
+    def __init__(self, *, with_nulls: bool = False) -> None:
+        self._with_nulls = with_nulls
         self._count = 0
         self._named: dict[str, Any] = {}
         self._open: set[str] = set()  # records around the one that is read
@@ -147,6 +153,8 @@ class _Reader:
 
     def _typed(self, path: str, name: str, given: Any, depth: int) -> pa.Field:
         """A field of a type, which may be null if it is a union with null."""
+        if self._with_nulls and depth == 1 and given in ("null", ["null"]):
+            return pa.field(name, pa.null())
         if not isinstance(given, list):
             return pa.field(name, self._type(path, given, depth), nullable=False)
         others = [each for each in given if each != "null"]

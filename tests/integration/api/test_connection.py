@@ -527,6 +527,12 @@ def test_what_cannot_be_retried_is_asked_once_and_the_rest_until_the_deadline(se
         with pytest.raises(mainstem.UnknownStream):
             hub.streams.get("nowhere")
         assert len(begun) == 1
+        with mainstem.connect(server.url) as other, monkeypatch.context() as control:
+            # Taken for something that may succeed later, it is asked for again.
+            control.setattr(mainstem.UnknownStream, "retriable", True)
+            with pytest.raises(mainstem.MainstemError):
+                other.streams.get("nowhere")
+        assert len(begun) > 2
         begun.clear()
         os.kill(server.pid, signal.SIGSTOP)
         began = time.monotonic()

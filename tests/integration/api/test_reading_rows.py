@@ -137,6 +137,14 @@ def test_what_cannot_be_asked_is_refused_when_it_is_asked(hub):
             hub.consumer("orders", **options)
 
 
+def test_a_column_that_is_not_there_is_told_in_sentences(hub):
+    orders(hub, 1)
+    with pytest.raises(InvalidSetting, match=r"there is no column 'nope'\. The columns are id, country"):
+        hub.consumer("orders", columns=["nope"])
+    with pytest.raises(InvalidSetting, match=r"there is no column 'idd'; did you mean 'id'\? The columns are id, "):
+        hub.consumer("orders", columns=["idd"])
+
+
 def test_streams_without_a_schema(hub):
     hub.streams.create("raw")
     with hub.producer() as producer:
@@ -405,6 +413,29 @@ def test_rows_that_the_newest_schema_cannot_have_are_said_once_with_their_place(
         assert [record.value["note"] for record in consumer] == ["a", "b", "c"]
 
 
+def test_rows_that_match_and_cannot_be_read_are_left_out_with_their_reason(hub):
+    hub.streams.create("orders", schema={"a": "int8", "o": "string"}, compatibility="none")
+    with hub.producer() as producer:
+        producer.send_batch("orders", pa.table({"a": pa.array([1, 2, 3], pa.int8()), "o": ["x", "y", "z"]}))
+        producer.flush()
+        hub.streams.set_schema("orders", {"a": "int16", "o": "int64"})
+        producer.send("orders", {"a": 2, "o": 7}).result(10)
+    found = hub.find("orders", "a = 2")
+    # Those that do not match are not counted.
+    assert ([record.value for record in found], found.undecoded) == ([{"a": 2, "o": 7}], 1)
+    why = "row 1 cannot be read in the newest schema: column 'o' is string in these rows and cannot be read as int64"
+    assert repr(found).endswith(f"ms; 1 left out: stream 'orders' shard 0: {why}>")
+    assert isinstance(found.why_undecoded, IncompatibleSchema)
+    narrow = hub.find("orders", "a = 2", columns=["a", "_offset"])
+    assert ([record.value["_offset"] for record in narrow], narrow.undecoded, narrow.why_undecoded) == ([1, 3], 0, None)
+    unknown = hub.find("orders", "o = 7")
+    assert (len(unknown), unknown.undecoded) == (1, 3)  # nobody can say whether they match
+    with hub.consumer("orders", start="earliest", follow=False, where="a = 2") as consumer:
+        with pytest.raises(IncompatibleSchema, match=r"row 1 cannot .* column 'o'"):
+            consumer.poll(10)
+        assert [record.offset for record in consumer] == [3]
+
+
 def test_what_is_no_row_leaves_with_columns(hub):
     mixed(hub)
     with hub.consumer("orders", start="earliest", follow=False, columns=["id"]) as consumer:
@@ -642,6 +673,29 @@ def test_large_batches_from_disk_are_what_the_client_would_have_filtered(tmp_pat
                 found += [batch.to_arrow(metadata=True) for batch in itertools.islice(consumer.batches(), taken)]
                 cursor = consumer.cursor
         assert pa.Table.from_batches(found).equals(wanted)
+
+
+@pytest.mark.parametrize("asked", [{"columns": ["id"]}, {"where": "id > 0"}], ids=["columns", "where"])
+def test_rows_of_a_schema_that_cannot_be_asked_for_come_when_it_can(hub, asked, monkeypatch):
+    """A consumer meets a newer schema while nobody answers: it says so, and stands before the rows, not behind them."""
+    hub.streams.create("rows", schema={"id": "int64"})
+    with hub.producer() as producer, hub.consumer("rows", start="earliest", **asked) as consumer:
+        producer.send("rows", {"id": 1}).result(10)
+        assert consumer.poll(10).offset == 0
+        hub.streams.set_schema("rows", {"id": "int64", "more": "int64"})
+        for number in (2, 3):
+            producer.send("rows", {"id": number, "more": number}).result(10)
+
+        def unanswered(*_: object) -> None:
+            raise mainstem.DeadlineExceeded("nobody answers")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(type(hub._port), "call", unanswered)
+            for _ in range(2):
+                with pytest.raises(mainstem.DeadlineExceeded, match="nobody answers"):
+                    consumer.poll(10)
+                assert consumer.cursor.offsets == (1,)
+        assert [consumer.poll(10).value["id"] for _ in range(2)] == [2, 3]
 
 
 def test_a_batch_is_not_lost_when_its_schema_cannot_be_asked_for(hub, monkeypatch):

@@ -430,6 +430,15 @@ def test_a_row_that_cannot_even_be_a_dead_letter_is_refused(hub):
         producer.send(name, row(1)).result()
 
 
+def test_why_a_row_is_bad_is_said_also_where_dead_letters_cannot_be_kept(hub):
+    hub.streams.create("q", schema=SCHEMA)
+    hub.streams.create("q.dead", schema={"z": "int64 not null"})
+    why = r"'q': id must be int64.*; it cannot be kept as a dead letter: stream 'q.dead' has a schema of its own"
+    with hub.producer(on_bad="dead_letter") as producer, pytest.raises(SchemaMismatch, match=why) as caught:
+        producer.send("q", {"id": "x"}).result(10)
+    assert caught.value.path == "id"
+
+
 def kill_letters(hub: Hub, stream: str, *bad: Any) -> None:
     with hub.producer(on_bad="dead_letter") as producer:
         for value in bad:

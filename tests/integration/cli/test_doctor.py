@@ -124,6 +124,23 @@ def test_salvage_of_a_whole_block(filled):
     assert json.loads(output)["records"] == pq.read_table(filled.folder / "out.parquet").num_rows
 
 
+def test_salvage_says_what_is_in_which_file(local):
+    with mainstem.open(local.folder / "data") as hub, hub.producer() as producer:
+        hub.streams.create("plain")
+        hub.streams.create("typed", schema={"id": "int64"})
+        for number in range(3):
+            producer.send("typed", {"id": number})
+        producer.send("plain", b"a")
+    told = local.out("doctor", "--salvage", BLOCK, "--output", "out.parquet", where=False).splitlines()
+    assert told[0].startswith("4 records of block 1 found; 0 B of ")
+    assert told[1:] == [
+        "1 record without a schema written to out.parquet",
+        "3 rows of schema 1 written to out.schema-1.parquet",
+    ]
+    assert pq.read_table(local.folder / "out.parquet").num_rows == 1
+    assert pq.read_table(local.folder / "out.schema-1.parquet").num_rows == 3
+
+
 def test_salvage_of_what_is_no_block(filled):
     (filled.folder / "file").write_bytes(b"something else")
     assert "is not a block" in filled.error("doctor", "--salvage", "file", "--output", "o", where=False, code=5)

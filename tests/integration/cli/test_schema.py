@@ -167,21 +167,40 @@ def test_what_is_no_row_is_shown_or_counted(cli, name):
     assert [(line["value"], line.get("undecoded")) for line in lines] == [({"id": 1}, None), (None, "no row")]
     assert tail(cli, name, "--output", "raw") == b'{"id":1}\nno row\n'
     assert tail(cli, name).splitlines()[1].endswith(b"\tno row")
-    done = cli.run("tail", name, *EARLIEST, "--output", "csv")
-    assert (done.stdout, done.stderr.decode()) == (
-        b'"id"\n1\n',
-        f"1 record of {name} left out: no rows of its schema\n",
+    why = "record 1 is no row of its schema (is not JSON: Expecting value at character 0)"
+    told = f"mainstem: 1 record of {name} left out: shard 0: {why}\n"
+    done = cli.run("tail", name, *EARLIEST, "--output", "csv", code=1)
+    assert (done.stdout, done.stderr.decode()) == (b'"id"\n1\n', told)
+    chosen = cli.run("tail", name, *EARLIEST, "--where", "id = 1", "--output", "raw", code=1)
+    assert (chosen.stdout, chosen.stderr.decode()) == (b'{"id":1}\n', told)
+    assert cli.run("find", name, "id = 1", code=1).stderr.decode().endswith(told)
+
+
+def test_rows_of_before_that_cannot_be_read_are_left_out_of_every_output(local):
+    cli, name = local, "orders"
+    with mainstem.open(local.folder / "data") as hub, hub.producer() as producer:
+        hub.streams.create(name, schema={"a": "int8", "o": "text"}, compatibility="none")
+        producer.send_many(name, [{"a": 1, "o": "x"}, {"a": 2, "o": "y"}]).result(10)
+        hub.streams.set_schema(name, {"a": "int8", "o": "int64"})
+        producer.send(name, {"a": 1, "o": 7}).result(10)
+    why = "cannot be read in the newest schema: column 'o' is string in these rows and cannot be read as int64"
+    text = cli.run("tail", name, *EARLIEST, "--output", "raw", code=1)
+    assert text.stdout == b'{"a":1,"o":7}\n'
+    assert text.stderr.decode() == f"mainstem: stream '{name}' shard 0: rows 0 to 1 {why}; going on after them\n"
+    csv = cli.run("tail", name, *EARLIEST, "--output", "csv", code=1)
+    assert (csv.stdout, csv.stderr.decode()) == (
+        b'"a","o"\n1,7\n',
+        f"mainstem: 2 records of {name} left out: shard 0: rows 0 to 1 {why}\n",
     )
-    chosen = cli.run("tail", name, *EARLIEST, "--where", "id = 1", "--output", "raw")
-    assert (chosen.stdout, chosen.stderr.decode()) == (
-        b'{"id":1}\n',
-        f"1 record of {name} left out: no rows of its schema\n",
-    )
+    found = cli.run("find", name, "a = 1", "--output", "csv", code=1)
+    assert found.stdout == b'"a","o"\n1,7\n'
+    assert found.stderr.decode().endswith(f"mainstem: 1 record of {name} left out: shard 0: row 0 {why}\n")
+    assert cli.run("find", name, "a = 1", "--columns", "a", "--output", "csv").stdout == b'"a"\n1\n1\n'
 
 
 def test_wrong_usage(typed, name):
     assert "did you mean 'amount'?" in typed.error("tail", name, "--where", "amuont > 1", code=2)
-    assert "there is no column 'x'" in typed.error("tail", name, "--columns", "x", code=2)
+    assert "there is no column 'x'. The columns are id, " in typed.error("tail", name, "--columns", "x", code=2)
     assert "as in id,amount" in typed.error("tail", name, "--columns", "id,,x", code=2)
     assert "use one of text, json, raw, csv" in typed.error("tail", name, "--output", "xml", code=2)
     assert "goes by single records" in typed.error("tail", name, "--output", "csv", "--frame", code=2)

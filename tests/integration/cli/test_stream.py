@@ -113,6 +113,19 @@ def test_a_folder_that_is_no_log(local):
     assert not (local.folder / "data").exists()
 
 
+def test_a_log_without_its_identity_is_one_that_the_next_start_mends(local):
+    with mainstem.open(local.folder / "data") as hub:
+        hub.streams.create("clicks")
+    (local.folder / "data" / "mainstem.json").unlink()
+    mend = "the blocks say which log this is, and the next start writes it anew"
+    assert mend in local.run("doctor", code=6).stdout.decode()
+    for command in (("stream", "list"), ("tail", "clicks"), ("backup", "saved")):
+        error = local.error(*command, code=5)
+        assert f"there is a log in data, and its mainstem.json is missing; {mend}: mainstem serve --data data" in error
+    mainstem.open(local.folder / "data").close()
+    assert (local.folder / "data" / "mainstem.json").exists()
+
+
 def test_two_logs_at_once(local):
     error = local.error("stream", "list", "--url", "mainstem://127.0.0.1:1", code=2)
     assert error == "mainstem: --url and --data name two logs; give one of them"

@@ -251,8 +251,8 @@ def test_k14_restart(tmp_path, monkeypatch):
 
 @pytest.mark.mechanism("K16")
 def test_k16(tmp_path):
-    """Read everything, go back, read again: the same bytes. Another reader notices nothing; without going back there is
-    nothing more to read; and what is gone by then is told with both ends."""
+    """Read everything, go back, to a place or to a time, read again: the same bytes. Another reader notices nothing;
+    without going back there is nothing more to read; and what is gone by then is told with both ends."""
     with embedded(tmp_path) as hub:
         fill(hub, "orders", 20_000, 100)
         with (
@@ -266,6 +266,11 @@ def test_k16(tmp_path):
             assert list(reader) == first[8_000:]
             reader.seek("earliest")
             assert list(reader) == first
+            moment = first[8_000].timestamp
+            reader.seek(moment)
+            again = list(reader)
+            assert again == [record for record in first if record.timestamp >= moment]
+            assert len(again) < len(first)
             assert half_way + list(other) == first
             info = hub.streams.get("orders")
             hub._port.log.execute(TrimShard(info.id, 0, 12_000))  # type: ignore[attr-defined]

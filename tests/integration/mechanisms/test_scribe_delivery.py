@@ -1,7 +1,9 @@
 """What Scribe promises about delivery: best effort, at least once, and how much a repeat costs."""
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -119,8 +121,8 @@ def test_s76_s77_lost_answers(tmp_path):
 
 
 def under_chaos(path: Path, seed: int) -> tuple[int, int, int]:
-    """Two writers while answers are lost and the server is killed: promised and not there, neither there nor reported,
-    there twice. A server that cannot start again has lost everything that it promised."""
+    """Two writers while answers are lost and the server is killed, or hangs: promised and not there, neither there
+    nor reported, there twice. A server that cannot start again has lost everything that it promised."""
     chance = random.Random(seed)
     sent: set[bytes] = set()
     fates: dict[bytes, mainstem.MainstemError | None] = {}
@@ -143,13 +145,17 @@ def under_chaos(path: Path, seed: int) -> tuple[int, int, int]:
         for writer in writers:
             writer.start()
         try:
-            for turn in range(6):
+            for turn in range(8):
                 seen = len(fates)
                 while len(fates) < seen + 40:
                     time.sleep(0.002)
-                if turn % 3 == 2:
+                if turn % 4 == 2:
                     server.kill()
                     server.start()
+                elif turn % 4 == 3:
+                    os.kill(server.pid, signal.SIGSTOP)
+                    time.sleep(chance.uniform(0.1, 0.3))
+                    os.kill(server.pid, signal.SIGCONT)
                 else:
                     link.hold_answers()
                     time.sleep(chance.uniform(0.0, 0.02))

@@ -2,12 +2,14 @@
 
 import gc
 import itertools
+import random
 import subprocess
 import sys
 import textwrap
 import time
 import tracemalloc
 from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -15,9 +17,11 @@ import pytest
 import mainstem
 from mainstem.hub.hub import Hub
 from mainstem.log.administration import Lookup
+from mainstem.log.contents import Contents
 from mainstem.log.flush import TrimShard
 from mainstem.log.log import Log
 from mainstem.log.reader import LogReader
+from mainstem.log.upkeep import Pace
 from mainstem.testing.server import ServerProcess
 from tests.integration.mechanisms.rig import SlowLink, embedded
 
@@ -69,6 +73,82 @@ def test_s6_time(tmp_path, monkeypatch):
         monkeypatch.setattr(Lookup, "_offsets_at", lambda lookup, row, time_us: (0,) * row.shards)
         with hub.consumer("timed", start=start, follow=False) as consumer:
             assert len(list(consumer)) == 20_000
+
+
+# The same on streams of rows, and where batches were put together or thinned out since they were written.
+
+HASTY = Pace(interval=0.05, free_after=0.0, rewrite_after=0.0, share=1.0)
+MOMENTS = [BEGAN + timedelta(milliseconds=5 * number) for number in range(4_000)]
+
+
+def key_of(number: int) -> int:
+    """One record in four has a key of its own, the others have fifty keys between them."""
+    return 1_000 + number if number % 4 == 0 else number % 50
+
+
+def write_with_times(hub: Hub, *, typed: bool, cleanup: Literal["compact", "delete"]) -> None:
+    """Over twenty seconds, and in each of them ten records alone and the others in one batch."""
+    how: dict[str, Any] = {"schema": {"id": "int64", "number": "int64", "filling": "binary"}, "key": "id"}
+    hub.streams.create("timed", retention="300000d", cleanup=cleanup, **(how if typed else {}))
+    filling = random.Random(6).randbytes(250)
+    with hub.producer(linger=10, compression=None) as producer:
+        for number, moment in enumerate(MOMENTS):
+            key = key_of(number)
+            row = {"id": key, "number": number, "filling": filling}
+            value = row if typed else b"%d %s" % (number, filling)
+            producer.send("timed", value, key=None if typed else b"%d" % key, timestamp=moment)
+            if number % 200 < 10 or number % 200 == 199:
+                producer.flush()
+
+
+def numbers_from(hub: Hub, start: datetime | Literal["earliest"]) -> list[int]:
+    with hub.consumer("timed", start=start, follow=False) as consumer:
+        values = [record.value for record in consumer]
+    return [value["number"] if isinstance(value, dict) else int(value.split()[0]) for value in values]
+
+
+def wait_for_upkeep(hub: Hub, work: str) -> None:
+    """Until it has done such work, and has left the stream alone for half a second."""
+    deadline = time.monotonic() + 20
+    done, since = 0, time.monotonic()
+    while not done or time.monotonic() < since + 0.5:
+        assert time.monotonic() < deadline, hub.statistics()
+        time.sleep(0.02)
+        now = hub.statistics()[work]
+        done, since = (done, since) if now == done else (now, time.monotonic())
+
+
+@pytest.mark.mechanism("S6")
+@pytest.mark.parametrize("work", ["", "entries_merged", "records_compacted"], ids=["written", "merged", "compacted"])
+@pytest.mark.parametrize("typed", [False, True], ids=["bytes", "rows"])
+def test_s6_time_of_what_is_kept(tmp_path, monkeypatch, typed, work):
+    """Whatever a stream holds and whatever became of its batches: from any time on all records of that time and later
+    that are there, and no other. If batches are not looked into, older ones too; if nothing is looked up, all."""
+    with embedded(tmp_path, hot_tail_bytes=0, pace=HASTY if work else Pace()) as hub:
+        write_with_times(hub, typed=typed, cleanup="compact" if work == "records_compacted" else "delete")
+        if work:
+            wait_for_upkeep(hub, work)
+        there = numbers_from(hub, "earliest")
+        if work == "records_compacted":
+            assert set({key_of(number): number for number in range(4_000)}.values()) <= set(there)
+            assert len(there) < 4_000
+        else:
+            assert there == list(range(4_000))
+        for number in (0, 1, 9, 10, 11, 199, 200, 2_005, 2_100, 3_777, 3_998, 3_999):
+            for start in (MOMENTS[number], MOMENTS[number] + timedelta(microseconds=1)):
+                assert numbers_from(hub, start) == [later for later in there if MOMENTS[later] >= start]
+        # In the middle of a batch, if they were put together one of those that were alone.
+        with hub.consumer("timed", start="earliest", follow=False) as consumer:
+            sizes = {batch.offsets()[0]: batch.count for batch in consumer.batches()}
+        first = next(
+            offset for offset, size in sizes.items() if (size == 10 if work == "entries_merged" else size > 10)
+        )
+        start = MOMENTS[first + 5]
+        with monkeypatch.context() as patch:
+            patch.setattr(Contents, "first_at", lambda contents, batch, time_us: batch.base)
+            assert MOMENTS[numbers_from(hub, start)[0]] < start
+        monkeypatch.setattr(Lookup, "_offsets_at", lambda lookup, row, time_us: (0,) * row.shards)
+        assert numbers_from(hub, start) == there
 
 
 @pytest.mark.mechanism("S6")

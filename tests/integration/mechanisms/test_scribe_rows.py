@@ -1,12 +1,16 @@
 """The read path of Scribe for readers who do not want everything: filters, formats, and work that is done once."""
 
+import contextlib
 import json
 import math
 import random
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,12 @@ import pytest
 
 import mainstem
 from mainstem.consume import selection
+from mainstem.consume.consumer import Consumer
 from mainstem.consume.record import RecordBatch
 from mainstem.core import layouts, payload
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
-from tests.integration.mechanisms.rig import SlowLink, embedded
+from tests.integration.mechanisms.rig import SlowLink, changed_servers, embedded
 
 # S2: what travels beside the payload.
 
@@ -319,6 +324,131 @@ def test_s47_the_next_place_is_asked(tmp_path, monkeypatch):
         monkeypatch.setattr(log.reader._recent, "_read", fail)
         with pytest.raises(mainstem.DataLoss):
             rows_of(hub)
+
+
+# A server whose places to read from can be taken away while it runs, by a file of their name. One that is gone has
+# nothing; blocks that are gone fail.
+SWITCHES = """
+import pathlib
+from mainstem.consume.transcoded import Transcoded
+from mainstem.log.hot_tail import HotTail
+from mainstem.log.reader import LogReader
+from mainstem.log.recent_reads import RecentReads
+
+def is_gone(name):
+    return pathlib.Path({folder!r}, name).exists()
+
+get, find, read, load = Transcoded.get, HotTail.find, RecentReads.read, LogReader._read_block
+
+def load_or_fail(self, *place):
+    if is_gone("blocks"):
+        raise OSError("gone")
+    return load(self, *place)
+
+Transcoded.get = lambda self, key, make: make() if is_gone("made") else get(self, key, make)
+HotTail.find = lambda self, *place: [] if is_gone("hot") else find(self, *place)
+RecentReads.read = lambda self, *place: (self._read if is_gone("recent") else read.__get__(self))(*place)
+LogReader._read_block = load_or_fail
+"""
+TIERS = ("made", "hot", "recent")
+COUNTERS = ("batches_transcoded_shared", "batches_pushed_hot", "block_reads")
+Fetched = list[tuple[int, int, bytes]]
+
+
+def fetch(hub: Hub, where: str | None) -> Fetched:
+    """All batches of the stream as they come, with little on the way, so that each is asked for on its own."""
+    with hub.consumer("orders", start="earliest", follow=False, where=where, prefetch_bytes=4_096) as consumer:
+        return sorted((batch.shard, batch._fetched.base, bytes(batch._fetched.payload)) for batch in consumer.batches())
+
+
+@contextmanager
+def load_on(hub: Hub) -> Iterator[list[list[bytes]]]:
+    """A writer, and two who follow it; what each of them got, and first what was sent."""
+    hub.streams.create("load")
+    told: list[list[bytes]] = [[], [], []]
+    stop = threading.Event()
+
+    def write() -> None:
+        with hub.producer() as producer:
+            while not stop.wait(0.005):
+                value = b"%d" % len(told[0])
+                producer.send("load", value).result(10)
+                told[0].append(value)
+
+    def follow(got: list[bytes], consumer: Consumer) -> None:
+        while not stop.is_set() or len(got) < len(told[0]):
+            record = consumer.poll(0.1)
+            if record is not None:
+                got.append(record.value)
+
+    with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as stack:
+        stack.callback(stop.set)
+        consumers = [stack.enter_context(hub.consumer("load", start="earliest")) for _ in range(2)]
+        running = [pool.submit(write)]
+        running += [pool.submit(follow, got, consumer) for got, consumer in zip(told[1:], consumers, strict=True)]
+        yield told
+        stop.set()
+        for task in running:
+            task.result(10)
+
+
+@pytest.mark.mechanism("S47")
+@pytest.mark.slow("a server under load loses one place to read from after the other")
+def test_s47_places_are_lost_under_load(tmp_path):
+    """While one writes and others read, what was made for others goes, then the newest in memory, then what was read a
+    moment ago: every reader gets the same bytes, every follower every record once, and counters say where from. With
+    the blocks gone as well nobody gets anything; when they are back they are enough."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    where = "id % 7 = 0"
+    used: dict[str, dict[str, int]] = {}
+    with (
+        changed_servers(SWITCHES.format(folder=str(gone))),
+        ServerProcess(tmp_path / "data") as server,
+        mainstem.connect(server.url) as hub,
+        ThreadPoolExecutor(4) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        write_rows(hub)
+        for _ in range(2):
+            # Two who want the same are enough for what is made for one to be kept for the other.
+            stack.enter_context(hub.consumer("orders", where=where)).poll(0)
+        expected = {asked: fetch(hub, asked) for asked in (None, where)}
+        assert len(expected[None]) == len(expected[where]) == ROWS // 5_000
+
+        def read_for_a_while() -> dict[str, int]:
+            """Three times four at once, and what the counters say of it."""
+            before = hub.statistics()
+            for _ in range(3):
+                for asked, found in zip(
+                    (None, where) * 2, pool.map(partial(fetch, hub), (None, where) * 2), strict=True
+                ):
+                    assert found == expected[asked]
+            after = hub.statistics()
+            return {name: after[name] - before[name] for name in COUNTERS}
+
+        with load_on(hub) as (sent, *followers):
+            used["nothing"] = read_for_a_while()
+            for tier in TIERS:
+                (gone / tier).touch()
+                used[tier] = read_for_a_while()
+        assert len(sent) > 20
+        assert followers == [sent, sent]
+        # What is used with nothing gone, and then as each of them goes.
+        shared, hot, blocks = ([used[name][counter] for name in ("nothing", *TIERS)] for counter in COUNTERS)
+        assert shared[0] > 0
+        assert shared[1:] == [0, 0, 0]
+        assert min(hot[:2]) > 0
+        assert hot[2:] == [0, 0]
+        assert blocks[:2] == [0, 0]
+        assert 0 < 2 * blocks[2] < blocks[3]
+
+        (gone / "blocks").touch()
+        for asked in (None, where):
+            with pytest.raises(mainstem.DataLoss):
+                fetch(hub, asked)
+        (gone / "blocks").unlink()
+        assert read_for_a_while()["block_reads"] > 0
 
 
 # S50: rows made columns once.

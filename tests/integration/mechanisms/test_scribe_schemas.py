@@ -2,7 +2,9 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +13,13 @@ import pytest
 import mainstem
 from mainstem.consume.consumer import Consumer
 from mainstem.core.errors import Unavailable
+from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.schema import described
 from mainstem.hub.hub import Hub
 from mainstem.hub.remote import RemotePort
+from mainstem.testing import planted
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.port import Answer, Call
 from tests.integration.mechanisms.rig import SlowLink, read_all
 
 
@@ -27,73 +32,147 @@ def server(tmp_path):
 # S3: versions of a schema.
 
 ROWS = 1_000
-FIRST = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+FIRST = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("amount", pa.int64())])
 SECOND = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         described(pa.field("title", pa.string()), aliases=("name",)),
+        ("amount", pa.int64()),
         described(pa.field("country", pa.string()), default="DE"),
     ]
 )
-RETYPED = pa.schema([pa.field("id", pa.string(), nullable=False)])
+RETYPED = pa.schema([pa.field("id", pa.string(), nullable=False), ("name", pa.string()), ("amount", pa.int64())])
+
+
+def of_first(number: int) -> dict[str, Any]:
+    return {"id": number, "name": f"n{number}", "amount": 2 * number}
+
+
+def of_second(number: int, country: str = "FR") -> dict[str, Any]:
+    return {"id": number, "title": f"n{number}", "amount": 2 * number, "country": country}
 
 
 def taken(consumer: Consumer, count: int) -> list[Any]:
-    return [record.value for _, record in zip(range(count), consumer, strict=False)]
+    found = [consumer.poll(10) for _ in range(count)]
+    assert None not in found
+    return [record.value for record in found if record is not None]
+
+
+def write_both_versions(old: Hub, new: Hub) -> None:
+    """1,000 rows by a producer of version 1, then the schema gains a field and renames one, and 1,000 by one of
+    version 2."""
+    with old.producer() as first, new.producer() as second:
+        for number in range(ROWS):
+            first.send("orders", of_first(number))
+        first.flush()
+        new.streams.set_schema("orders", SECOND)
+        for number in range(ROWS, 2 * ROWS):
+            second.send("orders", of_second(number))
 
 
 @pytest.mark.mechanism("S3")
-def test_s3(server, monkeypatch):
-    """A producer of version 1 writes 1,000 rows, the schema gains a field and renames one, a producer of version 2
-    writes 1,000. A reader of version 1 reads all 2,000 and never sees the new field; one of version 2 finds its default
-    in the old rows. A third version with another type is refused. While nobody can ask for schemas, readers and writers
-    who know theirs go on."""
+def test_s3_readers_of_both_versions(server):
+    """A reader of version 1 that says which columns it wants gets them of all 2,000 rows, the new field never. One that
+    says nothing goes over to the new names with the first new row, and one that names a column which is gone is told so
+    there, and has lost nothing. A reader of version 2 finds the default in the old rows. A version that gives a field
+    another type is refused."""
     with mainstem.connect(server.url) as old, mainstem.connect(server.url) as new:
         old.streams.create("orders", schema=FIRST)
-        of_first = old.consumer("orders", start="earliest", columns=["id"])
-        with old.producer() as first, new.producer() as second:
-            for number in range(ROWS):
-                first.send("orders", {"id": number, "name": f"n{number}"})
-            first.flush()
-            new.streams.set_schema("orders", SECOND)
-            for number in range(ROWS, 2 * ROWS):
-                second.send("orders", {"id": number, "title": f"n{number}", "country": "FR"})
-            second.flush()
-            assert taken(of_first, 2 * ROWS) == [{"id": number} for number in range(2 * ROWS)]
-            of_second = [record.value for record in read_all(new, "orders")]
-            assert of_second == [
-                {"id": number, "title": f"n{number}", "country": "DE" if number < ROWS else "FR"}
-                for number in range(2 * ROWS)
-            ]
-            with pytest.raises(mainstem.IncompatibleSchema, match="'id' was int64"):
-                new.streams.set_schema("orders", RETYPED)
-
-            def unreachable(port: RemotePort, schema: int) -> Any:
-                raise Unavailable("no schemas today")
-
-            monkeypatch.setattr(RemotePort, "_load_schema", unreachable)
-            for number in range(ROWS):
-                ack = first.send("orders", {"id": number, "name": "old"})
-                second.send("orders", {"id": number, "title": "new"})
-                if number % 20 == 0:
-                    ack.result()
-            first.flush()
-            second.flush()
-            assert len(taken(of_first, 2 * ROWS)) == 2 * ROWS
-            assert len(read_all(new, "orders")) == 4 * ROWS
-        of_first.close()
+        pinned = old.consumer("orders", start="earliest", columns=["amount", "id"])
+        loose = old.consumer("orders", start="earliest")
+        outdated = old.consumer("orders", start="earliest", columns=["id", "name"])
+        write_both_versions(old, new)
+        before, after = range(ROWS), range(ROWS, 2 * ROWS)
+        assert taken(pinned, 2 * ROWS) == [{"amount": 2 * number, "id": number} for number in range(2 * ROWS)]
+        assert taken(loose, 2 * ROWS) == [*map(of_first, before), *map(of_second, after)]
+        assert taken(outdated, ROWS) == [{"id": number, "name": f"n{number}"} for number in before]
+        with pytest.raises(mainstem.InvalidSetting, match="there is no column 'name'"):
+            outdated.poll(10)
+        with old.consumer("orders", start=outdated.cursor, columns=["id", "title"]) as renamed:
+            assert taken(renamed, ROWS) == [{"id": number, "title": f"n{number}"} for number in after]
+        rows = [record.value for record in read_all(new, "orders")]
+        assert rows == [*(of_second(number, "DE") for number in before), *map(of_second, after)]
+        assert [record.value for record in new.find("orders", "id >= 0")] == rows
+        # What is written in version 1 from now on is read by both.
+        with old.producer() as first:
+            first.send("orders", of_first(2 * ROWS)).result(10)
+        assert taken(pinned, 1) == [{"amount": 4 * ROWS, "id": 2 * ROWS}]
+        assert taken(loose, 1) == [of_second(2 * ROWS, "DE")]
+        with pytest.raises(mainstem.IncompatibleSchema, match="'id' was int64"):
+            new.streams.set_schema("orders", RETYPED)
 
 
 @pytest.mark.mechanism("S3")
-def test_s3_control(server):
+def test_s3_without_promotion(tmp_path):
+    """Where fields are found by their names alone, the old rows have nothing under the new one, if the server makes the
+    rows, as it does for who asks with a predicate."""
+    with (
+        planted.forget_aliases(),
+        ServerProcess(tmp_path / "data") as server,
+        mainstem.connect(server.url) as old,
+        mainstem.connect(server.url) as new,
+    ):
+        old.streams.create("orders", schema=FIRST)
+        write_both_versions(old, new)
+        titles = [record.value["title"] for record in new.find("orders", "id >= 0")]
+    assert titles == [*[None] * ROWS, *(f"n{number}" for number in range(ROWS, 2 * ROWS))]
+
+
+@pytest.mark.mechanism("S3")
+def test_s3_without_rules(server):
     """Without rules for the next version the third one is taken, and a reader cannot make its rows of the old ones."""
     with mainstem.connect(server.url) as hub:
         hub.streams.create("orders", schema=FIRST, compatibility="none")
         with hub.producer() as producer:
-            producer.send("orders", {"id": 1, "name": "n"}).result()
+            producer.send("orders", of_first(1)).result()
         hub.streams.set_schema("orders", RETYPED)
         with pytest.raises(mainstem.MainstemError):
             read_all(hub, "orders")
+
+
+@contextmanager
+def no_schemas(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody answers questions, of schemas or of anything else; what is written and pushed goes on."""
+
+    def unreachable(port: RemotePort, call: Call, timeout: float | None = None) -> Answer:
+        raise Unavailable("no answers today")
+
+    with patch.context() as outage:
+        outage.setattr(RemotePort, "call", unreachable)
+        yield
+
+
+@pytest.mark.mechanism("S3")
+def test_s3_while_nobody_can_ask_for_schemas(server, monkeypatch):
+    """Readers and writers who know their schemas go on. A reader that meets one it does not know is told, and goes on
+    there when it can ask; one that remembers no schema cannot read even what it has read before."""
+    with mainstem.connect(server.url) as old, mainstem.connect(server.url) as new:
+        old.streams.create("orders", schema=FIRST)
+        unaware = old.consumer("orders", start="earliest")
+        with old.producer() as first, new.producer() as second, new.consumer("orders", start="earliest") as aware:
+            first.send("orders", of_first(0)).result(10)
+            new.streams.set_schema("orders", SECOND)
+            second.send("orders", of_second(1)).result(10)
+            assert taken(aware, 2) == [of_first(0), of_second(1)]
+            with no_schemas(monkeypatch):
+                for number in range(2, ROWS, 2):
+                    acks = first.send("orders", of_first(number)), second.send("orders", of_second(number + 1))
+                    if number % 20 == 0:
+                        acks[0].result(10)
+                        acks[1].result(10)
+                found = [aware.poll(10) for _ in range(2, ROWS)]
+                assert sorted(record.value["id"] for record in found if record is not None) == list(range(2, ROWS))
+                assert taken(unaware, 1) == [of_first(0)]
+                with pytest.raises(Unavailable, match="no answers today"):
+                    unaware.poll(10)
+            ids = [row["id"] for row in taken(unaware, ROWS - 1)]
+            assert sorted(ids) == list(range(1, ROWS))
+
+            monkeypatch.setattr(KnownSchemas, "at_hand", lambda known, schema: None)
+            aware.seek("earliest")
+            with no_schemas(monkeypatch), pytest.raises(Unavailable, match="no answers today"):
+                aware.poll(10)
+        unaware.close()
 
 
 # S9: shards by a key.

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -572,6 +573,28 @@ def test_little_space(data):
     assert only(data, "space-low", surroundings=near(free_bytes=100 << 20)).severity == Severity.WARNING
     report = examine(data, block_bytes=1 << 30, clock=Hasty(), surroundings=near(free_bytes=1 << 30))
     assert [finding.code for finding in report.findings if finding.severity] == ["block-bytes"]
+
+
+def test_what_deleted_streams_have_waits_to_be_freed(tmp_path):
+    """Also as long as upkeep has not come to them, as here: the folder was closed right after."""
+    path = tmp_path / "data"
+    log = Log(path, TINY)
+    log._maintenance.close()
+    large, small = make_stream(log, "large"), make_stream(log, "small")
+    for number in range(20):
+        append_values(log, large, random.Random(number).randbytes(1_000))
+    append_values(log, small, b"x")
+    live = look(path).live_bytes
+    log.execute(DeleteStream(large, 1))
+    log.close()
+    report = look(path)
+    assert (report.live_bytes < 1_000 < report.dead_bytes, report.live_bytes + report.dead_bytes) == (True, live)
+    (space,) = (finding for finding in report.findings if finding.code == "space")
+    assert re.search(r"; \d+\.\d kB wait to be freed, until 20\S+Z at the latest if the log is open$", space.what)
+    low = only(path, "space-low", surroundings=near(free_bytes=100 << 20))
+    assert low.command == f"mainstem serve --data {path}"  # not to shorten another stream
+    beside = told(path, surroundings=near(free_bytes=100 << 20, writer=1))
+    assert {finding.code: finding.command for finding in beside}["space-low"] == f"mainstem doctor --data {path}"
 
 
 class Later(Hasty):

@@ -9,6 +9,8 @@ import shutil
 import pytest
 
 from mainstem.core.errors import FolderLocked, FolderUnusable
+from mainstem.log.disk import LocalDisk
+from mainstem.log.folder import Folder
 from mainstem.log.log import Log
 from mainstem.testing.disk import FailingDisk
 from tests.faults.reading import judge
@@ -93,6 +95,13 @@ def test_a_first_start_that_was_cut_short_is_gone_on_with(tmp_path):
                 if without_ledger:
                     take_away(folder, "ledger.db*")
                 assert judge(folder, states, go_on=True).wrong == []
+
+
+@pytest.mark.parametrize("kept", ["ledger.db", "blocks"])
+def test_a_log_of_which_nothing_says_which_it_is_is_still_one(tmp_path, kept):
+    (tmp_path / kept).mkdir()
+    with pytest.raises(FolderUnusable, match=r"there is a log in .* no block says which log this is; mainstem doctor"):
+        Folder(tmp_path, LocalDisk()).require()
 
 
 def test_a_folder_from_before_blocks_were_noted_is_noted_at_its_next_block(folder):

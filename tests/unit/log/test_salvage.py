@@ -50,7 +50,8 @@ def written(tmp_path_factory) -> tuple[Path, dict[tuple[str, int, int], Record]]
     expected = {}
     with mainstem.open(folder) as hub:
         hub.streams.create("orders", shards=2)
-        hub.streams.create("clicks")
+        # Some of its times are of 1970.
+        hub.streams.create("clicks", retention="40000d")
         with hub.producer() as producer:
             for number in range(400):
                 key = None if number % 5 else b"key %d" % number
@@ -220,8 +221,16 @@ def test_what_is_no_block(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(FolderUnusable, match="is not a block"):
         Salvage(tmp_path / "file")
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(InvalidRequest, match=r"test_what_is_no_block.* is a folder; name one block file, as in data/b"):
         Salvage(tmp_path)
+
+
+def test_an_output_that_cannot_be_is_named_as_it_was_given(written, tmp_path):
+    found, output = Salvage(written[0]), tmp_path / "nope" / "out"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_parquet(found, output)
+    found.close()
+    assert caught.value.filename == str(output)
 
 
 def test_the_output_is_new_and_whole(written, tmp_path):

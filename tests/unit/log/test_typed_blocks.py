@@ -151,6 +151,7 @@ def test_salvage_writes_rows_to_a_file_for_each_schema(tmp_path):
     assert (report.records, report.damaged_count) == (8, 0)
     files = {1: tmp_path / "out.schema-1.parquet", 2: tmp_path / "out.schema-2.parquet"}
     assert report.row_files == {schema: str(path) for schema, path in files.items()}
+    assert report.rows == {schema: pq.read_table(path).num_rows for schema, path in files.items()}
     plain = pq.read_table(tmp_path / "out.parquet")
     assert plain.column("value").to_pylist() == [b"{}", b"[]"]
     first, second = (pq.read_table(path) for path in files.values())

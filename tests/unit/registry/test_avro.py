@@ -14,6 +14,7 @@ import pytest
 
 from mainstem.core.errors import InvalidPayload, InvalidSchema, MainstemError, RecordTooLarge
 from mainstem.core.limits import AVRO_BLOCK_BYTES_MAX, SCHEMA_FIELDS_MAX
+from mainstem.produce import rows
 from mainstem.registry import containers
 from mainstem.registry.avro import from_avro, to_avro
 from mainstem.registry.containers import read_avro
@@ -310,6 +311,20 @@ def test_a_file_too_large_to_hold_is_refused(monkeypatch):
     batch = pa.record_batch({"a": [rng.randbytes(100) for _ in range(1_000)]})
     with pytest.raises(RecordTooLarge, match="take them in pieces"):
         to_avro_file([batch, batch], batch.schema)
+
+
+def test_a_file_may_have_columns_that_are_always_null():
+    """Streams without a schema take them as JSON, others as nulls of their own column; no schema is made of them."""
+    raw = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}, {"name": "n", "type": "null"}]}
+    file = io.BytesIO()
+    fastavro.writer(file, raw, [{"id": 1, "n": None}, {"id": 2, "n": None}])
+    schema, batches = read_avro(file.getvalue())
+    assert (schema.names, schema.field("n").type) == (["id", "n"], pa.null())
+    assert [batch.to_pylist() for batch in batches] == [[{"id": 1, "n": None}, {"id": 2, "n": None}]]
+    file.seek(0)
+    assert [row.value for row in rows.avro(file)] == [b'{"id":1,"n":null}', b'{"id":2,"n":null}']
+    with pytest.raises(InvalidSchema, match="column 'n' is always null; give it the type"):
+        from_avro(raw)
 
 
 def test_what_avro_has_no_place_for():

@@ -4,7 +4,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -177,13 +177,18 @@ def test_call_retries_what_can_be_retried(clock: SimulatedClock):
 
 
 @pytest.mark.mechanism("S46")
-def test_an_error_that_is_not_retriable_is_one_attempt(clock: SimulatedClock):
+def test_an_error_that_is_not_retriable_is_one_attempt(clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch):
+    """If it were taken for one that is, it would be tried again."""
     error = UnknownStream("no stream is called 'ordrs'")
     script = Script(clock, [error])
     with pytest.raises(UnknownStream) as caught:
         run(script, clock, RetryPolicy())
     assert caught.value is error
     assert len(script.attempts) == 1
+    monkeypatch.setattr(UnknownStream, "retriable", True)
+    script = Script(clock, [error])
+    assert run(script, clock, RetryPolicy()) == "answer"
+    assert len(script.attempts) == 2
 
 
 def test_a_bug_passes_through_untouched(clock: SimulatedClock):
@@ -239,7 +244,6 @@ def test_attempts_share_the_deadline(clock: SimulatedClock):
     assert script.attempts[-1].timeout <= script.attempts[-1].deadline_left < 5.0
 
 
-@pytest.mark.mechanism("S46")
 @given(st.integers(0, 2**32), st.floats(0.05, 200), st.floats(0.01, 20), st.one_of(st.none(), st.floats(0, 5)))
 def test_the_deadline_is_never_exceeded(seed: int, deadline: float, timeout: float, took: float | None):
     clock = SimulatedClock(autojump=True)
@@ -248,6 +252,28 @@ def test_the_deadline_is_never_exceeded(seed: int, deadline: float, timeout: flo
     with pytest.raises(DeadlineExceeded):
         call(script, policy=policy, clock=clock, randomness=random.Random(seed))
     assert clock.monotonic() <= deadline * 1.1
+
+
+@pytest.mark.mechanism("S46")
+def test_attempts_that_do_not_share_the_deadline_exceed_it(monkeypatch: pytest.MonkeyPatch):
+    """Each attempt may take two seconds, all of them together five. If an attempt does not know what is left of these,
+    the last one takes longer."""
+
+    def seconds() -> float:
+        clock = SimulatedClock(autojump=True)
+        policy = RetryPolicy(attempt_timeout=2.0, deadline=5.0, attempts_max=None)
+        with pytest.raises(DeadlineExceeded):
+            run(Script(clock, lost(100), took=None), clock, policy)
+        return clock.monotonic()
+
+    assert seconds() <= 5.5
+    begin = Attempts.begin
+
+    def unaware(attempts: Attempts) -> Attempt:
+        return replace(begin(attempts), timeout=2.0)
+
+    monkeypatch.setattr(Attempts, "begin", unaware)
+    assert seconds() > 5.5
 
 
 # ----------------------------------------------------------------------------------------------------------- async

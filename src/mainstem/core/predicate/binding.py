@@ -160,6 +160,8 @@ def cast(part: Bound, to: str) -> Bound:
     if family_of(part.type) not in families:
         wanted = " or ".join(sorted(families))
         raise InvalidPredicate(f"{part.label} is {part.type} and cannot be cast to {to}, only {wanted} can")
+    if isinstance(part, Constant) and kernel is kernels.to_timestamp:
+        kernel = kernels.to_moment
     found = applied(label, kernel, part)
     if is_null(found):
         hint = f"; write it like '{FORMS[to]}'" if to in FORMS else ""

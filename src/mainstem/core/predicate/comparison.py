@@ -135,7 +135,7 @@ def as_moment(part: Bound, beside: Bound) -> Bound:
     family = family_of(beside.type)
     if not isinstance(part, Constant) or family_of(part.type) is not Family.TEXT:
         return part
-    read = {Family.DATE: kernels.to_timestamp, Family.TIMESTAMP: kernels.to_timestamp, Family.TIME: kernels.to_time}
+    read = {Family.DATE: kernels.to_moment, Family.TIMESTAMP: kernels.to_moment, Family.TIME: kernels.to_time}
     if family not in read:
         return part
     value = read[family](part.evaluate(None))

@@ -306,6 +306,21 @@ def to_timestamp(values: Any) -> Any:
     return pc.binary_join_element_wise(values, missing, "").cast(pa.timestamp("us", "UTC"))
 
 
+def to_moment(values: Any) -> Any:
+    """The same of one constant, which is as fine as it is written: columns may be, too."""
+    if family_of(values.type) is not Family.TEXT or (text := values[0].as_py()) is None:
+        return to_timestamp(values)
+    found = re.fullmatch(rf"(.*\.[0-9]{{6}})([0-9]{{1,3}})({_ZONE})?", text.strip(" "), re.ASCII)
+    if found is None:
+        return to_timestamp(values)
+    whole = to_timestamp(pa.array([found[1] + (found[3] or "")]))
+    nanoseconds = pa.scalar(int(found[2].ljust(3, "0")), pa.duration("ns"))
+    try:
+        return pc.add_checked(whole.cast(pa.timestamp("ns", "UTC")), nanoseconds)
+    except pa.ArrowInvalid:  # so far away that there are no nanoseconds
+        return pa.nulls(1, whole.type)
+
+
 def _complete(text: str) -> str | None:
     """The same for one text: for few of them Arrow would take longer to prepare its work than to do it."""
     found = re.fullmatch(_MOMENT, text := text.strip(" "))

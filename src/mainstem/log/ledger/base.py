@@ -257,7 +257,8 @@ class OldestEntries(NamedTuple):
 class BlockTotals(NamedTuple):
     """All blocks together: how many, the bytes of those that are sealed, and the bytes in all that entries point to.
 
-    `growing` are the others, whose size only their files know.
+    Entries of deleted streams do not count: nobody can read them, though upkeep may not have dropped them yet.
+    `growing` are the other blocks, whose size only their files know.
     """
 
     blocks: int

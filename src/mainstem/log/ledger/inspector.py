@@ -125,6 +125,17 @@ class LedgerView:
     # Rows of entries that contradict themselves or their neighbours, and of schemas that are missing, as sentences.
     flaws: tuple[str, ...]
 
+    @property
+    def deleted_bytes(self) -> int:
+        """What entries of deleted streams point to, until upkeep drops their rows."""
+        deleted = {row.id for row in self.streams.values() if row.deleted_us}
+        return sum(row.bytes for (stream, _), row in self.shards.items() if stream in deleted)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What nobody can read any more and is still on the disk."""
+        return self.dead_bytes + self.deleted_bytes
+
 
 class LedgerInspector(SqliteLedgerReader):
     """A reader that leaves the files as they are. One thread. `close` it: it may hold a temporary copy."""

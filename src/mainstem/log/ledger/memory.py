@@ -145,7 +145,11 @@ class MemoryLedger:
     def block_totals(self) -> BlockTotals:
         rows = self.list_blocks()
         growing = tuple(row.id for row in rows if row.state == "open")
-        return BlockTotals(len(rows), sum(row.bytes for row in rows), sum(row.live_bytes for row in rows), growing)
+        with self._lock:
+            gone = {row.id for row in self._streams.values() if row.deleted_us}
+            deleted = sum(row.bytes for (stream, _), row in self._shards.items() if stream in gone)
+        live = sum(row.live_bytes for row in rows) - deleted
+        return BlockTotals(len(rows), sum(row.bytes for row in rows), live, growing)
 
     def dead_totals(self) -> dict[int, int]:
         totals: dict[int, int] = defaultdict(int)

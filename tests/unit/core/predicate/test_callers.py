@@ -1,7 +1,6 @@
-"""One evaluation for all: whoever asks gets the same answer, and it is the answer that databases give."""
+"""One evaluation for all: however rows are cut, the answer is the same, and it is the answer that databases give."""
 
 import random
-import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from mainstem.core.predicate import BoundPredicate, Predicate
 from mainstem.core.predicate import bound as nodes
 from tests.fuzz.predicate_texts import SCHEMA, Texts, rows
+from tests.unit.core.predicate.plain_texts import PLAIN_COLUMNS, PlainTexts, select_with_sqlite, without_nan
 
 ROWS = 50
 EXPRESSIONS = 100
@@ -45,10 +45,9 @@ def pairs(seed: int) -> tuple[pa.RecordBatch, list[str]]:
     return rows(chance, ROWS), [texts.predicate(2) for _ in range(EXPRESSIONS)]
 
 
-@pytest.mark.mechanism("S93")
-def test_s93(monkeypatch):
-    """5,000 pairs of a row and an expression: the same from three callers and from DuckDB. If one of them takes NULL
-    for false on the way, as a filter written by hand does, it differs."""
+def test_however_rows_are_cut(monkeypatch):
+    """5,000 pairs of a row and an expression: the same of a whole batch, of single rows, of slices, and from DuckDB. If
+    NULL is taken for false on the way, as a filter written by hand does, it differs."""
     batch, texts = pairs(93)
     bound = [Predicate.parse(text).bind(SCHEMA) for text in texts]
     found = [[caller(predicate, batch) for predicate in bound] for caller in CALLERS]
@@ -79,67 +78,13 @@ def selected(answers: list[list[bool | None]]) -> list[list[int]]:
     return [[row for row, answer in enumerate(each) if answer] for each in answers]
 
 
-# What SQLite says about the same rows. It has no booleans, decimals and NaN, compares without types and divides
-# whole numbers to whole ones: expressions keep to what both mean alike.
-
-
-class PlainTexts:
-    """Random predicates of the part of the language that SQLite shares."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-
-    def predicate(self, depth: int) -> str:
-        if depth and self._chance.random() < 0.7:
-            word = self._chance.choice(("AND", "OR", "NOT"))
-            if word == "NOT":
-                return f"NOT ({self.predicate(depth - 1)})"
-            return f"({self.predicate(depth - 1)}) {word} ({self.predicate(depth - 1)})"
-        sign = self._chance.choice(("=", "<>", "<", "<=", ">", ">="))
-        low = self._chance.randint(-9, 9)
-        return self._chance.choice(
-            (
-                f"small {sign} {low}",
-                f"small * 2 + 1 {sign} {low}",
-                f"n64 {sign} small",
-                f"name {sign} other",
-                f"name {sign} 'ab'",
-                f"small BETWEEN {low} AND {low + 4}",
-                f"small NOT IN ({low}, {low + 1}, NULL)",
-                f"name IN ('a', 'abc', '', 'b%', '{low}')",
-                "name LIKE 'ab%'",
-                "name || other = 'aa'",
-                "name IS NULL",
-                "coalesce(small, 3) = 3",
-                f"f64 {sign} {low}.5",
-                f"CASE WHEN small > {low} THEN 1 ELSE 0 END = 1",
-                f"length(name) {sign} {abs(low)}",
-                f"abs(small) {sign} {low}",
-            )
-        )
-
-
-@pytest.mark.mechanism("S93")
-def test_s93_sqlite(monkeypatch):
+def test_sqlite_selects_the_same(monkeypatch):
     """100,000 pairs of a row and one of 30 expressions: the rows that SQLite selects. If what is
     unknown were false they would be others, under NOT."""
     chance = random.Random(7)
-    batch = rows(chance, 3_400).select(["small", "n64", "name", "other", "f64"])
-    numbers = batch.column("f64")
-    # SQLite takes NaN for NULL, and does not know capitals in LIKE.
-    batch = batch.set_column(4, "f64", pc.if_else(pc.is_nan(numbers), pa.scalar(None, pa.float64()), numbers))
+    batch = without_nan(rows(chance, 3_400).select(PLAIN_COLUMNS))
     texts = [PlainTexts(chance).predicate(3) for _ in range(30)]
-    with sqlite3.connect(":memory:") as database:
-        database.execute("PRAGMA case_sensitive_like = ON")
-        database.execute("CREATE TABLE records (small INTEGER, n64 INTEGER, name TEXT, other TEXT, f64 REAL)")
-        database.executemany(
-            "INSERT INTO records VALUES (?, ?, ?, ?, ?)", zip(*batch.to_pydict().values(), strict=True)
-        )
-        expected = [
-            [row - 1 for (row,) in database.execute(f"SELECT rowid FROM records WHERE {text} ORDER BY rowid")]
-            for text in texts
-        ]
-    database.close()
+    expected = select_with_sqlite(batch, texts)
     bound = [Predicate.parse(text).bind(batch.schema) for text in texts]
     assert selected([predicate.mask(batch).to_pylist() for predicate in bound]) == expected
     assert batch.num_rows * len(texts) >= 100_000

@@ -208,6 +208,10 @@ sec > '1970-01-01 00:00:00.5'                  TFT.
 sec = '1970-01-01 00:00:00.5'                  FFF.
 nano > '1970-01-01'                            TFT.
 nano > sec                                     FT..
+nano = '1970-01-01 00:00:00.000000001'         TFF.
+nano < TIMESTAMP '1970-01-01T01:00:00.000000001+01:00' FTF.
+at = TIMESTAMP '2024-01-01 00:00:00.000000001' FFF.
+at < TIMESTAMP '2024-01-01 00:00:00.0000001Z'  TTF.
 sec - INTERVAL '1' SECOND = '1970-01-01'       TFF.
 day = '2024-01-01'                             TFF.
 day < TIMESTAMP '2024-01-01 00:00:01'          TTF.

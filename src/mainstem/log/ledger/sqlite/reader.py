@@ -189,6 +189,8 @@ class SqliteLedgerReader:
     def block_totals(self) -> BlockTotals:
         sql = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(live_bytes), 0) FROM blocks"
         blocks, size, live = self._rows(sql)[0]
+        sql = "SELECT coalesce(sum(bytes), 0) FROM shards WHERE stream IN (SELECT id FROM streams WHERE deleted_us)"
+        live -= self._value(sql)
         growing = self._rows("SELECT id FROM blocks WHERE state = 'open'")
         return BlockTotals(blocks, size, live, tuple(row[0] for row in growing))
 
