@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
 from mainstem.consume.found import Found, find
+from mainstem.consume.sequence import OrderedBatches
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidRecord, InvalidSetting, MainstemError
@@ -241,6 +242,13 @@ def _shown(option: str, value: Any) -> str:
     return ", ".join(value) or "not set" if isinstance(value, tuple) else str(value)
 
 
+def _window_us(window: str | timedelta) -> int:
+    found = microseconds(window)
+    if found <= 0:
+        raise InvalidSetting(f"ordering_window must be between 1 minute and 10 years, not {window!r}")
+    return found
+
+
 def _optional_us(length: Retention | None) -> int | None:
     return None if length is None else microseconds(length)
 
@@ -252,7 +260,7 @@ class Hub:
         self._port = port
         self._where = where
         self.streams = Streams(port)
-        self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._open: weakref.WeakSet[Producer | Consumer | OrderedBatches] = weakref.WeakSet()
 
     def producer(
         self,
@@ -301,11 +309,14 @@ class Hub:
         where: str | None = None,
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
+        ordering_window: str | timedelta | None = None,
     ) -> Consumer:
         """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
 
         `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
         `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
+        `ordering_window` ("5m"): no record comes after one that the log took later by more than that, whatever their
+        shards; `consumer.watermark` says how far the time has come.
         """
         consumer = Consumer(
             self._port,
@@ -316,9 +327,19 @@ class Hub:
             where=where,
             columns=columns,
             on_bad=on_bad,
+            ordering_window_us=None if ordering_window is None else _window_us(ordering_window),
         )
         self._open.add(consumer)
         return consumer
+
+    def sequence(
+        self, stream: str, *, batch: int = 10_000, start: Start = "earliest", follow: bool = True
+    ) -> OrderedBatches:
+        """A stream in a single order over all its shards, the same on every read and for every reader, in batches of
+        `batch` records: see OrderedBatches."""
+        ordered = OrderedBatches(self._port, stream, batch=batch, start=start, follow=follow)
+        self._open.add(ordered)
+        return ordered
 
     def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.

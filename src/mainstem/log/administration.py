@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core import layouts, payload
-from mainstem.core.batch import BatchHeader, Buffer
+from mainstem.core.batch import TIME_US_MAX, BatchHeader, Buffer
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
@@ -39,7 +39,7 @@ from mainstem.core.names import check_stream_name
 from mainstem.core.placement import HASHES
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import check_index_fields
-from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, SetSchema, TrimShard
+from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, NoteMoment, SetSchema, TrimShard
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
@@ -55,6 +55,7 @@ from mainstem.transport.port import (
     Erasure,
     GetStreamCall,
     ListStreamsCall,
+    MomentCall,
     OffsetsAtTimeCall,
     SchemaCall,
     SchemaInfo,
@@ -132,6 +133,8 @@ class Lookup:
                 return Answer(schemas=(SchemaInfo(call.id, self._schemas.get(call.id).serialized),))
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
+            case MomentCall() if not call.settle:
+                return Answer(offsets=self._moment_at(self._require(call.name), call.time_us))
             case StatisticsCall():
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
             case ConnectionsCall():
@@ -271,6 +274,10 @@ class Lookup:
             raise unknown_stream(name)
         return row
 
+    def _moment_at(self, row: StreamRow, time_us: int) -> tuple[int, ...]:
+        found = self._ledger.newest_moment(row.id, time_us + 1)
+        return () if found is None else found.ends
+
     def _offsets_at(self, row: StreamRow, time_us: int) -> tuple[int, ...]:
         return tuple(self._offset_at(row, shard, time_us) for shard in range(row.shards))
 
@@ -337,6 +344,11 @@ class Administration(Lookup):
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
                 logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
+            case MomentCall() if call.settle:
+                row = self._require(call.name)
+                if self._moment_at(row, TIME_US_MAX) != self.info(row, counted=False).ends:
+                    self._log.execute(NoteMoment(row.id))
+                return Answer(offsets=self._moment_at(row, call.time_us))
             case TrimStreamCall():
                 return self._trim(call)
             case EraseKeyCall():

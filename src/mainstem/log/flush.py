@@ -158,6 +158,12 @@ class NoteUpkeep(msgspec.Struct, frozen=True, tag="note_upkeep"):
     compacted: int = 0
 
 
+class NoteMoment(msgspec.Struct, frozen=True, tag="note_moment"):
+    """Where the shards of a stream end before this flush is noted, if they have grown since it was last."""
+
+    stream: int
+
+
 class HurryBlocks(msgspec.Struct, frozen=True, tag="hurry_blocks"):
     """Everything of this stream that nothing points to any more should be off the disk by this time."""
 
@@ -197,6 +203,7 @@ Command = (
     | DropEntries
     | ReplaceEntries
     | NoteUpkeep
+    | NoteMoment
     | HurryBlocks
     | ForgetBlock
     | ForgetStream

@@ -21,6 +21,7 @@ from mainstem.log.flush import (
     ForgetProducers,
     ForgetStream,
     HurryBlocks,
+    NoteMoment,
     NoteUpkeep,
     OpenBlock,
     Outcome,
@@ -35,7 +36,7 @@ from mainstem.log.flush import (
 from mainstem.log.ledger.base import Changes
 from mainstem.log.ledger.current import CurrentRows
 from mainstem.log.ledger.pending import PendingRows
-from mainstem.log.ledger.rules import blocks, epochs, producers, replacement, schemas, shards, streams
+from mainstem.log.ledger.rules import blocks, epochs, moments, producers, replacement, schemas, shards, streams
 from mainstem.log.ledger.rules.appends import Appends
 
 # What carries out which command. Batches are not commands: see Appends.
@@ -49,6 +50,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     TrimShard: shards.trim,
     DropEntries: shards.drop,
     NoteUpkeep: shards.note,
+    NoteMoment: moments.note,
     WrittenReplacement: replacement.replace,
     OpenBlock: blocks.begin,
     SealBlock: blocks.seal,
@@ -81,6 +83,7 @@ def changes_of(flush: Flush, current: CurrentRows) -> tuple[Changes, list[Outcom
     appends = Appends(rows)
     outcomes = [_take(item, rows, appends) for item in flush.items]
     appends.close()
+    moments.note_due(rows)
     return rows.finish(), outcomes
 
 

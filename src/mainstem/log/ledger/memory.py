@@ -13,6 +13,7 @@ from mainstem.log.ledger.base import (
     Changes,
     Entry,
     GenerationRow,
+    MomentRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
@@ -42,6 +43,7 @@ class MemoryLedger:
         self._schema_id_max = 0
         self._versions: dict[int, list[VersionRow]] = defaultdict(list)
         self._generations: dict[int, list[GenerationRow]] = defaultdict(list)
+        self._moments: dict[int, list[MomentRow]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -82,6 +84,14 @@ class MemoryLedger:
     def load_generations(self, stream: int) -> list[GenerationRow]:
         with self._lock:
             return list(self._generations.get(stream, ()))
+
+    def load_moments(self, stream: int, after_us: int, limit: int) -> list[MomentRow]:
+        with self._lock:
+            return [row for row in self._moments.get(stream, ()) if row.time_us > after_us][:limit]
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        with self._lock:
+            return next((row for row in reversed(self._moments.get(stream, ())) if row.time_us < before_us), None)
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         with self._lock:
@@ -166,6 +176,10 @@ class MemoryLedger:
                 self._versions[version.stream].append(version)
             for generation in changes.generations:
                 self._generations[generation.stream].append(generation)
+            for moment in changes.moments.values():
+                self._moments[moment.stream].append(moment)
+            for stream, before_us in changes.forgotten_moments.items():
+                self._moments[stream] = [row for row in self._moments[stream] if row.time_us >= before_us]
             self._shards.update(changes.shards)
             self._blocks.update(changes.blocks)
             self._producers.update(changes.producers)
@@ -180,6 +194,7 @@ class MemoryLedger:
                 del self._streams[stream]
                 self._versions.pop(stream, None)
                 self._generations.pop(stream, None)
+                self._moments.pop(stream, None)
                 self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
                 self._forget_ends(stream)

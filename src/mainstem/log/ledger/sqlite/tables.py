@@ -60,6 +60,8 @@ _SCHEMA_3 = """
 CREATE TABLE stream_schemas(
     stream INTEGER, version INTEGER, schema_id INTEGER NOT NULL, created_us INTEGER NOT NULL,
     PRIMARY KEY(stream, version)) WITHOUT ROWID;
+CREATE TABLE moments(
+    stream INTEGER, time_us INTEGER, ends BLOB NOT NULL, PRIMARY KEY(stream, time_us)) WITHOUT ROWID;
 """
 SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
@@ -112,7 +114,7 @@ def stream_values(row: StreamRow) -> tuple[Any, ...]:
 
 
 def unpack_barriers(barriers: bytes) -> tuple[int, ...]:
-    """The offsets of a row of generations."""
+    """The offsets of a row of generations or of moments."""
     return struct.unpack(f"<{len(barriers) // 8}Q", barriers)
 
 
