@@ -7,9 +7,9 @@ without records between two moments stands at both, so an idle shard is no puzzl
 The *frontier* is the last moment that every shard has passed: nothing that is still to come is older. From it follows
 where each shard must stop:
 
-    window      a shard may be read up to the last moment that is no more than the window after the frontier, and always
-                to the end of the segment that follows the frontier. As no segment is longer than the smallest window, no
-                record comes after one that is newer by more than the window.
+    window      a shard may be read up to the last moment that is no more than the window after the frontier, and
+                always to the end of the segment that follows the frontier. As no segment is longer than the smallest
+                window, no record comes after one that is newer by more than the window.
     sequence    of the segment that follows the frontier, shard 0 is read to its end, then shard 1, and so on. What has
                 no moment behind it yet has no place in the order, and waits.
 

@@ -1,9 +1,9 @@
 """The low watermark of a reader: a time before which nothing will come any more.
 
 It follows from three things that are known of all shards together: the frontier of an ordering, for who is behind; what
-the log says is settled, for who has read everything; and between the two a *mark*: where the shards ended at a time that
-was settled then. Whoever has passed a mark has everything from before its time. A shard to which nothing is written holds
-nothing up, because what is settled is settled for all shards.
+the log says is settled, for who has read everything; and between the two a *mark*: where the shards ended at a time
+that was settled then. Whoever has passed a mark has everything from before its time. A shard to which nothing is
+written holds nothing up, because what is settled is settled for all shards.
 """
 
 from collections.abc import Callable, Sequence

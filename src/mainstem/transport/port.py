@@ -213,7 +213,8 @@ class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
 
 class MomentCall(msgspec.Struct, frozen=True, tag="moment"):
     """Answered with where the shards of a stream stood at the last moment that was noted up to a time: one offset per
-    shard, none if no moment was. `settle`: note one now, if the stream has grown and the last is not of this instant."""
+    shard, none if no moment was. `settle`: note one now, if the stream has grown and the last is not of this
+    instant."""
 
     name: str
     time_us: TimeUs

@@ -1,8 +1,8 @@
 """Moments: where the shards of a stream stood at a time, noted between two flushes.
 
-A flush is one point of time for all shards, so its beginning cuts a stream in two: what stands before the cut was stored
-earlier in every shard. Such cuts give the records of several shards an order. They are of offsets, and stay as they are
-whatever becomes of the entries.
+A flush is one point of time for all shards, so its beginning cuts a stream in two: what stands before the cut was
+stored earlier in every shard. Such cuts give the records of several shards an order. They are of offsets, and stay as
+they are whatever becomes of the entries.
 """
 
 from mainstem.core.limits import MOMENT_US_MAX, MOMENT_US_MIN
