@@ -13,8 +13,10 @@ from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss
 from mainstem.core.schema import Schema
+from mainstem.log import merger
 from mainstem.log.flush import AlterStream, NoteMoment, SetSchema, TrimShard
 from mainstem.log.reader import LogReader
+from mainstem.log.upkeep import merging
 from mainstem.transport.port import Query
 from tests.unit.log.keeping import Keeping
 from tests.unit.log.parts import append, make_batch, make_row_batch
@@ -30,6 +32,13 @@ def keeping(tmp_path):
     keeping = Keeping(tmp_path)
     yield keeping
     keeping.log.close()
+
+
+@pytest.fixture
+def short_runs(monkeypatch):
+    """As if nobody wrote less than this at a time."""
+    monkeypatch.setattr(merger, "RUN_ENTRIES", 32)
+    monkeypatch.setattr(merging, "RUN_ENTRIES", 32)
 
 
 def feed_of(keeping: Keeping, window_us: int | None, offsets=(0, 0, 0), ends=None, *, cold=False, **other) -> Feed:
@@ -81,7 +90,7 @@ def disorder(order: list[Place], minutes: dict[Place, int]) -> int:
     return worst
 
 
-def test_merging_changes_nothing_about_the_order(keeping):
+def test_merging_changes_nothing_about_the_order(keeping, short_runs):
     keeping.create(shards=3)
     minutes = write_minutes(keeping, 200)
     keeping.log.execute(NoteMoment(1))
@@ -91,14 +100,14 @@ def test_merging_changes_nothing_about_the_order(keeping):
     rows = sum(len(keeping.entries(1, shard)) for shard in range(3))
     keeping.roll()
     keeping.keep(3_600)
-    assert sum(len(keeping.entries(1, shard)) for shard in range(3)) < rows / 10, "all is merged"
+    assert sum(len(keeping.entries(1, shard)) for shard in range(3)) < rows / 2, "most are merged"
     after = [drained(feed_of(keeping, window, cold=True)) for window in windows]
     assert after[0] == before[0], "a single order"
     for order, bound in zip(after, (1, 1, 10), strict=True):
         assert sorted(order) == sorted(minutes)
         assert disorder(order, minutes) <= bound
     # Without an order a merged batch comes whole.
-    assert disorder(drained(feed_of(keeping, None, cold=True)), minutes) > 100
+    assert disorder(drained(feed_of(keeping, None, cold=True)), minutes) > 30
 
 
 @pytest.mark.parametrize("without_ledger", [False, True], ids=["restarted", "rebuilt"])
@@ -118,18 +127,18 @@ def test_compaction_leaves_the_order_of_what_is_left(keeping):
     write_minutes(keeping, 150)
     keeping.log.execute(NoteMoment(1))
     before = drained(feed_of(keeping, 0, cold=True))
-    keeping.roll()
+    keeping.keep()
     keeping.keep(7_200)
     after = drained(feed_of(keeping, 0, cold=True))
     assert 0 < len(after) < len(before)
     assert after == [place for place in before if place in after]
 
 
-def test_rows_are_cut_too(keeping):
+def test_rows_are_cut_too(keeping, short_runs):
     keeping.create(shards=2)
     schema = Schema(pa.schema([("id", pa.int64()), ("city", pa.string())]))
     keeping.log.execute(SetSchema(1, schema.serialized, schema.fingerprint, 1, keeping.clock.now_us()))
-    for minute in range(40):
+    for minute in range(32):
         for shard in range(2):
             rows = [{"id": minute, "city": "x"}, {"id": minute, "city": "y"}]
             append(keeping.log, make_row_batch(rows, schema, 1, shard=shard))
@@ -138,17 +147,22 @@ def test_rows_are_cut_too(keeping):
     keeping.roll()
     keeping.keep(3_600)
     assert len(keeping.entries(1, 0)) == 1
-    view = View(schema, 1)
 
-    def ids(feed: Feed) -> list[int]:
-        found = [RecordBatch("orders", each, each.base, None, view) for each in batches_of(feed) if each.header.count]
-        return [row["id"] for batch in found for row in batch.values()]
+    def ids(feed: Feed, columns: tuple[str, ...] | None = None) -> list[int]:
+        view = View(schema, 1, columns=columns)
+        found, at = [], [0, 0]
+        for each in batches_of(feed):
+            shard = each.header.shard
+            if each.header.count:
+                found += [row["id"] for row in RecordBatch("orders", each, at[shard], None, view).values()]
+            at[shard] = each.end
+        return found
 
-    assert ids(feed_of(keeping, 0, (0, 0), cold=True)) == [minute for minute in range(40) for _ in range(4)]
+    assert ids(feed_of(keeping, 0, (0, 0), cold=True)) == [minute for minute in range(32) for _ in range(4)]
     select = Selections(keeping.log.schema)
     query = Query("id % 10 = 3", ("id",), 1)
     wanted = feed_of(keeping, MINUTE_US, (0, 0), cold=True, select=lambda: select.get(keeping.row(1), query))
-    assert ids(wanted) == [minute for minute in (3, 13, 23, 33) for _ in range(4)]
+    assert ids(wanted, ("id",)) == [minute for minute in (3, 13, 23) for _ in range(4)]
 
 
 def test_only_what_must_wait_is_cut(keeping):
@@ -244,7 +258,7 @@ def test_losses_in_a_single_order_are_told_as_far_as_it_is_their_turn(keeping):
     assert found == [(0, 0), (1, -1), (0, 2), (1, -1), (0, 4), (1, -1), (1, 4), (0, 6), (1, 6)]
 
 
-def test_a_bounded_feed_in_order_comes_to_its_end(keeping):
+def test_a_bounded_feed_in_order_comes_to_its_end(keeping, short_runs):
     keeping.create(shards=3)
     minutes = write_minutes(keeping, 50)
     keeping.log.execute(NoteMoment(1))
