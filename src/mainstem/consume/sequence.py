@@ -33,7 +33,7 @@ from mainstem.core.limits import MOMENT_US_MIN, SEQUENCE_ROWS_MAX
 from mainstem.core.times import to_us
 from mainstem.transport.port import GetStreamCall, MomentCall, Port
 
-# How long a reader that has come to the end of the order waits before it asks for more of it.
+# How often a reader that has come to the end of the order asks for more of it.
 _SETTLE_SECONDS: Final = 1.0
 
 
@@ -100,10 +100,13 @@ class OrderedBatches:
         self._clock = clock
         self._rows = batch
         self._can_settle = True
+        # When to ask again for more of the order.
+        self._settle_at = clock.monotonic()
         self._consumer = Consumer(port, stream, "earliest", ordering_window_us=0, clock=clock)
         info = self._consumer.stream
-        # Up to here, for each shard, records are known to be gone: they are not told again.
-        self._told = list(info.starts)
+        # Up to here, for each shard, records are known to be gone: they are not told again. Who has no cursor never
+        # expected them.
+        self._told = [0] * info.shards if isinstance(start, Cursor) else list(info.starts)
         self._losses: deque[DataLoss] = deque()
         # Where a reader that does not follow stops.
         self._end = None if follow else sum(self._settled(info.ends))
@@ -158,20 +161,20 @@ class OrderedBatches:
         while _place(self._consumer.cursor) < stop:
             if self._losses:
                 raise self._losses.popleft()
-            left = _SETTLE_SECONDS
-            if deadline is not None:
-                left = min(left, max(0.0, deadline - self._clock.monotonic()))
+            until = self._settle_at if deadline is None else min(self._settle_at, deadline)
             try:
-                found = self._consumer.poll_batch(left)
+                found = self._consumer.poll_batch(max(0.0, until - self._clock.monotonic()))
             except DataLoss as loss:
                 self._note(loss)
                 continue
+            now = self._clock.monotonic()
             if found is not None:
                 self._fetched.append((found, self._consumer.cursor))
-            elif deadline is not None and self._clock.monotonic() >= deadline:
-                return False
-            else:
+            elif now >= self._settle_at:
+                self._settle_at = now + _SETTLE_SECONDS
                 self._settle()
+            elif deadline is not None and now >= deadline:
+                return False
         return True
 
     def _take(self, stop: int) -> OrderedBatch | None:

@@ -3,6 +3,7 @@
 from mainstem.consume.consumer import Consumer
 from mainstem.consume.found import Found
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.sequence import OrderedBatch, OrderedBatches
 from mainstem.core.schema import Schema
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack, BatchAck
@@ -16,6 +17,8 @@ __all__ = [
     "Erasure",
     "Found",
     "Hub",
+    "OrderedBatch",
+    "OrderedBatches",
     "Producer",
     "Record",
     "RecordBatch",
