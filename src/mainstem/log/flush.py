@@ -250,13 +250,14 @@ WrittenItem = WrittenBatch | Command | WrittenReplacement
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What one commit frame makes true: items in the order of their frames."""
+    """What one commit frame makes true: items in the order of their frames. `notes_moments`: see rules/moments.py."""
 
     number: int
     block: int
     commit_position: int
     time_us: int
     items: tuple[WrittenItem, ...]
+    notes_moments: bool = True
 
 
 @dataclass(frozen=True, slots=True)

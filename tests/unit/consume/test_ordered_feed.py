@@ -13,7 +13,7 @@ from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss
 from mainstem.core.schema import Schema
-from mainstem.log import merger
+from mainstem.log import frame, merger
 from mainstem.log.flush import AlterStream, NoteMoment, SetSchema, TrimShard
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import merging
@@ -119,6 +119,23 @@ def test_a_single_order_survives_a_restart_and_a_rebuild(keeping, without_ledger
     moments = keeping.log.ledger.load_moments(1, 0, 1_000)
     keeping.reopen(without_ledger=without_ledger)
     assert keeping.log.ledger.load_moments(1, 0, 1_000) == moments
+    assert drained(feed_of(keeping, 0)) == before
+
+
+def test_flushes_of_an_earlier_program_have_no_moments_however_often_they_are_applied(keeping, monkeypatch):
+    monkeypatch.setattr(frame, "_NOTES_MOMENTS", 0)
+    keeping.create(shards=3)
+    write_minutes(keeping, 20)
+    keeping.reopen(without_ledger=True)
+    monkeypatch.undo()
+    keeping.reopen(without_ledger=True)
+    assert keeping.log.ledger.load_moments(1, 0, 1_000) == []
+    early = sum(keeping.log.reader.shard(1, shard).stable for shard in range(3))
+    write_minutes(keeping, 20, seed=2, first=20)
+    keeping.log.execute(NoteMoment(1))
+    before = drained(feed_of(keeping, 0))
+    assert [shard for shard, _ in before[:early]] == sorted(shard for shard, _ in before[:early])
+    keeping.reopen(without_ledger=True)
     assert drained(feed_of(keeping, 0)) == before
 
 

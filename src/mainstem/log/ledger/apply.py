@@ -83,7 +83,8 @@ def changes_of(flush: Flush, current: CurrentRows) -> tuple[Changes, list[Outcom
     appends = Appends(rows)
     outcomes = [_take(item, rows, appends) for item in flush.items]
     appends.close()
-    moments.note_due(rows)
+    if flush.notes_moments:
+        moments.note_due(rows)
     return rows.finish(), outcomes
 
 
