@@ -61,9 +61,10 @@ class OrderedBatch(Tabular):
         for part in self.parts:
             yield from part.records()
 
-    def to_arrow(self, *, metadata: bool = False) -> pa.RecordBatch:
-        parts = [part.to_arrow(metadata=metadata) for part in self.parts]
-        return pa.concat_batches(parts)
+    def to_arrow(self, *, metadata: bool = False) -> pa.Table:
+        """The columns, those of the newest schema that its records have: in older ones what is new is null."""
+        parts = [pa.Table.from_batches([part.to_arrow(metadata=metadata)]) for part in self.parts]
+        return pa.concat_tables(parts, promote_options="permissive")
 
 
 class OrderedBatches:
@@ -191,7 +192,8 @@ class OrderedBatches:
             if end > stop:
                 cut = part.end - (end - stop)
                 index = bisect.bisect_left(part.offsets(), cut)
-                self._fetched.appendleft((part.slice(index, part.count), after))
+                if index < part.count:
+                    self._fetched.appendleft((part.slice(index, part.count), after))
                 part, after = part.slice(0, index), _at(after, part.shard, cut)
             parts.append(part)
             self._cursor = after
@@ -201,6 +203,7 @@ class OrderedBatches:
     def _note(self, loss: DataLoss) -> None:
         """What is to be told of a loss that was met: if records were trimmed, what is gone of all shards, because the
         reader would meet it piece by piece."""
+        self._told += [0] * (loss.shard + 1 - len(self._told))
         if loss.last < self._told[loss.shard]:
             return
         if loss.reason != "trimmed":

@@ -31,6 +31,7 @@ from mainstem.core.limits import (
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
+    WINDOW_US_MAX,
     WINDOW_US_MIN,
 )
 from mainstem.log.batcher import Outcomes, Submission
@@ -422,8 +423,8 @@ class Session:
             row = server.log.reader.require_stream(subscribe.stream)
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
-            if subscribe.window_us and subscribe.window_us < WINDOW_US_MIN:
-                raise InvalidRequest(f"a window is at least {WINDOW_US_MIN // 1_000_000} s")
+            if subscribe.window_us and not WINDOW_US_MIN <= subscribe.window_us <= WINDOW_US_MAX:
+                raise InvalidRequest(f"a window has {WINDOW_US_MIN} to {WINDOW_US_MAX} microseconds, or none: one order")
             query = subscribe.query
             select = None if query is None else partial(server.selections.get, row, query)
             feed = Feed(

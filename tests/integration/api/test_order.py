@@ -296,3 +296,32 @@ def test_who_only_reads_a_folder_sees_the_order_as_far_as_it_is_noted(tmp_path):
             with reader.consumer("orders", start="earliest", follow=False, ordering_window="5m") as consumer:
                 assert len(list(consumer)) == 4_000
                 assert consumer.watermark is not None
+
+
+def test_a_batch_with_rows_of_two_schemas(hub):
+    hub.streams.create("orders", shards=2, schema={"id": pa.int64()}, key="id")
+    with hub.producer() as producer:
+        producer.send_many("orders", [{"id": number} for number in range(50)])
+        producer.flush()
+        hub.streams.set_schema("orders", pa.schema([("id", pa.int64()), ("city", pa.string())]))
+        producer.send_many("orders", [{"id": number, "city": "x"} for number in range(50, 100)])
+    with hub.sequence("orders", follow=False) as ordered:
+        (batch,) = ordered
+    table = batch.to_arrow()
+    assert table.schema.names == ["id", "city"]
+    assert sorted(table.column("id").to_pylist()) == list(range(100))
+    assert table.column("city").null_count == 50
+
+
+def test_erased_records_leave_their_places(hub):
+    """Batches have fewer records then, and the others stay in theirs."""
+    hub.streams.create("orders", shards=3)
+    write(hub, 1_000)
+    whole = places(hub, batch=100)
+    gone = {(record.shard, record.offset) for record in read_all(hub, "orders") if record.key in (b"7", b"500", b"501")}
+    for key in (b"7", b"500", b"501"):
+        hub.streams.erase("orders", key)
+    assert len(gone) == 3
+    assert places(hub, batch=100) == [[place for place in batch if place not in gone] for batch in whole]
+    alone = [[place] for place in flat(whole) if place not in gone]
+    assert places(hub, batch=1) == alone
