@@ -424,9 +424,7 @@ class Session:
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
             if subscribe.window_us and not WINDOW_US_MIN <= subscribe.window_us <= WINDOW_US_MAX:
-                raise InvalidRequest(
-                    f"a window has {WINDOW_US_MIN} to {WINDOW_US_MAX} microseconds, or 0"
-                )
+                raise InvalidRequest(f"a window has {WINDOW_US_MIN} to {WINDOW_US_MAX} microseconds, or 0")
             query = subscribe.query
             select = None if query is None else partial(server.selections.get, row, query)
             feed = Feed(

@@ -155,7 +155,8 @@ def test_every_reader_gets_the_same(hub):
 def test_a_reader_goes_on_where_it_was(hub):
     write_in_moments(hub)
     whole = places(hub, batch=300)
-    cursor, found = "earliest", []
+    cursor: Cursor | str = "earliest"
+    found: list[list[tuple[int, int]]] = []
     while len(found) < len(whole):
         with hub.sequence("orders", batch=300, start=cursor, follow=False) as ordered:
             for batch in ordered:
@@ -243,7 +244,8 @@ def test_what_was_trimmed_is_told_once_for_each_shard(hub):
         hub.streams.trim("orders", offset=250 + shard, shard=shard)
     starts = hub.streams.get("orders").starts
     assert sum(starts) > 500
-    told, found = [], []
+    told: list[tuple[int, int, int]] = []
+    found: list[list[tuple[int, int]]] = []
     with hub.sequence("orders", batch=300, start=cursor, follow=False) as ordered:
         while True:
             try:
