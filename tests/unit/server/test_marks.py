@@ -51,7 +51,8 @@ def test_marks_follow_the_time_behind_the_batches_and_take_no_credit(tmp_path, w
                 subscription.add_credit(1 << 20)
                 subscription.push()
             client.session.mark()
-            times, before = [], True
+            times: list[int] = []
+            before = True
             while len(times) < 1 or before:
                 message = await client.next()
                 if message.kind == Kind.MARK:
