@@ -135,8 +135,8 @@ CALLS = {
 
 # What parts of the library ask of each other: not for users.
 INSIDE = {
-    *("abandon", "begin_advance", "call_when_ready", "call_when_woken", "end_advance", "is_at_end", "on_news"),
-    *("read_bytes", "rejoin", "stream_name", "take_nowait", "wake"),
+    *("abandon", "begin_advance", "call_when_ready", "call_when_woken", "doubt", "end_advance", "is_at_end", "on_news"),
+    *("read_bytes", "stream_name", "take_nowait", "wake"),
 }
 
 

@@ -129,14 +129,6 @@ class GroupConsumer(Several[Part]):
             self._lanes[unit[0]].hold(unit[1], self._committed[unit])
         self._let_go_of_asked()
 
-    def rejoin(self) -> None:
-        """For a transaction of which nobody knows whether it was committed: go on where the log says that the group
-        stands. Under another id, so that it cannot be committed any more after that was asked."""
-        self._check_open()
-        for unit in tuple(self._committed):
-            self._drop(unit)
-        self._join_anew()
-
     def begin_advance(self) -> CommitCursorsCall | None:
         """For a transaction that is to move the group's cursor: how far, if at all."""
         self._check_open()
@@ -152,6 +144,13 @@ class GroupConsumer(Several[Part]):
         moved = {(stream, shard): offset for stream, shard, offset in cursors.offsets}
         self._committed.update((unit, at) for unit, at in moved.items() if unit in self._committed)
         self._let_go_of_asked()
+
+    def doubt(self) -> None:
+        """Whether the transaction was committed is not known, and it may still be on its way. As another member this
+        one is told where the group stands, and from then on the ledger refuses what comes from the one it was."""
+        for unit in tuple(self._committed):
+            self._drop(unit)
+        self._join_anew()
 
     def _commit_all(self, offsets: Mapping[Unit, int] | None = None) -> None:
         self._end_flight()

@@ -114,6 +114,8 @@ class Member:
     def join_anew(self) -> None:
         """The reader holds nothing any more, and is to be told again what to hold, by what the log says now."""
         with self._lock:
+            if self._is_over:
+                return
             call = LeaveGroupCall(self._wishes.group, self.id)
             self._held = ()
             self._become_new()

@@ -57,8 +57,8 @@ class Advancing(Protocol):
         """It was not: go on where the group stands."""
         ...
 
-    def rejoin(self) -> None:
-        """Nobody knows: go on where the log says that the group stands, and let nothing of before count any more."""
+    def doubt(self) -> None:
+        """Nobody knows: find out where the group stands, and see to it that this does not change any more."""
         ...
 
 
@@ -270,7 +270,7 @@ class Transaction:
             self._let_go(writing)
         for consumer in self._advanced:
             # Also if one is closed: the reason of the end is what is to be seen.
-            quietly(consumer.rejoin if self._is_in_doubt else consumer.rewind)
+            quietly(consumer.doubt if self._is_in_doubt else consumer.rewind)
 
     def _let_go(self, writing: Writing) -> None:
         # What is still under way should not come after the end; if it does, the transaction is ended by its time.
