@@ -13,12 +13,10 @@ from pathlib import Path
 
 from mainstem.consume.feed import Feed
 from mainstem.consume.selections import Selections
-from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     Busy,
-    Closed,
-    DataLoss,
     DeadlineExceeded,
     DiskFull,
     FolderUnusable,
@@ -30,11 +28,13 @@ from mainstem.core.errors import (
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.known_schemas import KnownSchemas
-from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.core.limits import PENDING_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.core.schema import Schema
-from mainstem.hub.folder_watch import POLL_SECONDS_MAX, POLL_SECONDS_MIN, FolderWatch
+from mainstem.hub.folder_subscription import FolderSubscription
+from mainstem.hub.folder_watch import FolderWatch
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
+from mainstem.hub.local_subscription import LocalSubscription
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -43,7 +43,6 @@ from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
-from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
@@ -58,13 +57,11 @@ from mainstem.transport.port import (
     AppendResult,
     Call,
     CommitCall,
-    EndReached,
     EraseKeyCall,
     MembershipCall,
     Query,
     StatisticsCall,
     StreamInfo,
-    WouldWait,
     checked,
 )
 from mainstem.transport.sharing import Staging
@@ -384,140 +381,6 @@ def _is_bug(error: Exception) -> bool:
     return not isinstance(error, MainstemError)
 
 
-class LocalSubscription:
-    """Batches of a log in this process. `touch`, `read_again` and `end` are for any thread, the rest for one at a time:
-    while one reads ahead, the feed is its own."""
-
-    def __init__(
-        self,
-        feed: Feed,
-        forget: Callable[["LocalSubscription"], None],
-        hot: HotTail,
-        settled_us: Callable[[], int],
-    ) -> None:
-        self.stream: StreamRow = feed.stream
-        self._feed = feed
-        self.counts = feed.counts
-        self._forget = forget
-        self._hot = hot
-        self._settled_us = settled_us
-        self._watermark_us = 0
-        self._queue: deque[FetchedBatch] = deque()
-        # What a read met instead of a batch, until somebody was told.
-        self._loss: DataLoss | None = None
-        self._touched: set[int] = set()
-        # Whether what is queued was read before something was erased.
-        self._is_outdated = False
-        self._error: Exception | None = None
-        self._changed = threading.Condition()
-        # Whether another thread was asked to read ahead and has not done it yet.
-        self._is_reading = False
-        # Whom to call when something changes, if the reader does not wait itself.
-        self._on_ready: Callable[[], None] | None = None
-
-    def touch(self, shard: int) -> None:
-        with self._changed:
-            self._touched.add(shard)
-            self._wake()
-
-    def read_again(self) -> None:
-        """Records were erased, perhaps also of what was read and is queued."""
-        with self._changed:
-            self._is_outdated = True
-
-    def end(self, error: Exception) -> None:
-        with self._changed:
-            self._error = error
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.notify()
-        call, self._on_ready = self._on_ready, None
-        if call is not None:
-            call()
-
-    def next(self, timeout: float | None) -> FetchedBatch | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._has_queued():
-            self._begin_read()
-            self._read_ahead()
-            if not self._queue and not self._await_change(deadline):
-                return None
-        return self._queue.popleft()
-
-    def next_nowait(self) -> FetchedBatch | None:
-        if self._is_reading:
-            raise WouldWait(self._read_ahead)
-        if not self._has_queued():
-            self._begin_read()
-            self._queue.extend(self._feed.hot(self._hot, READ_BYTES_MAX))
-            if not self._queue and self._feed.is_ready:
-                self._is_reading = True
-                raise WouldWait(self._read_ahead)
-        return self._queue.popleft() if self._queue else None
-
-    def _has_queued(self) -> bool:
-        """Whether something is queued that can be given. What was read before an erasure is read again."""
-        if self._is_outdated:
-            self._is_outdated = False
-            self._feed = self._feed.before(self._queue)
-            self._queue.clear()
-        return bool(self._queue)
-
-    def _begin_read(self) -> None:
-        """Raise what was lost, or why nothing comes any more; else let the feed know which shards grew."""
-        if self._loss is not None:
-            loss, self._loss = self._loss, None
-            raise loss
-        if self._feed.is_done:
-            raise EndReached
-        with self._changed:
-            # Whatever is left to read: a deleted stream gives nothing more.
-            if self._error is not None:
-                raise self._error
-            touched, self._touched = self._touched, set()
-        self._feed.touch(touched)
-
-    def _read_ahead(self) -> None:
-        """Read what comes next, from memory or disk. What goes wrong is said to who takes it."""
-        try:
-            self._queue.extend(self._feed.read(READ_BYTES_MAX))
-        except DataLoss as loss:
-            self._loss = loss
-        except Exception as error:  # noqa: BLE001  # as for a reader of a server: nothing comes after it
-            self.end(error)
-        finally:
-            self._is_reading = False
-
-    def call_when_ready(self, call: Callable[[], None]) -> None:
-        feed = self._feed
-        with self._changed:
-            self._on_ready = call
-            is_over = self._error is not None or self._loss is not None or feed.is_done
-            if self._queue or self._touched or feed.is_ready or is_over:
-                self._wake()
-
-    def watermark(self) -> int:
-        # What waits here is out of the feed, but not yet the reader's.
-        if not self._queue and not self._is_reading and self._feed.is_ordered:
-            self._watermark_us = self._feed.watermark(self._settled_us)
-        return self._watermark_us
-
-    def _await_change(self, deadline: float | None) -> bool:
-        with self._changed:
-            while not self._touched and self._error is None and self._loss is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
-
-    def close(self) -> None:
-        """Also from another thread: whoever waits is told."""
-        self._forget(self)
-        self.end(Closed("this consumer is closed; open another with hub.consumer(...)"))
-
-
 class FolderPort:
     """A log that another process writes, read from its folder. Any thread. Writes are refused."""
 
@@ -627,120 +490,6 @@ class FolderPort:
             self._reader.close()
             self._ledger.close()
             self._folder.blocks.close()
-
-
-class FolderSubscription:
-    """Batches of a log that another process writes: SQLite says when something changed. One thread at a time."""
-
-    def __init__(
-        self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None], watch: FolderWatch
-    ) -> None:
-        self._feed = feed
-        self.counts = feed.counts
-        self._ledger = ledger
-        self._check_usable = check_usable
-        self._watch = watch
-        self._queue: deque[FetchedBatch | Exception] = deque()
-        self._watermark_us = 0
-        # As of the last look at the stream; none was before the first fetch.
-        self._version = -1
-        self._error: Exception | None = None
-        # Whether another thread was asked to read ahead and has not done it yet; whether it has and found nothing.
-        self._is_reading = False
-        self._was_read = False
-        # Whom to call when something changes, if the reader does not wait itself.
-        self._on_ready: Callable[[], None] | None = None
-
-    def next(self, timeout: float | None) -> FetchedBatch | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = POLL_SECONDS_MIN
-        while not self._queue:
-            if self._feed.is_done:
-                raise EndReached
-            version = self._version
-            self._queue.extend(self._read())
-            if self._queue:
-                break
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
-            time.sleep(pause)
-            pause = POLL_SECONDS_MIN if version != self._version else min(pause * 1.1, POLL_SECONDS_MAX)
-        return self._take()
-
-    def _read(self) -> list[FetchedBatch]:
-        """Look whether something changed, and read what comes next."""
-        self._check_usable()
-        self._look_for_changes()
-        if self._error is not None:
-            raise self._error
-        try:
-            batches = self._feed.read(READ_BYTES_MAX)
-        except DataLoss:
-            raise
-        except Exception as error:
-            self._error = error
-            raise
-        # Also after it: what was just read may be of another folder that is there now.
-        self._check_usable()
-        return batches
-
-    def next_nowait(self) -> FetchedBatch | None:
-        if self._queue:
-            return self._take()
-        if not self._is_reading:
-            if self._feed.is_done:
-                raise EndReached
-            if self._was_read:
-                self._was_read = False
-                return None
-            self._is_reading = True
-        raise WouldWait(self._read_ahead)
-
-    def _read_ahead(self) -> None:
-        """The same in another thread. What goes wrong is said to who takes it."""
-        try:
-            self._queue.extend(self._read())
-            self._was_read = not self._queue
-        except Exception as error:  # noqa: BLE001
-            self._queue.append(error)
-        finally:
-            self._is_reading = False
-
-    def _take(self) -> FetchedBatch:
-        item = self._queue.popleft()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    def call_when_ready(self, call: Callable[[], None]) -> None:
-        self._on_ready = call
-        if self._queue or self._error is not None or self._feed.is_ready or self._feed.is_done:
-            call()
-        else:
-            self._watch.call_when_changed(self._version, call)
-
-    def watermark(self) -> int:
-        """As far as the writer has noted moments: nothing else is known here of what it is about to write."""
-        if not self._queue and not self._is_reading and self._feed.is_ordered:
-            self._watermark_us = self._feed.watermark(lambda: 0)
-        return self._watermark_us
-
-    def _look_for_changes(self) -> None:
-        version = self._ledger.data_version()
-        if version == self._version:
-            return
-        self._version = version
-        row = self._ledger.load_stream(self._feed.stream.id)
-        # Of one that was deleted long ago there is not even a row.
-        if row is None or row.deleted_us:
-            self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
-        self._feed.touch(range(self._feed.stream.shards if row is None else row.shards))
-
-    def close(self) -> None:
-        """Also from another thread: whoever waits is told."""
-        self._error = Closed("this consumer is closed; open another with hub.consumer(...)")
-        if self._on_ready is not None:
-            self._on_ready()
 
 
 def _feed(
