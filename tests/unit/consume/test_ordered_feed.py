@@ -323,7 +323,7 @@ def test_what_is_read_again_after_an_erasure_comes_in_the_same_order(keeping):
     keeping.log.execute(NoteMoment(1))
     expected = drained(feed_of(keeping, 0))
     feed = feed_of(keeping, 0)
-    taken = []
+    taken: list[FetchedBatch] = []
     while len(taken) < 10:
         taken += feed.read(LARGE)
     again = feed.before(taken[5:])
