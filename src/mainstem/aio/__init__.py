@@ -15,10 +15,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mainstem.aio.classes import Ack, BatchAck, Consumer, Hub, Producer, Streams
+    from mainstem.aio.classes import (
+        Ack,
+        BatchAck,
+        Consumer,
+        GroupConsumer,
+        Groups,
+        Hub,
+        Producer,
+        SeveralConsumer,
+        Streams,
+        Transaction,
+    )
     from mainstem.aio.hub import Opening
 
-__all__ = ["Ack", "BatchAck", "Consumer", "Hub", "Producer", "Streams", "connect", "open"]
+__all__ = [
+    "Ack",
+    "BatchAck",
+    "Consumer",
+    "GroupConsumer",
+    "Groups",
+    "Hub",
+    "Producer",
+    "SeveralConsumer",
+    "Streams",
+    "Transaction",
+    "connect",
+    "open",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from mainstem.aio.bridge import Bridge, LoopPort
 from mainstem.aio.consumer import Consumer
 from mainstem.aio.producer import Producer
 from mainstem.aio.shared import GroupConsumer, SeveralConsumer
+from mainstem.aio.transaction import Transaction
 from mainstem.consume.found import Found, Search
 from mainstem.consume.group_consumer import Commit
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
@@ -118,7 +119,9 @@ class Hub:
         self._bridge = bridge
         self.streams = Streams(hub.streams, bridge)
         self.groups = Groups(hub.groups, bridge)
-        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer] = weakref.WeakSet()
+        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer | Transaction] = (
+            weakref.WeakSet()
+        )
         self._closing: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -158,6 +161,7 @@ class Hub:
         return call
 
     producer = _opens(core.Hub.producer, Producer)
+    transaction = _opens(core.Hub.transaction, Transaction)
     _consumer_of_one = _opens(core.Hub.consumer_of_one, Consumer)
     redrive = _awaited(core.Hub.redrive)
     statistics = _awaited(core.Hub.statistics)
