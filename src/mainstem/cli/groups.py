@@ -15,7 +15,6 @@ from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
 from mainstem.core.kinds import render_duration
-from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _advice(info: "GroupInfo") -> dict[str, Any] | None:
     return {
         "members": advice.members,
         "confidence": advice.confidence,
-        "member_bytes_per_second": advice.capacity,
+        "member_records_per_second": advice.capacity,
     }
 
 
@@ -180,7 +179,7 @@ def _print_group(info: "GroupInfo") -> None:
     print(f"group {info.name}: {counted(info.member_count, 'member')}, generation {info.generation}")
     print(f"behind by {counted(info.records, 'record')}, {_seconds(info.seconds)}; {_trend(info)}")
     if info.advice is not None:
-        able = f", each able to read {size_text(round(info.advice.capacity))}/s" if info.advice.capacity else ""
+        able = f", each able to read {info.advice.capacity:,.0f} records/s" if info.advice.capacity else ""
         print(f"advice: {counted(info.advice.members, 'member')} (confidence {info.advice.confidence}{able})")
     names = {member.id: member.client or f"{member.id:x}" for member in info.members}
     rows = [

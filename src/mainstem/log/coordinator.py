@@ -73,6 +73,8 @@ T = TypeVar("T")
 # How often machines are told the time: a while after something happened, and when all is quiet.
 _TICK_SECONDS: Final = 0.05
 _BUSY_SECONDS: Final = 1.0
+# After a look at all groups, for their trends and advice, a rest of this many times as long.
+_LOOK_REST: Final = 20
 # How long who describes or resets a group waits for the thread.
 _ASK_SECONDS: Final = 30.0
 
@@ -116,7 +118,7 @@ class Coordinator:
         self._wake_log = wake
         self._clock = log.clock
         self._started_at = self._clock.monotonic()
-        self._reports = GroupReports(log.ledger, log.clock)
+        self._reports = GroupReports(log.ledger, log.clock, self._options.rebalance_interval)
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
@@ -126,6 +128,7 @@ class Coordinator:
         self._rows: list[tuple[int, int]] = []
         self._shared: dict[int, SharedStream] = {}
         self._busy_until = 0.0
+        self._look_at = 0.0
 
     # From members.
 
@@ -207,9 +210,7 @@ class Coordinator:
 
     def _owners(self) -> dict[str, Owners]:
         return {
-            name: Owners(
-                tuple(group.machine.members), dict(group.clients), dict(group.machine.targets), group.machine.weights
-            )
+            name: Owners(tuple(group.machine.members), dict(group.clients), dict(group.machine.targets))
             for name, group in self._groups.items()
         }
 
@@ -300,6 +301,13 @@ class Coordinator:
             machine = group.machine
             if not machine.members and not machine.owners and machine.is_settled:
                 self._groups.pop(group.name, None)
+        now = self._clock.monotonic()
+        if now >= self._look_at:
+            for name, owners in self._owners().items():
+                self._reports.look(name, owners)
+            # However many there are, members do not wait for it.
+            took = self._clock.monotonic() - now
+            self._look_at = now + max(self._reports.period, _LOOK_REST * took)
 
     def _on_request(self, call: MembershipCall, answered: Answered) -> None:
         group = self._groups.get(call.group)
