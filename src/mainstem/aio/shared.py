@@ -5,7 +5,7 @@ records. What comes of it is kept until somebody takes it, so a task that is can
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -121,9 +121,9 @@ class GroupConsumer(_Shared[CoreGroupConsumer]):
         """By stream and shard: where this member would go on, in what it holds now."""
         return self._core.positions
 
-    async def commit(self) -> None:
+    async def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
         """Move the group's cursor behind what was yielded; see `mainstem.GroupConsumer.commit`."""
-        await self._work(self._core.commit)
+        await self._work(partial(self._core.commit, positions))
 
     async def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
