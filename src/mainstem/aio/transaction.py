@@ -19,8 +19,8 @@ from mainstem.produce.producer import Headers, Key, Value
 
 
 class Transaction:
-    """Writes and cursors that become visible together, as a Transaction of `mainstem`; here it is awaited. One task at a
-    time; use it with `async with`: it commits when the block ends, and aborts if that raises.
+    """Writes and cursors that become visible together, as a Transaction of `mainstem` makes them; here it is awaited.
+    One task at a time; use it with `async with`: it commits when the block ends, and aborts if that raises.
 
     A task that is cancelled while the transaction commits changes nothing of that: it is committed, or refused.
     """

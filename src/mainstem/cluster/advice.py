@@ -3,8 +3,9 @@
     size = (rate * headroom + backlog / drain) / capacity of a member        rounded up, 1 to the number of units
 
 The capacity is what members got through while they were the bottleneck: nine tenths of what was seen lately is below
-it. All are in records, or all in bytes, per second. A member that waits for data says nothing about what it could do. Advice changes only when it is off by more than
-15 % in two periods that follow each other, so that it can be obeyed by a machine.
+it. All are in records, or all in bytes, per second. A member that waits for data says nothing about what it could do.
+Advice changes only when it is off by more than 15 % in two periods that follow each other, so that it can be obeyed by
+a machine.
 """
 
 from collections import deque

@@ -123,9 +123,9 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class GroupAdvice(msgspec.Struct, frozen=True):
-    """How many members the group should have, for what is written now and what is unread. `capacity` is how many records
-    per second one of them was seen to manage, None if none was ever at its limit: then the confidence is "low", and the
-    advice is to leave it at that."""
+    """How many members the group should have, for what is written now and what is unread. `capacity` is how many
+    records per second one of them was seen to manage, None if none was ever at its limit: then the confidence is "low",
+    and the advice is to leave it at that."""
 
     members: int
     confidence: str

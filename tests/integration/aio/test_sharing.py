@@ -33,6 +33,12 @@ async def values(hub: mainstem.aio.Hub, stream: str) -> list[bytes | None]:
         return [record.value async for record in consumer]
 
 
+async def send_and_fail(transaction: mainstem.aio.Transaction) -> None:
+    async with transaction as tx:
+        await tx.send("a", b"never")
+        raise ZeroDivisionError
+
+
 def test_a_group_goes_on_where_it_was(open_hub: Open, run: Run[None]) -> None:
     async def main() -> None:
         async with open_hub() as hub:
@@ -111,10 +117,9 @@ def test_a_transaction(open_hub: Open, run: Run[None]) -> None:
             assert await values(hub, "a") == [b"1"]
             with pytest.raises(mainstem.Closed):
                 await tx.send("a", b"more")
+            tx = await hub.transaction()
             with pytest.raises(ZeroDivisionError):
-                async with hub.transaction() as tx:
-                    await tx.send("a", b"never")
-                    raise ZeroDivisionError
+                await send_and_fail(tx)
             assert "aborted" in repr(tx)
             assert await values(hub, "a") == [b"1"]
             # One that nobody ends is aborted with its hub.
@@ -128,9 +133,7 @@ def test_read_transform_write(open_hub: Open, run: Run[None]) -> None:
         async with open_hub() as hub:
             await fill(hub, "orders", 20)
             await hub.streams.create("totals")
-            async with hub.consumer(
-                "orders", group="g", start="earliest", follow=False, commit="manual"
-            ) as consumer:
+            async with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
                 async for batch in consumer.batches():
                     async with hub.transaction() as tx:
                         for record in batch.records():

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from mainstem.testing.server import ServerProcess
 from tests.integration.mechanisms.members import (
     QUICK,
     MemberProcess,
+    Read,
     Writer,
     come_to,
     killed_at_last,
@@ -71,6 +73,10 @@ def split_now(hub: Hub) -> list[int]:
         return split(hub.groups.get("g"))
     except mainstem.UnknownGroup:
         return []
+
+
+def has_split(hub: Hub, expected: list[int]) -> bool:
+    return split_now(hub) == expected
 
 
 # K17: a checkpoint behind what is flushed.
@@ -210,7 +216,7 @@ def test_k18_waiting(tmp_path, monkeypatch):
             waits = []
             for shard in range(8):
                 producer.send("orders", b"x", shard=shard).result(10)
-                waits.append(come_to(lambda at=8 + shard: sum(len(r.found) for r in readers) > at, 10))
+                waits.append(come_to(lambda: sum(len(r.found) for r in readers) > 8 + shard, 10))  # noqa: B023
         assert sorted(waits)[len(waits) // 2] < 0.2
         for reader in readers:
             reader.stop()
@@ -314,8 +320,8 @@ Group._answer = everything
 
 
 def owners_and_reads(path: Path) -> tuple[list[int], int, int]:
-    """Ten members of a stream of eight shards: how many each has, how many records were read, and how many of these more
-    than once."""
+    """Ten members of a stream of eight shards: how many each has, how many records were read, and how many of these
+    more than once."""
     with ServerProcess(path, *QUICK) as server, mainstem.connect(server.url) as hub, ExitStack() as stack:
         hub.streams.create("orders", shards=8)
         readers = [Reading(server, "orders", "g") for _ in range(10)]
@@ -357,8 +363,8 @@ def test_k20(tmp_path):
 @pytest.mark.mechanism("K21")
 @pytest.mark.slow("four members in processes of their own, one of which is killed")
 def test_k21(tmp_path):
-    """Eight shards, and one member, two, four, three after a kill: they are split evenly within five seconds, nothing is
-    lost, nobody reads what another has, and what is read twice is what the killed one had not committed."""
+    """Eight shards, and one member, two, four, three after a kill: they are split evenly within five seconds, nothing
+    is lost, nobody reads what another has, and what is read twice is what the killed one had not committed."""
     with (
         ServerProcess(tmp_path / "data", *QUICK) as server,
         mainstem.connect(server.url) as hub,
@@ -370,7 +376,7 @@ def test_k21(tmp_path):
             members += [MemberProcess(server, "orders", "g") for _ in range(count - len(members))]
             for member in members:
                 assert member.is_ready.wait(30)
-            come_to(lambda e=expected: split_now(hub) == e, 15, lambda: hub.groups.get("g"))
+            come_to(partial(has_split, hub, expected), 15, lambda: hub.groups.get("g"))
         killed = members.pop()
         killed.kill()
         come_to(lambda: split_now(hub) == [3, 3, 2], 15, lambda: hub.groups.get("g"))
@@ -384,11 +390,9 @@ def test_k21(tmp_path):
         assert all(place in lately for place in again)
 
 
-def _last_of_each_shard(member: MemberProcess, count: int) -> list:  # type: ignore[type-arg]
+def _last_of_each_shard(member: MemberProcess, count: int) -> list[Read]:
     """The batches that a member got last in each shard: in hand, and being committed."""
-    return [
-        read for shard in range(8) for read in [read for read in member.reads if read.shard == shard][-count:]
-    ]
+    return [read for shard in range(8) for read in [read for read in member.reads if read.shard == shard][-count:]]
 
 
 @pytest.mark.mechanism("K21")
@@ -405,7 +409,7 @@ def test_k21_control(tmp_path):
         for expected in ([8], [8, 0]):
             members.append(MemberProcess(server, "orders", "g"))
             assert members[-1].is_ready.wait(30)
-            come_to(lambda e=expected: split_now(hub) == e, 10)
+            come_to(partial(has_split, hub, expected), 10)
         time.sleep(3.0)
         assert split_now(hub) == [8, 0]
 

@@ -272,8 +272,8 @@ class Settings:
     group_rebalance_interval: float = _setting(
         DurationKind(),
         "30s",
-        "How often the loads of a group's members are compared, to move shards. Loads, trends and the advice on how many"
-        " members there should be are averages of about as long.",
+        "How often the loads of a group's members are compared, to move shards. Loads, trends and the advice on how "
+        "many members there should be are averages of about as long.",
         example="10s",
         commands=SERVER,
         minimum=0.1,
