@@ -12,6 +12,7 @@ import mainstem.aio
 from mainstem.consume.consumer import Consumer
 from mainstem.consume.found import Found
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.sequence import OrderedBatch, OrderedBatches
 from mainstem.core.errors import BY_CODE
 from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
@@ -29,6 +30,8 @@ CLASSES = {
     "Erasure",
     "Found",
     "Hub",
+    "OrderedBatch",
+    "OrderedBatches",
     "Producer",
     "Record",
     "RecordBatch",
@@ -38,13 +41,17 @@ CLASSES = {
 }
 
 NAMES = {
-    Hub: "close consumer find overview producer redrive statistics streams",
+    Hub: "close consumer find overview producer redrive sequence statistics streams",
     Streams: "alter create delete erase get list schemas set_schema trim",
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
     BatchAck: "chunks dead done exception result",
-    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded "
+    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded watermark "
     "why_undecoded",
+    OrderedBatches: "close cursor poll",
+    OrderedBatch: (
+        "cursor end first parts records to_arrow to_avro to_csv to_dicts to_ndjson to_pandas to_parquet to_polars"
+    ),
     Record: "headers key offset shard timestamp timestamp_us undecoded value",
     RecordBatch: (
         "count end first last offset offsets records shard slice stream to_arrow to_avro to_csv to_dicts to_ndjson "
@@ -70,8 +77,10 @@ CALLS = {
     "open": "(path, *, read_only=None, auto_create=False)",
     "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
     "Hub.consumer": (
-        "(stream, *, start='latest', follow=True, prefetch_bytes=8388608, where=None, columns=None, on_bad='raise')"
+        "(stream, *, start='latest', follow=True, prefetch_bytes=8388608, where=None, columns=None, "
+        "on_bad='raise', ordering_window=None)"
     ),
+    "Hub.sequence": "(stream, *, batch=10000, start='earliest', follow=True)",
     "Hub.find": "(stream, where, *, limit=None, columns=None)",
     "Hub.producer": (
         "(*, acks='durable', batch_bytes=1048576, buffer_bytes=33554432, linger=0.0, delivery_timeout=120.0, "
@@ -138,6 +147,8 @@ def test_the_objects(tmp_path):
             found_records = hub.find("s", "_offset = 0")
             schema = mainstem.Schema(pa.schema([("id", pa.int64())]))
             objects += [hub.streams.erase("s", b"k"), found_records, schema, SchemaInfo(1, schema.serialized)]
+            with hub.sequence("s", follow=False) as ordered:
+                objects += [ordered, next(iter(ordered))]
             found = {type(thing): public(dir(thing)) for thing in objects}
     found[ProducerOptions] = public(dir(ProducerOptions()))
     expected = {kind: set(names.split()) for kind, names in NAMES.items()}

@@ -278,8 +278,9 @@ class LoopPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> "LoopSubscription":
-        return LoopSubscription(self._port.subscribe(stream, offsets, ends, prefetch_bytes, query))
+        return LoopSubscription(self._port.subscribe(stream, offsets, ends, prefetch_bytes, query, window_us))
 
 
 class LoopSubscription:
@@ -289,6 +290,7 @@ class LoopSubscription:
         self.counts = subscription.counts
         self.next_nowait = subscription.next_nowait
         self.call_when_ready = subscription.call_when_ready
+        self.watermark = subscription.watermark
         self.close = subscription.close
 
     def next(self, timeout: float | None) -> FetchedBatch | None:

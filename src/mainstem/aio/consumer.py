@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import datetime
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -78,6 +79,11 @@ class Consumer:
     def cursor(self) -> Cursor:
         """Where reading would go on: after the record or batch yielded last."""
         return self._core.cursor
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Of a consumer with an ordering window, the time before which nothing comes any more."""
+        return self._core.watermark
 
     seek = _awaited(core.Consumer.seek)
     seek_shard = _awaited(core.Consumer.seek_shard)

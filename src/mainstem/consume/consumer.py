@@ -26,10 +26,10 @@ from mainstem.core.errors import (
     StreamDeleted,
     UndecodedRecords,
 )
-from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
+from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB, WINDOW_US_MAX, WINDOW_US_MIN
 from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
-from mainstem.core.times import to_us
+from mainstem.core.times import from_us, to_us
 from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
@@ -74,6 +74,9 @@ class Consumer(Reading):
     their offsets and the column; the next call goes on after them, and "skip" passes over them and counts them, too.
     Under a `where` that is so for those that match, and for all where it asks for such a column. `why_undecoded` is the
     reason.
+
+    With `ordering_window_us` no record comes after one that was stored later by more than that, whatever their shards;
+    `watermark` then says how far the time has come. With 0 there is a single order, the same for every reader.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Consumer(Reading):
         where: str | None = None,
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
+        ordering_window_us: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_stream_name(stream, reserved=True)
@@ -100,9 +104,13 @@ class Consumer(Reading):
             raise InvalidPredicate(f"where must be text, not {where!r}")
         if where is not None and not where.strip():
             raise InvalidPredicate("where is empty; leave it out, or give None, to get every record")
+        if ordering_window_us and not WINDOW_US_MIN <= ordering_window_us <= WINDOW_US_MAX:
+            raise InvalidSetting("ordering_window must be between 1 minute and 10 years")
         super().__init__()
         port.check_usable()
         self._port = port
+        self._window_us = ordering_window_us
+        self._watermark_us = 0
         self._where = (where or "").strip()
         self._columns = None if columns is None else _names(columns)
         self._is_plain = not self._where and columns is None
@@ -227,7 +235,7 @@ class Consumer(Reading):
             if self._subscription is None:
                 self._check_open()
                 self._subscription = self._port.subscribe(
-                    self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
+                    self._info, self._offsets, self._ends, self._prefetch_bytes, self._query, self._window_us
                 )
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
             fetched = pieces[0] if pieces else self._subscription.next(left)
@@ -395,6 +403,17 @@ class Consumer(Reading):
             offsets[self._current.shard] = self._current_offset()
         return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
 
+    @property
+    def watermark(self) -> datetime | None:
+        """Of a consumer with an ordering window: every record that was stored before this time has been yielded, or was
+        before the place where reading began. It comes forward also while nothing is written. None until it is known.
+
+        The time is the log's, of when it took a record, not the record's own.
+        """
+        if self._is_between() and not self._parts and not self._pieces and self._subscription is not None:
+            self._watermark_us = max(self._watermark_us, self._subscription.watermark())
+        return from_us(self._watermark_us) if self._watermark_us else None
+
     def seek(self, to: Start) -> None:
         """Go on from somewhere else: "earliest", "latest", a time, or a cursor; they mean what they mean now, not what
         they meant when the consumer was opened. With `follow=False` reading still ends where it would have."""
@@ -432,6 +451,7 @@ class Consumer(Reading):
         self._current, self._records = None, iter(())
         self._parts.clear()
         self._offsets = list(offsets)
+        self._watermark_us = 0
 
     def _look_up(self) -> StreamInfo:
         """The stream as it is now: one that is followed has grown since the consumer was opened."""

@@ -81,6 +81,10 @@ class Reading(ABC):
         self._records = iter(())
         return batch.last(left) if left else None
 
+    def _is_between(self) -> bool:
+        """Whether everything was yielded of the batch being taken apart."""
+        return self._current is None or not _left(self._records)
+
     def _last_yielded(self) -> int:
         """The offset of the record of the batch being taken apart that was yielded last; its first if none was."""
         assert self._current is not None

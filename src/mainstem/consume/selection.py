@@ -467,6 +467,23 @@ def halves(fetched: FetchedBatch, schema: Schema | None = None) -> list[FetchedB
     return stored._encode_halves(fetched.header, stored._keep(columns), offsets, fetched.base, fetched.end)
 
 
+def cut_out(fetched: FetchedBatch, begin: int, end: int, schema: Schema | None) -> list[FetchedBatch]:
+    """Of a batch of this schema as it is stored, what stands from one offset to before another."""
+    number, shard = fetched.header.stream, fetched.header.shard
+    if not fetched.header.count:
+        return [nothing(number, shard, begin, end)]
+    view = View(schema, fetched.header.schema_id)
+    columns = view.decode(fetched).columns
+    offsets = fetched.base + _distances(columns, view)
+    first, stop = np.searchsorted(offsets, (begin, end)).tolist()
+    if first == stop:
+        return [nothing(number, shard, begin, end)]
+    stored = Selection(view)
+    return stored._encode(
+        fetched.header, stored._keep(columns.slice(first, stop - first)), offsets[first:stop], begin, end
+    )
+
+
 def _bind(where: str, view: View) -> "BoundPredicate":
     # Who has no readers with predicates does without: it takes a moment to load.
     from mainstem.core.predicate import Predicate

@@ -112,6 +112,15 @@ PRODUCER_RECENT_MAX: Final = 8
 PRODUCER_IN_FLIGHT_MAX: Final = 5
 PRODUCER_IDLE_US_MAX: Final = 7 * 24 * 3600 * 1_000_000
 
+# Order across shards: how long after a moment the next one is noted, if something is written; and at least, if a reader
+# asks for one. A window that readers may ask for is not smaller, else it could not be kept.
+MOMENT_US_MAX: Final = 60 * 1_000_000
+MOMENT_US_MIN: Final = 100_000
+WINDOW_US_MIN: Final = MOMENT_US_MAX
+WINDOW_US_MAX: Final = 10 * 365 * 24 * 3600 * 1_000_000
+# Rows of one batch of a sequence.
+SEQUENCE_ROWS_MAX: Final = 1_000_000
+
 # One message of the native protocol. Before the peer has said hello it may send only a small one.
 MESSAGE_BYTES_MAX: Final = 24 * MIB
 MESSAGE_BYTES_MAX_BEFORE_HELLO: Final = 4 * KIB

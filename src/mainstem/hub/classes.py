@@ -4,6 +4,7 @@ from mainstem.consume.consumer import Consumer
 from mainstem.consume.found import Found
 from mainstem.consume.group_consumer import GroupConsumer
 from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.sequence import OrderedBatch, OrderedBatches
 from mainstem.consume.several import SeveralConsumer
 from mainstem.core.schema import Schema
 from mainstem.hub.hub import Hub
@@ -22,6 +23,8 @@ __all__ = [
     "GroupConsumer",
     "GroupInfo",
     "Hub",
+    "OrderedBatch",
+    "OrderedBatches",
     "Producer",
     "Record",
     "RecordBatch",

@@ -248,11 +248,12 @@ class LogPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> "LocalSubscription":
         self.check_usable()
         row = self.log.reader.require_stream(stream.id)
-        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query)
-        subscription = LocalSubscription(feed, self._forget, self.log.hot)
+        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query, window_us, self.log.schema)
+        subscription = LocalSubscription(feed, self._forget, self.log.hot, self.log.batcher.settled_us)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
         try:
@@ -387,12 +388,20 @@ class LocalSubscription:
     """Batches of a log in this process. `touch`, `read_again` and `end` are for any thread, the rest for one at a time:
     while one reads ahead, the feed is its own."""
 
-    def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None], hot: HotTail) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        forget: Callable[["LocalSubscription"], None],
+        hot: HotTail,
+        settled_us: Callable[[], int],
+    ) -> None:
         self.stream: StreamRow = feed.stream
         self._feed = feed
         self.counts = feed.counts
         self._forget = forget
         self._hot = hot
+        self._settled_us = settled_us
+        self._watermark_us = 0
         self._queue: deque[FetchedBatch] = deque()
         # What a read met instead of a batch, until somebody was told.
         self._loss: DataLoss | None = None
@@ -487,6 +496,12 @@ class LocalSubscription:
             is_over = self._error is not None or self._loss is not None or feed.is_done
             if self._queue or self._touched or feed.is_ready or is_over:
                 self._wake()
+
+    def watermark(self) -> int:
+        # What waits here is out of the feed, but not yet the reader's.
+        if not self._queue and not self._is_reading and self._feed.is_ordered:
+            self._watermark_us = self._feed.watermark(self._settled_us)
+        return self._watermark_us
 
     def _await_change(self, deadline: float | None) -> bool:
         with self._changed:
@@ -584,9 +599,10 @@ class FolderPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
-        feed = _feed(self._reader, row, offsets, ends, self._selections, query)
+        feed = _feed(self._reader, row, offsets, ends, self._selections, query, window_us, self._schemas.get)
         return FolderSubscription(feed, self._ledger, self._check_epoch, self._watch)
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
@@ -625,6 +641,7 @@ class FolderSubscription:
         self._check_usable = check_usable
         self._watch = watch
         self._queue: deque[FetchedBatch | Exception] = deque()
+        self._watermark_us = 0
         # As of the last look at the stream; none was before the first fetch.
         self._version = -1
         self._error: Exception | None = None
@@ -702,6 +719,12 @@ class FolderSubscription:
         else:
             self._watch.call_when_changed(self._version, call)
 
+    def watermark(self) -> int:
+        """As far as the writer has noted moments: nothing else is known here of what it is about to write."""
+        if not self._queue and not self._is_reading and self._feed.is_ordered:
+            self._watermark_us = self._feed.watermark(lambda: 0)
+        return self._watermark_us
+
     def _look_for_changes(self) -> None:
         version = self._ledger.data_version()
         if version == self._version:
@@ -727,11 +750,12 @@ def _feed(
     ends: Sequence[int] | None,
     selections: Selections,
     query: Query | None,
+    window_us: int | None,
+    schema_of: Callable[[int], Schema],
 ) -> Feed:
-    if query is None:
-        return Feed(reader, row, offsets, ends)
-    select = partial(selections.get, row, query)
-    return Feed(reader, row, offsets, ends, select, is_plain=query.is_plain)
+    select = None if query is None else partial(selections.get, row, query)
+    is_plain = query is not None and query.is_plain
+    return Feed(reader, row, offsets, ends, select, is_plain=is_plain, window_us=window_us, schema_of=schema_of)
 
 
 def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:

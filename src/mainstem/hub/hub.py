@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
 from mainstem.consume.found import Found, find
 from mainstem.consume.group_consumer import Commit, GroupConsumer
+from mainstem.consume.sequence import OrderedBatches
 from mainstem.consume.several import ReadOptions, SeveralConsumer, checked_streams
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.cursor import Cursors
@@ -247,6 +248,13 @@ def _shown(option: str, value: Any) -> str:
     return ", ".join(value) or "not set" if isinstance(value, tuple) else str(value)
 
 
+def _window_us(window: str | timedelta) -> int:
+    found = microseconds(window)
+    if found <= 0:
+        raise InvalidSetting(f"ordering_window must be between 1 minute and 10 years, not {window!r}")
+    return found
+
+
 def _optional_us(length: Retention | None) -> int | None:
     return None if length is None else microseconds(length)
 
@@ -262,7 +270,9 @@ class Hub:
         self._writings = Writings(port)
         # Names under which this hub writes transactions, and the epoch of each.
         self._writers: dict[str, int] = {}
-        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer] = weakref.WeakSet()
+        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer | OrderedBatches] = (
+            weakref.WeakSet()
+        )
 
     def producer(
         self,
@@ -312,6 +322,7 @@ class Hub:
         where: str | None = ...,
         columns: Sequence[str] | None = ...,
         on_bad: OnBad = ...,
+        ordering_window: str | timedelta | None = ...,
         group: None = ...,
     ) -> Consumer: ...
 
@@ -356,6 +367,7 @@ class Hub:
         where: str | None = None,
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
+        ordering_window: str | timedelta | None = None,
         group: str | None = None,
         pattern: str | None = None,
         commit: Commit = "auto",
@@ -364,17 +376,25 @@ class Hub:
 
         `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
         `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
+        `ordering_window` ("5m"): no record comes after one that the log took later by more than that, whatever their
+        shards; `consumer.watermark` says how far the time has come.
 
         Several streams may be named, or found by a `pattern` such as "orders-*", also if they come later. With a
         `group` they are shared with its other members, and reading goes on where the group has committed: see
         GroupConsumer.
         """
+        is_several = pattern is not None or isinstance(stream, list | tuple)
+        if ordering_window is not None and (is_several or group is not None):
+            raise InvalidSetting(
+                "ordering_window is for a consumer that reads all shards of one stream: with a group or several "
+                "streams leave it out, or open a consumer without a group for each stream"
+            )
         if group is not None:
             options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
             shared = GroupConsumer(self._port, group, checked_streams(stream, pattern), pattern, start, options, commit)
             self._open.add(shared)
             return shared
-        if pattern is not None or isinstance(stream, list | tuple):
+        if is_several:
             options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
             several = SeveralConsumer(self._port, checked_streams(stream, pattern), pattern, start, options)
             self._open.add(several)
@@ -389,6 +409,7 @@ class Hub:
             where=where,
             columns=columns,
             on_bad=on_bad,
+            ordering_window=ordering_window,
         )
 
     def consumer_of_one(
@@ -401,6 +422,7 @@ class Hub:
         where: str | None = None,
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
+        ordering_window: str | timedelta | None = None,
     ) -> Consumer:
         """A consumer of one stream, which it shares with nobody: see `consumer`."""
         consumer = Consumer(
@@ -412,6 +434,7 @@ class Hub:
             where=where,
             columns=columns,
             on_bad=on_bad,
+            ordering_window_us=None if ordering_window is None else _window_us(ordering_window),
         )
         self._open.add(consumer)
         return consumer
@@ -431,6 +454,15 @@ class Hub:
             self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
         epoch = 0 if writer is None else self._writers[writer]
         return Transaction(self._port, self._writings, seconds, writer or "", epoch)
+
+    def sequence(
+        self, stream: str, *, batch: int = 10_000, start: Start = "earliest", follow: bool = True
+    ) -> OrderedBatches:
+        """A stream in a single order over all its shards, the same on every read and for every reader, in batches of
+        `batch` records: see OrderedBatches."""
+        ordered = OrderedBatches(self._port, stream, batch=batch, start=start, follow=follow)
+        self._open.add(ordered)
+        return ordered
 
     def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.

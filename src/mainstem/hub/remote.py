@@ -223,6 +223,7 @@ class RemotePort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> RemoteSubscription:
         self.check_usable()
         subscription = RemoteSubscription(
@@ -232,6 +233,7 @@ class RemotePort:
             ends,
             prefetch_bytes,
             query,
+            window_us,
             give_credit=self._give_credit,
             remove=self._end_subscription,
         )
@@ -346,6 +348,10 @@ class RemotePort:
                 subscription = self._subscriptions.get(message.id)
                 if subscription is not None:
                     subscription.receive(message.header, message.payloads)
+            case Kind.MARK:
+                subscription = self._subscriptions.get(message.id)
+                if subscription is not None:
+                    subscription.mark(message.header)
             case Kind.END:
                 subscription = self._subscriptions.get(message.id)
                 if subscription is not None:

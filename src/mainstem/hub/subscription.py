@@ -8,7 +8,16 @@ from mainstem.core.batch import Buffer, FetchedBatch
 from mainstem.core.errors import Closed, DataLoss, MainstemError, ProtocolError
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES, SHARDS_PER_STREAM_MAX
 from mainstem.transport.port import EndReached, EpochChanged, Query, ReadCounts, StreamInfo
-from mainstem.transport.wire import VERSION_MIN, VERSION_OF_SCHEMAS, Batches, Kind, Subscribe, pack
+from mainstem.transport.wire import (
+    VERSION_MIN,
+    VERSION_OF_ORDER,
+    VERSION_OF_SCHEMAS,
+    Batches,
+    Kind,
+    Mark,
+    Subscribe,
+    pack,
+)
 
 
 class RemoteSubscription:
@@ -22,6 +31,7 @@ class RemoteSubscription:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
         *,
         give_credit: Callable[[int, int], None],
         remove: Callable[[int], None],
@@ -34,11 +44,15 @@ class RemoteSubscription:
         self._offsets = list(offsets)
         self._ends = None if ends is None else list(ends)
         self._query = query or Query()
+        self._window_us = window_us
         # Of the protocol: an older server would pass over what is asked and send everything.
         self.version = VERSION_MIN if self._query.is_plain else VERSION_OF_SCHEMAS
+        if window_us is not None:
+            self.version = VERSION_OF_ORDER
+        self._watermark_us = 0
         self.counts = ReadCounts()
         self._credit = prefetch_bytes
-        self._queue: deque[FetchedBatch | MainstemError | EndReached | EpochChanged] = deque()
+        self._queue: deque[FetchedBatch | Mark | MainstemError | EndReached | EpochChanged] = deque()
         self._arrived = threading.Condition(threading.Lock())
         # Bytes in the queue, which the server counts against the credit, and bytes taken but not yet given back.
         self._queued_bytes = 0
@@ -55,7 +69,16 @@ class RemoteSubscription:
             self._taken_bytes = 0
         query = self._query
         columns = None if query.columns is None else list(query.columns)
-        message = Subscribe(self._stream.id, self._offsets, self._ends, credit, query.where, columns, query.schema_id)
+        message = Subscribe(
+            self._stream.id,
+            self._offsets,
+            self._ends,
+            credit,
+            query.where,
+            columns,
+            query.schema_id,
+            self._window_us,
+        )
         return pack(Kind.SUBSCRIBE, self.id, message)
 
     def receive(self, header: Batches, payloads: list[bytes]) -> None:
@@ -71,6 +94,13 @@ class RemoteSubscription:
                 self._queued_bytes += len(payload) + BATCH_OVERHEAD_BYTES
             self.counts.add(header.opened, header.skipped, header.undecoded)
             self._wake()
+
+    def mark(self, mark: Mark) -> None:
+        """A place between batches, which counts when the reader comes to it."""
+        with self._arrived:
+            if self._queue and isinstance(self._queue[-1], Mark):
+                self._queue.pop()
+            self._queue.append(mark)
 
     def lose(self, loss: DataLoss) -> None:
         with self._arrived:
@@ -105,9 +135,10 @@ class RemoteSubscription:
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
         with self._arrived:
-            if not self._queue and not self._arrived.wait_for(lambda: self._queue, timeout):
+            if not self._has_item() and not self._arrived.wait_for(self._has_item, timeout):
                 return None
             item = self._queue[0]
+            assert not isinstance(item, Mark)
             if isinstance(item, DataLoss | FetchedBatch):
                 self._queue.popleft()
             if not isinstance(item, FetchedBatch):
@@ -128,8 +159,21 @@ class RemoteSubscription:
     def call_when_ready(self, call: Callable[[], None]) -> None:
         with self._arrived:
             self._on_ready = call
-            if self._queue:
+            if self._has_item():
                 self._wake()
+
+    def watermark(self) -> int:
+        with self._arrived:
+            self._has_item()
+            return self._watermark_us
+
+    def _has_item(self) -> bool:
+        """Whether something is there for the reader, who comes past the marks before it."""
+        queue = self._queue
+        while queue and isinstance(mark := queue[0], Mark):
+            self._watermark_us = max(self._watermark_us, mark.time_us)
+            queue.popleft()
+        return bool(queue)
 
     def close(self) -> None:
         """Also from another thread: whoever waits is told."""

@@ -134,6 +134,8 @@ class Batcher:
         # Told when so much waits that a second thread pays.
         self._crowded = threading.Condition(self._pending_lock)
         self._written = applier.applied
+        # When the last flush that readers can see was written.
+        self._applied_us = 0
         self._failure: MainstemError | None = None
         self._closing = False
         self._roll_wanted = False
@@ -198,6 +200,20 @@ class Batcher:
     @property
     def failure(self) -> MainstemError | None:
         return self._failure
+
+    def settled_us(self) -> int:
+        """A time, as late as can be said now, before which nothing will be stored that readers cannot see yet. Any
+        thread; never waits. 0 if nothing is known."""
+        if self._write_lock.acquire(blocking=False):
+            try:
+                if self._apply_lock.acquire(blocking=False):
+                    try:
+                        return self._file.time_us()
+                    finally:
+                        self._apply_lock.release()
+            finally:
+                self._write_lock.release()
+        return self._applied_us
 
     def add_listener(self, listener: FlushListener) -> None:
         self._listeners = [*self._listeners, listener]
@@ -338,6 +354,7 @@ class Batcher:
         self._require_unfenced()
         self._maintenance.before(flush.number)
         changes, outcomes = self._apply_where_room_is(flush)
+        self._applied_us = flush.time_us
         self._file.note_entries(changes.entries)
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]

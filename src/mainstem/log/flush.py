@@ -157,6 +157,12 @@ class NoteUpkeep(msgspec.Struct, frozen=True, tag="note_upkeep"):
     compacted: int = 0
 
 
+class NoteMoment(msgspec.Struct, frozen=True, tag="note_moment"):
+    """Where the shards of a stream end before this flush is noted, if they have grown since it was last."""
+
+    stream: int
+
+
 class HurryBlocks(msgspec.Struct, frozen=True, tag="hurry_blocks"):
     """Everything of this stream that nothing points to any more should be off the disk by this time."""
 
@@ -300,6 +306,7 @@ Command = (
     | DropEntries
     | ReplaceEntries
     | NoteUpkeep
+    | NoteMoment
     | HurryBlocks
     | ForgetBlock
     | ForgetStream
@@ -378,13 +385,14 @@ WrittenItem = WrittenBatch | WrittenStaged | Command | WrittenReplacement
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What one commit frame makes true: items in the order of their frames."""
+    """What one commit frame makes true: items in the order of their frames. `notes_moments`: see rules/moments.py."""
 
     number: int
     block: int
     commit_position: int
     time_us: int
     items: tuple[WrittenItem, ...]
+    notes_moments: bool = True
 
 
 @dataclass(frozen=True, slots=True)

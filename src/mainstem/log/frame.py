@@ -41,7 +41,8 @@ A staged frame holds a batch of a transaction. It means nothing until a command 
 and names it by its place; then it is like a data frame.
 
 The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc32c of every header_crc of the flush
-in order), reserved u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py).
+in order), rules u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py). `rules` has bit 0 set if moments are
+noted when the flush is applied: what earlier programs wrote has none, however often it is applied.
 
 Block header, 64 bytes: magic b"MSBLOCK1", header_crc u32 (of bytes 12 to 64), version u32, block u64, log uuid 16
 bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64 (crc, then zero padding to 64).
@@ -67,6 +68,7 @@ FRAME_BYTES: Final = FRAME.size
 _FRAME_BODY = struct.Struct("<BBBBIQIIIIIIQIIQQQIIQQqqQ")
 _FRAME_HEAD = struct.Struct("<II")
 COMMIT = struct.Struct("<QIIQQ")
+_NOTES_MOMENTS: Final = 1
 BLOCK_HEADER = struct.Struct("<8sIIQ16sIIQq")
 BLOCK_HEADER_BYTES: Final = 64
 BLOCK_MAGIC: Final = b"MSBLOCK1"
@@ -190,6 +192,7 @@ class Commit:
     flush_crc: int
     checkpoint_begun: int
     checkpoint_done: int
+    notes_moments: bool
 
 
 def _padded(length: int) -> int:
@@ -234,7 +237,7 @@ class FlushWriter:
         return self._add(FrameKind.FOOTER, _plain_header(payload, count, now_us), payload)
 
     def add_commit(self, now_us: int, checkpoint_begun: int, checkpoint_done: int) -> int:
-        payload = COMMIT.pack(self._first, crc32c(self._crcs), 0, checkpoint_begun, checkpoint_done)
+        payload = COMMIT.pack(self._first, crc32c(self._crcs), _NOTES_MOMENTS, checkpoint_begun, checkpoint_done)
         return self._add(FrameKind.COMMIT, _plain_header(payload, len(self.positions), now_us), payload)
 
     def _add(self, kind: FrameKind, header: BatchHeader, payload: Buffer) -> int:
@@ -349,8 +352,8 @@ def payload_of(data: Buffer, at: int, header: FrameHeader) -> memoryview:
 def parse_commit(header: FrameHeader, payload: Buffer) -> Commit:
     if len(payload) != COMMIT.size:
         raise FrameDamaged(header.position, "commit frame of the wrong size")
-    first, crc, _, begun, done = COMMIT.unpack(payload)
-    return Commit(first, crc, begun, done)
+    first, crc, rules, begun, done = COMMIT.unpack(payload)
+    return Commit(first, crc, begun, done, bool(rules & _NOTES_MOMENTS))
 
 
 def flush_crc(headers: Sequence[FrameHeader]) -> int:

@@ -401,6 +401,8 @@ class _LiveLedger:
         self._entries = entries
         self.load_schema = schemas.find
         self.load_versions = entries.load_versions
+        self.load_moments = entries.load_moments
+        self.newest_moment = entries.newest_moment
         self._epoch = epoch
         self.applied = entries.applied
         self.entries_from = entries.entries_from

@@ -28,7 +28,7 @@ from mainstem.log.frame import (
     statistics_of,
 )
 from mainstem.log.hot_tail import HotTail
-from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
+from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, MomentRow, ShardRow, StreamRow
 from mainstem.log.read_ahead import Begun, ReadAhead
 from mainstem.log.recent_reads import RecentReads
 
@@ -252,6 +252,15 @@ class LogReader:
     def generations(self, stream: int) -> Sequence[GenerationRow]:
         """The changes of its number of shards, the oldest first."""
         return self._ledger.load_generations(stream)
+
+    def moments(self, stream: int, after_us: int, limit: int) -> Sequence[MomentRow]:
+        """Where its shards stood at times after this one, the oldest first. Whoever has read a record that is stored
+        behind a moment finds that moment."""
+        return self._ledger.load_moments(stream, after_us, limit)
+
+    def moment_before(self, stream: int, time_us: int) -> MomentRow | None:
+        """The last of them before this time."""
+        return self._ledger.newest_moment(stream, time_us)
 
     def versions(self, stream: int) -> Mapping[int, int]:
         """The newest version that each schema of a stream is, by the schema's id."""

@@ -150,7 +150,7 @@ class BlockScanner:
         first = headers[0].position if headers else position
         if (header.count, commit.first_position, commit.flush_crc) != (len(headers), first, flush_crc(headers)):
             raise FrameDamaged(position, "the commit frame does not match the frames before it")
-        flush = Flush(header.flush, self.block, position, header.time_high, items)
+        flush = Flush(header.flush, self.block, position, header.time_high, items, commit.notes_moments)
         return ReadFlush(flush, commit, header.applied, damaged)
 
     def _damage(self, position: int) -> FrameDamaged | None:

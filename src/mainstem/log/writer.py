@@ -103,6 +103,8 @@ class FlushFile:
         # The part to look at next; lives that are short begin with different ones.
         self._forget_part = identity.writer_epoch % _FORGET_PARTS
         self.bytes_written = 0
+        # Of the last flush, or the last that was told to readers.
+        self._time_us = 0
 
     def seal_later(self, block: int, size: int) -> None:
         """A block of an earlier life that will not grow: said in the next flush."""
@@ -210,7 +212,7 @@ class FlushFile:
         """
         writer = self._writer
         assert writer is not None, "roll first"
-        now_us = self._clock.now_us()
+        now_us = self.time_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
         written: list[WrittenItem] = []
         own = [*self._own_commands(writer.block, now_us), *self._descriptions(items)]
@@ -237,6 +239,11 @@ class FlushFile:
             self._note_own(writer.block, own)
         self.bytes_written += writer.position - frames.positions[0]
         return Flush(number, writer.block, commit, now_us, tuple(written))
+
+    def time_us(self) -> int:
+        """Now, but never before an earlier answer: no flush from here on has an earlier time."""
+        self._time_us = max(self._time_us, self._clock.now_us())
+        return self._time_us
 
     def _own_commands(self, block: int, now_us: int) -> list[Command]:
         own: list[Command] = []

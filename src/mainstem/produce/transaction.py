@@ -97,8 +97,9 @@ class StagingPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> Subscription:
-        return self._port.subscribe(stream, offsets, ends, prefetch_bytes, query)
+        return self._port.subscribe(stream, offsets, ends, prefetch_bytes, query, window_us)
 
 
 class Writing:

@@ -247,12 +247,13 @@ class Server:
         session.connection = None
 
     async def _tick(self) -> None:
-        """Once a second: drop who is silent, retry what waits."""
+        """Once a second: drop who is silent, retry what waits, say how far the time has come."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self.clock.monotonic()
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
+                self._guard(session.mark)
             self._guard(self._look_at_line)
             # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
             self.log.space.look()

@@ -32,6 +32,8 @@ from mainstem.core.limits import (
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
+    WINDOW_US_MAX,
+    WINDOW_US_MIN,
 )
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import Appended, Rejected, Staged
@@ -492,6 +494,8 @@ class Session:
             row = server.log.reader.require_stream(subscribe.stream)
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
+            if subscribe.window_us and not WINDOW_US_MIN <= subscribe.window_us <= WINDOW_US_MAX:
+                raise InvalidRequest(f"a window has {WINDOW_US_MIN} to {WINDOW_US_MAX} microseconds, or 0")
             query = subscribe.query
             select = None if query is None else partial(server.selections.get, row, query)
             feed = Feed(
@@ -501,6 +505,8 @@ class Session:
                 subscribe.ends,
                 select,
                 is_plain=query is not None and query.is_plain,
+                window_us=subscribe.window_us,
+                schema_of=server.log.schema,
                 clock=server.clock,
             )
         except MainstemError as error:
@@ -536,6 +542,11 @@ class Session:
         if subscription is not None:
             subscription.end()
             self._server.unfollow(subscription)
+
+    def mark(self) -> None:
+        """Tell the readers of this connection how far the time has come."""
+        for subscription in tuple(self.subscriptions.values()):
+            subscription.mark(self._server.log.batcher.settled_us)
 
     # To the connection.
 

@@ -29,6 +29,7 @@ from mainstem.transport.wire import (
     VERSION_OF_SPANS,
     Batches,
     Kind,
+    Mark,
     encode_header,
     pack,
     pack_encoded,
@@ -124,6 +125,8 @@ class PushSubscription:
         self._clock = clock
         # Of what the feed counts for its predicate, how much the reader was told.
         self._told = (0, 0, 0)
+        # The watermark that it was told last.
+        self._marked_us = 0
         # Since when the reader has taken nothing though there was something for it; 0 if it takes what there is.
         self._stalled_at = 0.0
 
@@ -164,6 +167,15 @@ class PushSubscription:
         if self._feed.is_done and not self._ended:
             self._ended = True
             self._connection.send(pack(Kind.END, self.id))
+
+    def mark(self, settled_us: Callable[[], int]) -> None:
+        """Say before which time nothing will come any more, if the reader wants to know. Takes no credit."""
+        if self._reading or self._ended or self._connection.is_blocked or not self._feed.is_ordered:
+            return
+        time_us = self._feed.watermark(settled_us)
+        if time_us > self._marked_us:
+            self._marked_us = time_us
+            self._connection.send(pack(Kind.MARK, self.id, Mark(time_us)))
 
     def _note_stall(self) -> None:
         if not self._feed.is_ready:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mainstem.core.batch import U63, Batch, FetchedBatch
+from mainstem.core.batch import U63, Batch, FetchedBatch, TimeUs
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
 from mainstem.core.kinds import render_duration
@@ -228,6 +228,16 @@ class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
     time_us: int
 
 
+class MomentCall(msgspec.Struct, frozen=True, tag="moment"):
+    """Answered with where the shards of a stream stood at the last moment that was noted up to a time: one offset per
+    shard, none if no moment was. `settle`: note one now, if the stream has grown and the last is not of this
+    instant."""
+
+    name: str
+    time_us: TimeUs
+    settle: bool = False
+
+
 class StatisticsCall(msgspec.Struct, frozen=True, tag="statistics"):
     """Answered with the server's counters and histograms."""
 
@@ -294,6 +304,7 @@ Call = (
     | TrimStreamCall
     | EraseKeyCall
     | OffsetsAtTimeCall
+    | MomentCall
     | StatisticsCall
     | ConnectionsCall
     | JoinGroupCall
@@ -425,6 +436,11 @@ class Subscription(Protocol):
         is called takes first and asks again: only the last call that was asked for comes."""
         ...
 
+    def watermark(self) -> int:
+        """Of an ordered subscription, the time before which nothing will come after what `next` gave last; 0 if none is
+        known."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -495,9 +511,11 @@ class Port(Protocol):
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> Subscription:
         """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead. With a query
-        only what it asks for, in batches that cover the same offsets."""
+        only what it asks for, in batches that cover the same offsets. With a window shards come no further apart than
+        that much time; with one of 0 in a single order."""
         ...
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:

@@ -15,7 +15,8 @@ must not send what the other would pass over and should not:
         create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
         counts in batches
     4   groups: the calls join_group, beat_group, leave_group, commit_cursors, list_groups, get_group, reset_group and
-        delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and open_writer
+        delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and open_writer; order
+        across shards: `window_us` in subscribe, the message mark, the call moment
 """
 
 import struct
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mainstem.core.batch import U32, U63, BatchHeader, Buffer
+from mainstem.core.batch import U32, U63, BatchHeader, Buffer, TimeUs
 from mainstem.core.errors import (
     DataLoss,
     MainstemError,
@@ -52,6 +53,7 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     GetStreamCall,
     ListStreamsCall,
+    MomentCall,
     OffsetsAtTimeCall,
     Query,
     SchemaCall,
@@ -83,6 +85,8 @@ VERSION_OF_SCHEMAS: Final = 3
 # And would not expect batches of a shard that was not there when it looked the stream up.
 VERSION_OF_SHARDS: Final = 3
 VERSION_OF_SHARING: Final = 4
+# And would send in any order what is asked for in one.
+VERSION_OF_ORDER: Final = 4
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -111,6 +115,7 @@ class Kind(IntEnum):
     END = 14
     GOODBYE = 15
     STAGE = 16
+    MARK = 17
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -174,7 +179,9 @@ class Appended(msgspec.Struct, frozen=True, array_like=True):
 class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     """Push this stream from these offsets, one per shard, as far as credit reaches. `id` names the subscription.
 
-    From version 3 on: only rows for which `where` is true, only these columns, as rows of this schema; see Query.
+    From version 3 on: only rows for which `where` is true, only these columns, as rows of this schema; see Query. From
+    version 4 on: no shard further ahead of the others than `window_us`, and with 0 in a single order; marks then come
+    between the batches.
     """
 
     stream: U63
@@ -184,6 +191,7 @@ class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     where: str = ""
     columns: list[str] | None = None
     schema_id: U32 = 0
+    window_us: U63 | None = None
 
     @property
     def query(self) -> Query | None:
@@ -209,6 +217,12 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
     bytes: U32
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """Nothing that was stored before this time comes after it."""
+
+    time_us: TimeUs
+
+
 class Goodbye(msgspec.Struct, frozen=True, array_like=True):
     """The server is about to close the connection."""
 
@@ -232,6 +246,7 @@ _HEADERS: Final[dict[Kind, type]] = {
     Kind.END: Nothing,
     Kind.GOODBYE: Goodbye,
     Kind.STAGE: Stage,
+    Kind.MARK: Mark,
 }
 assert set(_HEADERS) == set(Kind)
 _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
@@ -248,6 +263,8 @@ def version_needed(call: Call) -> int:
     match call:
         case GetStreamCall() | ListStreamsCall() | DeleteStreamCall() | OffsetsAtTimeCall() | StatisticsCall():
             return 1
+        case MomentCall():
+            return VERSION_OF_ORDER
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):

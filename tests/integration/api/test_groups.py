@@ -13,7 +13,9 @@ from contextlib import ExitStack
 import pytest
 
 import mainstem
+from mainstem.consume.record import Record
 from mainstem.core.errors import Fenced, GroupBusy, InvalidSetting, ReadOnly, UnknownGroup
+from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 
 QUICK = ("--group-heartbeat", "200ms", "--group-session-timeout", "1s", "--group-revocation-timeout", "3s")
@@ -29,9 +31,10 @@ def quick_server(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_groups_left(request):
-    hub = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
+    hub: Hub | None = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
     yield
-    for group in hub.groups.list() if hub is not None else ():
+    for group in () if hub is None else hub.groups.list():
+        assert hub is not None
         hub.groups.delete(group.name)
 
 
@@ -58,7 +61,7 @@ def cursors(hub, group):
 
 def take(consumer, count, seconds=20.0):
     """So many records."""
-    found = []
+    found: list[Record] = []
     deadline = time.monotonic() + seconds
     while len(found) < count:
         assert time.monotonic() < deadline, (len(found), consumer)
@@ -130,7 +133,7 @@ def test_two_members_share_the_shards(hub):
         hub.consumer("orders", group="g", start="earliest") as one,
         hub.consumer("orders", group="g", start="earliest") as other,
     ):
-        found = Counter()
+        found: Counter[int] = Counter()
         deadline = time.monotonic() + 20
         while sum(found.values()) < 200 or not one.positions or not other.positions:
             assert time.monotonic() < deadline, (one, other, sum(found.values()))
@@ -183,7 +186,7 @@ def test_more_shards_while_members_read(hub):
     with hub.producer() as producer:
         for number in range(400, 800):
             producer.send("orders", b"%d" % number, key=keys[number % 20])
-    seen = {}
+    seen: dict[bytes, int] = {}
     total = 0
     with ExitStack() as stack:
         members = [stack.enter_context(hub.consumer("orders", group="g", start="earliest")) for _ in range(2)]
@@ -320,7 +323,7 @@ def test_a_killed_member_is_replaced(quick_server):
         fill(hub, "orders", 50, first=100)
         began = time.monotonic()
         with hub.consumer("orders", group="g") as consumer:
-            found = set()
+            found: set[int] = set()
             while not found >= set(range(100, 150)):
                 assert time.monotonic() < began + 10
                 record = consumer.poll(0.2)

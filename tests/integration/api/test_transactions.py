@@ -1,21 +1,28 @@
 """Transactions: writes to several streams, and cursors, together or not at all."""
 
 import time
+from typing import Any
 
 import pytest
 
 import mainstem
 from mainstem.core.errors import Closed, Fenced, InvalidRequest, InvalidSetting, Refused, TransactionAborted
+from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
-from tests.integration.api.conftest import values
+from tests.integration.api.conftest import read_all
 
 
 @pytest.fixture(autouse=True)
 def no_groups_left(request):
-    hub = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
+    hub: Hub | None = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
     yield
-    for group in hub.groups.list() if hub is not None else ():
+    for group in () if hub is None else hub.groups.list():
+        assert hub is not None
         hub.groups.delete(group.name)
+
+
+def values(hub: Hub, stream: str) -> list[Any]:
+    return [record.value for record in read_all(hub, stream)]
 
 
 def fill(hub, stream, count):
@@ -181,6 +188,7 @@ def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
         hub.streams.create("a")
         tx = hub.transaction()
         tx.send("a", b"lost")
+        assert tx._writing is not None
         tx._writing.producer.flush()
         with hub.transaction() as kept:
             kept.send("a", b"kept")

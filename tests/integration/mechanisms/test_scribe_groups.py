@@ -267,8 +267,7 @@ def io_of(server: ServerProcess) -> dict[str, int]:
 @pytest.mark.slow("30 MB are written")
 def test_s27_order_without_the_bytes(tmp_path):
     """20 MB of two writers are staged, and get their order in the stream by what their commits say: the server reads
-    and writes less than a hundredth of them for it, and another order gives another stream. Where a transaction is kept by
-    the client and sent when it is committed, all of the bytes move then."""
+    and writes less than a hundredth of them for it. What is appended and not staged moves all of the bytes."""
     values = [random.Random(number).randbytes(500_000) for number in range(20)]
     with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
         hub.streams.create("clicks")

@@ -26,6 +26,7 @@ from mainstem.log.flush import (
     ForgetStream,
     ForgetTransactions,
     HurryBlocks,
+    NoteMoment,
     NoteUpkeep,
     OpenBlock,
     OpenWriter,
@@ -47,6 +48,7 @@ from mainstem.log.ledger.rules import (
     blocks,
     epochs,
     groups,
+    moments,
     producers,
     replacement,
     schemas,
@@ -67,6 +69,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     TrimShard: shards.trim,
     DropEntries: shards.drop,
     NoteUpkeep: shards.note,
+    NoteMoment: moments.note,
     WrittenReplacement: replacement.replace,
     OpenBlock: blocks.begin,
     SealBlock: blocks.seal,
@@ -107,6 +110,8 @@ def changes_of(flush: Flush, current: CurrentRows) -> tuple[Changes, list[Outcom
     appends = Appends(rows)
     outcomes = [_take(item, rows, appends) for item in flush.items]
     appends.close()
+    if flush.notes_moments:
+        moments.note_due(rows)
     return rows.finish(), outcomes
 
 

@@ -112,6 +112,15 @@ class GenerationRow(NamedTuple):
     barriers: tuple[int, ...]
 
 
+class MomentRow(NamedTuple):
+    """Where the shards of a stream ended at a time: what stands behind these offsets was stored then or later, what
+    stands before them earlier. A shard that is not among them came later."""
+
+    stream: int
+    time_us: int
+    ends: tuple[int, ...]
+
+
 def barriers_of(generations: Iterable[GenerationRow], shard: int) -> frozenset[int]:
     """The offsets of one shard at which a generation began."""
     return frozenset(row.barriers[shard] for row in generations if shard < len(row.barriers))
@@ -237,6 +246,9 @@ class Changes:
     schemas: dict[int, SchemaRow] = field(default_factory=dict)
     versions: list[VersionRow] = field(default_factory=list)
     generations: list[GenerationRow] = field(default_factory=list)
+    # At most one of each stream, and streams of which those before a time go.
+    moments: dict[int, MomentRow] = field(default_factory=dict)
+    forgotten_moments: dict[int, int] = field(default_factory=dict)
     # The same as `stream_id_max` for schemas; said when an epoch begins.
     schema_id_max: int = 0
     # A new epoch of the ledger, and where every shard ended in the one before.
@@ -288,6 +300,14 @@ class LedgerReader(Protocol):
 
     def load_generations(self, stream: int) -> Sequence[GenerationRow]:
         """The changes of a stream's number of shards, the oldest first."""
+        ...
+
+    def load_moments(self, stream: int, after_us: int, limit: int) -> Sequence[MomentRow]:
+        """The first moments of a stream after a time, the oldest first."""
+        ...
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        """The last moment of a stream before a time."""
         ...
 
     def load_shard(self, stream: int, shard: int) -> ShardRow: ...

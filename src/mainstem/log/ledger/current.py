@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+from mainstem.core.batch import TIME_US_MAX
 from mainstem.log.ledger.base import (
     BlockRow,
     Changes,
@@ -10,6 +11,7 @@ from mainstem.log.ledger.base import (
     GroupShardKey,
     GroupShardRow,
     Ledger,
+    MomentRow,
     ProducerKey,
     ProducerRow,
     ShardKey,
@@ -47,6 +49,8 @@ class CurrentRows:
         self._generations: dict[int, tuple[GenerationRow, ...]] = {
             row.id: tuple(ledger.load_generations(row.id)) for row in self._streams.values() if row.generation
         }
+        # The newest of streams that were written since these rows were loaded.
+        self._moments: dict[int, MomentRow] = {}
         # Of streams that got a batch of another schema than their newest: all that they ever had.
         self._schemas_of: dict[int, frozenset[int]] = {}
         self._groups: dict[str, GroupRow] = {row.name: row for row in ledger.list_groups()}
@@ -94,6 +98,12 @@ class CurrentRows:
     def generations(self, stream: int) -> tuple[GenerationRow, ...]:
         return self._generations.get(stream, ())
 
+    def newest_moment(self, stream: int) -> MomentRow | None:
+        found = self._moments.get(stream) or self._ledger.newest_moment(stream, TIME_US_MAX)
+        if found is not None:
+            self._moments[stream] = found
+        return found
+
     def schemas_of(self, stream: int) -> frozenset[int]:
         """The ids of all schemas that the stream ever had."""
         found = self._schemas_of.get(stream)
@@ -139,12 +149,14 @@ class CurrentRows:
         for generation in changes.generations:
             self._generations[generation.stream] = (*self.generations(generation.stream), generation)
         self._remember_streams(changes)
+        self._moments.update(changes.moments)
         self._shards.update(changes.shards)
         for key in changes.thinned:
             self._thinned[key] = self._thinned.get(key, 0) + 1
         for stream in changes.forgotten_streams:
             row = self._streams.pop(stream)
             self._generations.pop(stream, None)
+            self._moments.pop(stream, None)
             self._schemas_of.pop(stream, None)
             for shard in range(row.shards):
                 self._shards.pop((stream, shard), None)

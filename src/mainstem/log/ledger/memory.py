@@ -16,6 +16,7 @@ from mainstem.log.ledger.base import (
     GroupRow,
     GroupShardKey,
     GroupShardRow,
+    MomentRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
@@ -53,6 +54,7 @@ class MemoryLedger:
         self._group_id_max = 0
         self._transactions: dict[int, TransactionRow] = {}
         self._writers: dict[str, WriterRow] = {}
+        self._moments: dict[int, list[MomentRow]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -93,6 +95,14 @@ class MemoryLedger:
     def load_generations(self, stream: int) -> list[GenerationRow]:
         with self._lock:
             return list(self._generations.get(stream, ()))
+
+    def load_moments(self, stream: int, after_us: int, limit: int) -> list[MomentRow]:
+        with self._lock:
+            return [row for row in self._moments.get(stream, ()) if row.time_us > after_us][:limit]
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        with self._lock:
+            return next((row for row in reversed(self._moments.get(stream, ())) if row.time_us < before_us), None)
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         with self._lock:
@@ -216,6 +226,7 @@ class MemoryLedger:
                 self._versions[version.stream].append(version)
             for generation in changes.generations:
                 self._generations[generation.stream].append(generation)
+            self._store_moments(changes)
             self._shards.update(changes.shards)
             self._blocks.update(changes.blocks)
             self._producers.update(changes.producers)
@@ -235,6 +246,7 @@ class MemoryLedger:
                 del self._streams[stream]
                 self._versions.pop(stream, None)
                 self._generations.pop(stream, None)
+                self._moments.pop(stream, None)
                 self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
                 self._forget_ends(stream)
@@ -247,6 +259,12 @@ class MemoryLedger:
             for key in idle:
                 del self._producers[key]
             self._applied = changes.applied
+
+    def _store_moments(self, changes: Changes) -> None:
+        for moment in changes.moments.values():
+            self._moments[moment.stream].append(moment)
+        for stream, before_us in changes.forgotten_moments.items():
+            self._moments[stream] = [row for row in self._moments[stream] if row.time_us >= before_us]
 
     def _store_groups(self, changes: SharedChanges) -> None:
         deleted, without = changes.deleted_groups, changes.ungrouped_streams

@@ -32,6 +32,8 @@ def store_changes(execute: Execute, changes: Changes) -> None:
     if changes.forget_producers_before_us:
         idle = (*changes.forget_producers_ids, changes.forget_producers_before_us)
         execute("DELETE FROM producers WHERE pid BETWEEN ? AND ? AND seen_us < ?", idle)
+    if changes.moments:
+        _store_moments(execute, changes)
     if changes.versions or changes.generations:
         _store_shape(execute, changes)
     if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
@@ -50,6 +52,13 @@ def _store_shape(execute: Execute, changes: Changes) -> None:
     _insert(execute, "INSERT INTO generations", rows)
 
 
+def _store_moments(execute: Execute, changes: Changes) -> None:
+    rows = [(row.stream, row.time_us, pack_barriers(row.ends)) for row in changes.moments.values()]
+    _insert(execute, "INSERT INTO moments", rows)
+    for forgotten in changes.forgotten_moments.items():
+        execute("DELETE FROM moments WHERE stream = ? AND time_us < ?", forgotten)
+
+
 def _store_rarities(execute: Execute, changes: Changes) -> None:
     for (stream, block), size in changes.dead.items():
         sql = "INSERT INTO dead VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
@@ -62,7 +71,7 @@ def _store_rarities(execute: Execute, changes: Changes) -> None:
     for stream in changes.forgotten_streams:
         execute("DELETE FROM streams WHERE id = ?", (stream,))
         # Schemas stay: a reader may know one by its id, which then must not be another's.
-        for table in ("shards", "dead", "restored", "stream_schemas", "generations"):
+        for table in ("shards", "dead", "restored", "stream_schemas", "generations", "moments"):
             execute(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     _note_max(execute, "stream_id_max", changes.stream_id_max)
     _note_max(execute, "schema_id_max", changes.schema_id_max)

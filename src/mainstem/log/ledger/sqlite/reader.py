@@ -21,6 +21,7 @@ from mainstem.log.ledger.base import (
     GroupRow,
     GroupShardKey,
     GroupShardRow,
+    MomentRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
@@ -164,6 +165,15 @@ class SqliteLedgerReader:
         sql = "SELECT stream, generation, shards, barriers FROM generations WHERE stream = ? ORDER BY generation"
         rows = self._rows(sql, (stream,))
         return [GenerationRow(row[0], row[1], row[2], unpack_barriers(row[3])) for row in rows]
+
+    def load_moments(self, stream: int, after_us: int, limit: int) -> list[MomentRow]:
+        sql = "SELECT stream, time_us, ends FROM moments WHERE stream = ? AND time_us > ? ORDER BY time_us LIMIT ?"
+        return [_moment_row(row) for row in self._rows(sql, (stream, after_us, limit))]
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        sql = "SELECT stream, time_us, ends FROM moments WHERE stream = ? AND time_us < ? ORDER BY time_us DESC LIMIT 1"
+        rows = self._rows(sql, (stream, before_us))
+        return _moment_row(rows[0]) if rows else None
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         rows = self._rows(f"SELECT stream, shard, {SHARD_COLUMNS} FROM shards")
@@ -337,6 +347,10 @@ class SqliteLedgerReader:
         if not rows:
             raise LedgerDamaged(f"{self.path.name} has no answer to {sql!r}")
         return rows[0][0]
+
+
+def _moment_row(row: tuple[Any, ...]) -> MomentRow:
+    return MomentRow(row[0], row[1], unpack_barriers(row[2]))
 
 
 def _inode_of(path: Path) -> int:

@@ -66,6 +66,8 @@ CREATE TABLE group_shards(
 CREATE TABLE transactions(id INTEGER PRIMARY KEY, ended_us INTEGER NOT NULL, offsets BLOB NOT NULL);
 CREATE INDEX transactions_by_time ON transactions(ended_us);
 CREATE TABLE writers(name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, seen_us INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE moments(
+    stream INTEGER, time_us INTEGER, ends BLOB NOT NULL, PRIMARY KEY(stream, time_us)) WITHOUT ROWID;
 """
 SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
@@ -122,7 +124,7 @@ def stream_values(row: StreamRow) -> tuple[Any, ...]:
 
 
 def unpack_barriers(barriers: bytes) -> tuple[int, ...]:
-    """The offsets of a row of generations."""
+    """The offsets of a row of generations or of moments."""
     return struct.unpack(f"<{len(barriers) // 8}Q", barriers)
 
 
