@@ -17,6 +17,7 @@ from mainstem.aio.transaction import Transaction
 from mainstem.consume.found import Found, Search
 from mainstem.consume.group_consumer import Commit
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
+from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.hub import hub as core
 from mainstem.hub.groups import Groups as CoreGroups
@@ -174,18 +175,19 @@ class Hub:
         group: str | None = None,
         pattern: str | None = None,
         commit: Commit = "auto",
+        spread: bool = False,
         **options: Any,
     ) -> Opening[Any]:
         """A Consumer of a stream, a SeveralConsumer of several or of those that a pattern finds, or, with a `group`, a
         GroupConsumer. The options are those of `mainstem.Hub.consumer`."""
-        if group is None and pattern is None and not isinstance(stream, list | tuple):
+        if group is None and pattern is None and not spread and not isinstance(stream, list | tuple):
             return self._consumer_of_one(stream, **options)  # type: ignore[arg-type]  # as there
-        options |= {"group": group, "pattern": pattern, "commit": commit}
+        options |= {"group": group, "pattern": pattern, "commit": commit, "spread": spread}
         return Opening(partial(self._open_shared, partial(self._core.consumer, stream, **options)))
 
     async def _open_shared(self, open_it: "Callable[[], Any]") -> SeveralConsumer | GroupConsumer:
         opened = await self._bridge.work(open_it)
-        is_member = isinstance(opened, CoreGroupConsumer)
+        is_member = isinstance(opened, CoreGroupConsumer | CoreSpreadConsumer)
         face = GroupConsumer(opened, self._bridge) if is_member else SeveralConsumer(opened, self._bridge)
         self._open.add(face)
         return face

@@ -15,10 +15,11 @@ from mainstem.aio.consumer import Alone
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
+from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.cursor import Cursors
 from mainstem.transport.port import EndReached
 
-Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer")
+Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer | CoreSpreadConsumer")
 
 
 class _Shared(Generic[Core]):
@@ -113,8 +114,9 @@ class SeveralConsumer(_Shared[CoreSeveralConsumer]):
         await self.close()
 
 
-class GroupConsumer(_Shared[CoreGroupConsumer]):
-    """A member of a group, as a GroupConsumer of `mainstem` is: there it says what is committed when."""
+class GroupConsumer(_Shared["CoreGroupConsumer | CoreSpreadConsumer"]):
+    """A member of a group, as a GroupConsumer of `mainstem` is, or a SpreadConsumer: there it says what is committed
+    when."""
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,6 +142,7 @@ def _described(info: "GroupInfo") -> dict[str, Any]:
         "group": info.name,
         "streams": list(info.streams),
         "members": info.member_count,
+        "spread": info.spread,
         "lag_records": info.records,
         "lag_seconds": round(info.seconds, 3),
         "trend_records_per_second": info.trend,
@@ -176,7 +177,8 @@ def _advice(info: "GroupInfo") -> dict[str, Any] | None:
 
 
 def _print_group(info: "GroupInfo") -> None:
-    print(f"group {info.name}: {counted(info.member_count, 'member')}, generation {info.generation}")
+    how = ", spread" if info.spread else ""
+    print(f"group {info.name}: {counted(info.member_count, 'member')}{how}, generation {info.generation}")
     print(f"behind by {counted(info.records, 'record')}, {_seconds(info.seconds)}; {_trend(info)}")
     if info.advice is not None:
         able = f", each able to read {info.advice.capacity:,.0f} records/s" if info.advice.capacity else ""
@@ -190,12 +192,18 @@ def _print_group(info: "GroupInfo") -> None:
             f"{shard.end:,}",
             f"{shard.records:,}",
             _seconds(shard.seconds),
-            names.get(shard.member, f"{shard.member:x}") if shard.member else "nobody",
+            _owner(shard.member, names, info),
         )
         for shard in info.shards
     ]
     columns = ("stream", "shard", "offset", "end", "behind", "for", "member")
     print_table(columns, rows, right=("shard", "offset", "end", "behind", "for"))
+
+
+def _owner(member: int, names: Mapping[int, str], info: "GroupInfo") -> str:
+    if not member:
+        return "all" if info.spread else "nobody"
+    return names.get(member, f"{member:x}")
 
 
 def _trend(info: "GroupInfo") -> str:

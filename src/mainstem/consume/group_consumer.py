@@ -456,7 +456,7 @@ class GroupConsumer(Several[Part]):
         if self._closed:
             return
         try:
-            if self._is_auto:
+            if self._is_auto and (self._flight is not None or self._lost or self._changed()):
                 self._commit_all(None if is_clean else self._before_hand())
         finally:
             self._end()

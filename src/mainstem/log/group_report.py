@@ -13,7 +13,7 @@ from mainstem.cluster.assignment import Unit
 from mainstem.cluster.lag import Behind, Lag, LagReport
 from mainstem.core.clock import Clock
 from mainstem.core.errors import UnknownGroup
-from mainstem.core.limits import GROUPS_MAX, LIST_BYTES_MAX
+from mainstem.core.limits import GROUP_MEMBERS_MAX, GROUPS_MAX, LIST_BYTES_MAX
 from mainstem.log.ledger.base import GroupRow, GroupShardRow, LedgerReader, ShardKey
 from mainstem.transport.port import Answer
 from mainstem.transport.sharing import GroupAdvice, GroupInfo, GroupMember, GroupShard
@@ -35,6 +35,8 @@ class Owners(NamedTuple):
     members: tuple[int, ...] = ()
     clients: Mapping[int, str] = {}
     targets: Mapping[Unit, int] = {}
+    # Who owns the shards of a group that spreads them: nobody whom users know.
+    spread_by: int = 0
 
 
 class _Done(NamedTuple):
@@ -127,6 +129,7 @@ class GroupReports:
             members=members,
             shards=tuple(shards),
             advice=advice,
+            spread=bool(owners.spread_by),
         )
 
     def _shard(self, key: ShardKey, at: GroupShardRow, owners: Owners, now_us: int) -> GroupShard | None:
@@ -138,8 +141,9 @@ class GroupReports:
         since = self._unread_since(key, at.offset, end)
         seconds = 0.0 if since is None else max(now_us - since, 0) / 1_000_000
         next_member = owners.targets.get(Unit(stream, shard), 0)
+        owner = 0 if at.owner == owners.spread_by else at.owner
         return GroupShard(
-            row.name, stream, shard, at.offset, end, seconds, at.committed_us, at.owner, next_member=next_member
+            row.name, stream, shard, at.offset, end, seconds, at.committed_us, owner, next_member=next_member
         )
 
     def _unread_since(self, key: ShardKey, offset: int, end: int) -> int | None:
@@ -173,19 +177,25 @@ class GroupReports:
         watched.began_at = now
         watched.ends = {Unit(shard.stream_id, shard.shard): shard.end for shard in shards}
         before, watched.waiting = watched.waiting, _waiting(shards)
+        # Those who spread share everything: each does as much as the others.
+        readers = (0,) if owners.spread_by else owners.members
         loads = [
             MemberLoad(
                 self._rate_of(watched, member, [shard for shard in shards if shard.member == member], now),
                 min(before.get(member, 0.0), watched.waiting.get(member, 0.0)) >= _WAITING_SHARE * self.period,
             )
-            for member in owners.members
+            for member in readers
         ]
-        watched.done = {member: done for member, done in watched.done.items() if member in owners.members}
+        watched.done = {member: done for member, done in watched.done.items() if member in readers}
+        units = len(shards)
+        if owners.spread_by and owners.members:
+            each = MemberLoad(loads[0].rate / len(owners.members), loads[0].is_bottleneck)
+            loads, units = [each] * len(owners.members), GROUP_MEMBERS_MAX
         if began_at is None or not owners.members:
             return
         written = sum(end - ends.get(unit, end) for unit, end in watched.ends.items())
         backlog = sum(shard.records for shard in shards)
-        advice = watched.advisor.observe(written / (now - began_at), backlog, loads, len(shards))
+        advice = watched.advisor.observe(written / (now - began_at), backlog, loads, units)
         watched.advice = GroupAdvice(advice.members, advice.confidence, advice.capacity)
 
     def _rate_of(self, watched: _Watched, member: int, shards: Sequence[GroupShard], now: float) -> float:

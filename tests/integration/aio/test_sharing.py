@@ -168,3 +168,25 @@ def test_a_task_that_is_cancelled_while_it_commits(open_hub: Open, run: Run[None
             assert {b"0", b"20"} <= set(await values(hub, "a"))
 
     run(main())
+
+
+def test_shards_are_spread(open_hub: Open, run: Run[None]) -> None:
+    async def main() -> None:
+        async with open_hub() as hub:
+            await fill(hub, "clicks", 100)
+            found: list[bytes | None] = []
+
+            async def read() -> None:
+                async with hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer:
+                    while len(found) < 200:
+                        batch = await consumer.poll_batch(0.1)
+                        if batch is not None:
+                            found.extend(batch.values())
+
+            readers = asyncio.gather(read(), read())
+            await fill(hub, "clicks", 100)
+            await readers
+            assert sorted(map(int, filter(None, found))) == sorted([*range(100)] * 2)
+            assert (await hub.groups.get("g")).records == 0
+
+    run(main())

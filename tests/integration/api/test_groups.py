@@ -430,3 +430,12 @@ def test_of_a_shard_that_is_asked_for_no_more_is_read(quick_server):
                     consumer.commit(before)
                     other.poll(0.0)
                 assert len(consumer.positions) == len(other.positions) == 1
+
+
+def test_what_is_refused_is_told_to_who_asked_and_not_to_the_log(quick_server):
+    with mainstem.connect(quick_server.url) as hub:
+        for _ in range(20):
+            with pytest.raises(UnknownGroup):
+                hub.groups.delete("nobody")
+        hub.streams.list()
+    assert "ERROR" not in quick_server.stderr()
