@@ -3,6 +3,7 @@
 from mainstem.aio.consumer import Consumer
 from mainstem.aio.hub import Groups, Hub, Streams
 from mainstem.aio.producer import Ack, BatchAck, Producer
+from mainstem.aio.sequence import OrderedBatches
 from mainstem.aio.shared import GroupConsumer, SeveralConsumer
 from mainstem.aio.transaction import Transaction
 
@@ -13,6 +14,7 @@ __all__ = [
     "GroupConsumer",
     "Groups",
     "Hub",
+    "OrderedBatches",
     "Producer",
     "SeveralConsumer",
     "Streams",

@@ -13,7 +13,7 @@ from mainstem.aio.bridge import Bridge, LoopSubscription
 from mainstem.consume import consumer as core
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidRequest
+from mainstem.core.errors import IncompatibleSchema, InvalidRequest, UndecodedRecords
 from mainstem.transport.port import EndReached, StreamInfo
 
 P = ParamSpec("P")
@@ -69,6 +69,11 @@ class Consumer:
     def undecoded(self) -> int:
         """How many records were no rows of the stream's schema."""
         return self._core.undecoded
+
+    @property
+    def why_undecoded(self) -> UndecodedRecords | IncompatibleSchema | None:
+        """The first of them, and why. None if there are none."""
+        return self._core.why_undecoded
 
     @property
     def stream(self) -> StreamInfo:

@@ -7,16 +7,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial, wraps
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from mainstem.aio.bridge import Bridge, LoopPort
 from mainstem.aio.consumer import Consumer
 from mainstem.aio.producer import Producer
+from mainstem.aio.sequence import OrderedBatches
 from mainstem.aio.shared import GroupConsumer, SeveralConsumer
 from mainstem.aio.transaction import Transaction
 from mainstem.consume.found import Found, Search
-from mainstem.consume.group_consumer import Commit
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
+from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.hub import hub as core
@@ -120,7 +121,7 @@ class Hub:
         self._bridge = bridge
         self.streams = Streams(hub.streams, bridge)
         self.groups = Groups(hub.groups, bridge)
-        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer | Transaction] = (
+        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer | OrderedBatches] = (
             weakref.WeakSet()
         )
         self._closing: asyncio.Task[None] | None = None
@@ -141,7 +142,8 @@ class Hub:
         self._bridge.check_loop()
         await self._load_predicates(step.keywords.get("where"))
         opened = face(await self._bridge.take(step), self._bridge)
-        self._open.add(opened)
+        if not isinstance(opened, Transaction):
+            self._open.add(opened)
         return opened
 
     async def _load_predicates(self, where: object) -> None:
@@ -161,36 +163,49 @@ class Hub:
 
         return call
 
+    @staticmethod
+    def _opens_aside(
+        method: Callable[Concatenate[core.Hub, P], T], face: Callable[[T, Bridge], Opened]
+    ) -> Callable[Concatenate["Hub", P], Opening[Opened]]:
+        """The same, for what a worker has to open, because its steps wait."""
+
+        @wraps(method)
+        def call(self: "Hub", /, *args: P.args, **kwargs: P.kwargs) -> Opening[Opened]:
+            return Opening(partial(self._opened_aside, partial(method, self._core, *args, **kwargs), face))
+
+        return call
+
+    async def _opened_aside(self, open_it: Callable[[], Any], face: Callable[[Any, Bridge], Any]) -> Any:
+        opened = face(await self._bridge.work(open_it), self._bridge)
+        self._open.add(opened)
+        return opened
+
     producer = _opens(core.Hub.producer, Producer)
+    sequence = _opens_aside(core.Hub.sequence, OrderedBatches)
     transaction = _opens(core.Hub.transaction, Transaction)
-    _consumer_of_one = _opens(core.Hub.consumer_of_one, Consumer)
     redrive = _awaited(core.Hub.redrive)
     statistics = _awaited(core.Hub.statistics)
     overview = _awaited(core.Hub.overview)
 
-    def consumer(
-        self,
-        stream: str | Sequence[str] | None = None,
-        *,
-        group: str | None = None,
-        pattern: str | None = None,
-        commit: Commit = "auto",
-        spread: bool = False,
-        **options: Any,
-    ) -> Opening[Any]:
-        """A Consumer of a stream, a SeveralConsumer of several or of those that a pattern finds, or, with a `group`, a
-        GroupConsumer. The options are those of `mainstem.Hub.consumer`."""
-        if group is None and pattern is None and not spread and not isinstance(stream, list | tuple):
-            return self._consumer_of_one(stream, **options)  # type: ignore[arg-type]  # as there
-        options |= {"group": group, "pattern": pattern, "commit": commit, "spread": spread}
-        return Opening(partial(self._open_shared, partial(self._core.consumer, stream, **options)))
+    @overload
+    def consumer(self, stream: str, *, group: None = ..., **options: Any) -> Opening[Consumer]: ...
 
-    async def _open_shared(self, open_it: "Callable[[], Any]") -> SeveralConsumer | GroupConsumer:
-        opened = await self._bridge.work(open_it)
-        is_member = isinstance(opened, CoreGroupConsumer | CoreSpreadConsumer)
-        face = GroupConsumer(opened, self._bridge) if is_member else SeveralConsumer(opened, self._bridge)
-        self._open.add(face)
-        return face
+    @overload
+    def consumer(
+        self, stream: list[str] | tuple[str, ...] | None = ..., *, group: None = ..., **options: Any
+    ) -> Opening[SeveralConsumer]: ...
+
+    @overload
+    def consumer(
+        self, stream: str | Sequence[str] | None = ..., *, group: str, **options: Any
+    ) -> Opening[GroupConsumer]: ...
+
+    @wraps(core.Hub.consumer)
+    def consumer(self, stream: str | Sequence[str] | None = None, **options: Any) -> Opening[Any]:
+        is_shared = options.get("group") is not None or options.get("pattern") is not None or options.get("spread")
+        if is_shared or isinstance(stream, list | tuple):
+            return Opening(partial(self._opened_aside, partial(self._core.consumer, stream, **options), _shared))
+        return Opening(partial(self._opened, partial(self._inner.consumer, stream, **options), Consumer))
 
     async def find(
         self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None
@@ -238,6 +253,14 @@ class Hub:
 
     def __repr__(self) -> str:
         return repr(self._core)
+
+
+def _shared(
+    consumer: CoreSeveralConsumer | CoreGroupConsumer | CoreSpreadConsumer, bridge: Bridge
+) -> SeveralConsumer | GroupConsumer:
+    if isinstance(consumer, CoreGroupConsumer | CoreSpreadConsumer):
+        return GroupConsumer(consumer, bridge)
+    return SeveralConsumer(consumer, bridge)
 
 
 def open_folder(path: object, *, read_only: bool | None = None, auto_create: bool = False) -> Opening[Hub]:

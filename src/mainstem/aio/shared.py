@@ -1,10 +1,8 @@
 """Consumers of several streams, and members of groups, for asyncio.
 
-They commit and look things up as they go, so a step of theirs may wait: a worker takes it, and never waits in it for
-records. What comes of it is kept until somebody takes it, so a task that is cancelled meanwhile has taken nothing.
+They commit and look things up as they go, so a step of theirs may wait: a worker takes it.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -12,12 +10,12 @@ from typing import Generic, TypeVar
 
 from mainstem.aio.bridge import Bridge
 from mainstem.aio.consumer import Alone
+from mainstem.aio.looks import Looks
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.cursor import Cursors
-from mainstem.transport.port import EndReached
 
 Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer | CoreSpreadConsumer")
 
@@ -29,8 +27,9 @@ class _Shared(Generic[Core]):
         self._core: Core = consumer
         self._bridge = bridge
         self._alone = Alone()
-        # A look for the next batch that nobody has taken the result of.
-        self._look: asyncio.Future[RecordBatch | None] | None = None
+        self._looks: Looks[RecordBatch] = Looks(
+            bridge, partial(consumer._take, 0.0), consumer.call_when_woken, consumer._pause_max
+        )
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self._all_records()
@@ -57,41 +56,16 @@ class _Shared(Generic[Core]):
 
     async def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
         """The next batch, as `poll` does for records."""
-        loop = self._bridge.loop
-        deadline = None if timeout is None else loop.time() + timeout
         with self._alone:
-            while True:
-                if self._look is None:
-                    self._look = self._bridge.begin(partial(self._core._take, 0.0))
-                try:
-                    batch = await asyncio.shield(self._look)
-                except EndReached:
-                    self._look = None
-                    return None
-                except asyncio.CancelledError:
-                    raise
-                except BaseException:
-                    self._look = None
-                    raise
-                self._look = None
-                if batch is not None:
-                    return batch
-                left = None if deadline is None else deadline - loop.time()
-                if left is not None and left <= 0:
-                    return None
-                await self._bridge.called(self._core.call_when_woken, self._pause(left))
-
-    def _pause(self, left: float | None) -> float | None:
-        pause = self._core._pause_max()
-        return left if pause is None else pause if left is None else min(pause, left)
-
-    async def _work(self, work: Callable[[], None]) -> None:
-        with self._alone:
-            await self._bridge.work(work)
+            return await self._looks.take(timeout)
 
     async def close(self) -> None:
         """Read no more; a member commits what was yielded, and leaves its group."""
-        await self._bridge.work(self._core.close)
+        await self._work(self._core.close)
+
+    async def _work(self, work: Callable[[], None]) -> None:
+        """Let a worker do it. What a task that was cancelled has not taken was not yielded: it comes next."""
+        await self._looks.work(work, self._core._take_apart)
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -119,17 +93,24 @@ class GroupConsumer(_Shared["CoreGroupConsumer | CoreSpreadConsumer"]):
     when."""
 
     @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._core.group
+
+    @property
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it holds now."""
         return self._core.positions
 
     async def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
         """Move the group's cursor behind what was yielded; see `mainstem.GroupConsumer.commit`."""
-        await self._work(partial(self._core.commit, positions))
+        with self._alone:
+            await self._work(partial(self._core.commit, positions))
 
     async def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
-        await self._work(self._core.rewind)
+        with self._alone:
+            await self._work(self._core.rewind)
 
     async def __aenter__(self) -> "GroupConsumer":
         return self
@@ -137,4 +118,4 @@ class GroupConsumer(_Shared["CoreGroupConsumer | CoreSpreadConsumer"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._bridge.work(self._core.close if kind is None else self._core.abandon)
+        await self._work(self._core.close if kind is None else self._core.abandon)

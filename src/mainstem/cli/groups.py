@@ -14,7 +14,7 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
-from mainstem.core.kinds import render_duration
+from mainstem.core.plain import age_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ def _advice(info: "GroupInfo") -> dict[str, Any] | None:
 def _print_group(info: "GroupInfo") -> None:
     how = ", spread" if info.spread else ""
     print(f"group {info.name}: {counted(info.member_count, 'member')}{how}, generation {info.generation}")
-    print(f"behind by {counted(info.records, 'record')}, {_seconds(info.seconds)}; {_trend(info)}")
+    oldest = f", the oldest for {_seconds(info.seconds)}" if info.records else ""
+    print(f"behind by {counted(info.records, 'record')}{oldest}; {_trend(info)}")
     if info.advice is not None:
         able = f", each able to read {info.advice.capacity:,.0f} records/s" if info.advice.capacity else ""
         print(f"advice: {counted(info.advice.members, 'member')} (confidence {info.advice.confidence}{able})")
@@ -207,17 +208,17 @@ def _owner(member: int, names: Mapping[int, str], info: "GroupInfo") -> str:
 
 
 def _trend(info: "GroupInfo") -> str:
+    if not info.records:
+        return "it has read everything"
     if info.trend is None:
         return "whether it catches up is known after a second look"
-    if not info.records:
-        return "it keeps up"
     if info.catch_up_seconds is None:
         return f"falling behind by {info.trend:,.1f} records/s" if info.trend > 0 else "standing still"
     return f"catching up by {-info.trend:,.1f} records/s, done in {_seconds(info.catch_up_seconds)}"
 
 
 def _seconds(seconds: float) -> str:
-    return render_duration(round(seconds, 1 if seconds < 60 else 0)) if seconds else "0s"
+    return f"{seconds:.1f}s" if 0 < seconds < 60 else age_text(seconds)
 
 
 def _print_changes(changes: "Sequence[ShardReset]") -> None:

@@ -153,6 +153,14 @@ class GroupConsumer(Several[Part]):
             self._lanes[unit[0]].hold(unit[1], self._committed[unit])
         self._let_go_of_asked()
 
+    def rejoin(self) -> None:
+        """For a transaction of which nobody knows whether it was committed: go on where the log says that the group
+        stands. Under another id, so that it cannot be committed any more after that was asked."""
+        self._check_open()
+        for unit in tuple(self._committed):
+            self._drop(unit)
+        self._join_anew()
+
     def begin_advance(self) -> CommitCursorsCall | None:
         """For a transaction that is to move the group's cursor: how far, if at all."""
         self._check_open()
@@ -398,8 +406,15 @@ class GroupConsumer(Several[Part]):
         for part in self._lanes.values():
             part.adopt(self._port.call(GetStreamCall(part.stream.name)).streams[0])
         self._committed.clear()
+        self._join_anew()
+
+    def _join_anew(self) -> None:
+        """Nothing is held any more: be a new member."""
+        self._current, self._records = None, iter(())
         self._asked.clear()
+        self._lost.clear()
         self._flight = None
+        self._news_seen = (0, 0)
         self._member.join_anew()
 
     def _forget_deleted(self) -> None:
@@ -407,7 +422,7 @@ class GroupConsumer(Several[Part]):
         for stream, part in list(self._lanes.items()):
             if stream not in there:
                 for unit in [unit for unit in self._committed if unit[0] == stream]:
-                    del self._committed[unit]
+                    self._drop(unit)
                 self._remove(part)
 
     # The end.

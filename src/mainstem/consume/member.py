@@ -4,6 +4,7 @@ No thread of its own: every answer of the coordinator leads to the next request,
 The consumer's thread takes what is new when it comes to it, and says when it has acted on it.
 """
 
+import contextlib
 import threading
 import time
 import weakref
@@ -111,9 +112,14 @@ class Member:
         self._send()
 
     def join_anew(self) -> None:
-        """The log is another one than before: whatever the reader holds is to be asked for again."""
+        """The reader holds nothing any more, and is to be told again what to hold, by what the log says now."""
         with self._lock:
+            call = LeaveGroupCall(self._wishes.group, self.id)
+            self._held = ()
             self._become_new()
+        # What the old id had is given to others, or to the new one, without a wait until it is missed.
+        with contextlib.suppress(MainstemError):
+            self._port.ask(call, _LEAVE_SECONDS, lambda answer: None)
         self._send()
 
     def leave(self, *, wait: bool = True) -> None:

@@ -14,7 +14,7 @@ one, which it does for all readers at once, at most ten times a second.
 
 import bisect
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import zip_longest
@@ -135,7 +135,7 @@ class OrderedBatches:
         """The next batch, waiting at most `timeout` seconds (None: without end); None if it is not full by then, or at
         the end of one that does not follow."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
-        while self._end is None or self._place < self._end:
+        while not self._is_at_end:
             stop = self._place + self._rows - self._place % self._rows
             if self._end is not None:
                 stop = min(stop, self._end)
@@ -145,6 +145,19 @@ class OrderedBatches:
             if batch is not None:
                 return batch
         return None
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Whether one that does not follow has come to its end."""
+        return self._end is not None and self._place >= self._end
+
+    def _call_when_ready(self, call: Callable[[], None]) -> None:
+        """Call when there may be more to fetch; see Subscription."""
+        self._consumer.call_when_ready(call)
+
+    def _pause(self) -> float:
+        """After how many seconds to ask for more of the order."""
+        return max(0.0, self._settle_at - self._clock.monotonic())
 
     def close(self) -> None:
         self._consumer.close()

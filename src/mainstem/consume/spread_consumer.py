@@ -155,6 +155,9 @@ class SpreadConsumer(Several[_Lane]):
     def end_advance(self, cursors: CommitCursorsCall) -> None:
         """There is none to end."""
 
+    def rejoin(self) -> None:
+        """Nor one whose end nobody knows."""
+
     def _position(self, lane: _Lane) -> int:
         """The offset after what was yielded last of a lane's lease."""
         assert lane.lease is not None

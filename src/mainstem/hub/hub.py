@@ -1,5 +1,6 @@
 """The object users hold: streams, producers and consumers of one log, near or far."""
 
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import check_key, key_of
 from mainstem.core.kinds import render_duration
 from mainstem.core.matching import names_before
+from mainstem.core.names import check_group_name
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
 from mainstem.hub.groups import Groups
@@ -271,6 +273,7 @@ class Hub:
         self._writings = Writings(port)
         # Names under which this hub writes transactions, and the epoch of each.
         self._writers: dict[str, int] = {}
+        self._writers_lock = threading.Lock()
         self._open: weakref.WeakSet[
             Producer | Consumer | SeveralConsumer | GroupConsumer | SpreadConsumer | OrderedBatches
         ] = weakref.WeakSet()
@@ -425,33 +428,9 @@ class Hub:
             return several
         if isinstance(start, Cursors):
             raise InvalidSetting("start: these are the cursors of several streams, and this is one")
-        return self.consumer_of_one(
-            stream,  # type: ignore[arg-type]  # what is no text is refused there
-            start=start,
-            follow=follow,
-            prefetch_bytes=prefetch_bytes,
-            where=where,
-            columns=columns,
-            on_bad=on_bad,
-            ordering_window=ordering_window,
-        )
-
-    def consumer_of_one(
-        self,
-        stream: str,
-        *,
-        start: Start = "latest",
-        follow: bool = True,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        where: str | None = None,
-        columns: Sequence[str] | None = None,
-        on_bad: OnBad = "raise",
-        ordering_window: str | timedelta | None = None,
-    ) -> Consumer:
-        """A consumer of one stream, which it shares with nobody: see `consumer`."""
         consumer = Consumer(
             self._port,
-            stream,
+            stream,  # type: ignore[arg-type]  # what is no text is refused there
             start,
             follow=follow,
             prefetch_bytes=prefetch_bytes,
@@ -474,10 +453,14 @@ class Hub:
         this one, whose transactions are then refused.
         """
         seconds = microseconds(timeout) / 1_000_000
-        if writer is not None and writer not in self._writers:
-            self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
-        epoch = 0 if writer is None else self._writers[writer]
-        return Transaction(self._port, self._writings, seconds, writer or "", epoch)
+        if writer is None:
+            return Transaction(self._port, self._writings, seconds)
+        check_group_name(writer, "writer")
+        # One at a time: of two that open it at once, one would fence the other.
+        with self._writers_lock:
+            if writer not in self._writers:
+                self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
+        return Transaction(self._port, self._writings, seconds, writer, self._writers[writer])
 
     def sequence(
         self, stream: str, *, batch: int = 10_000, start: Start = "earliest", follow: bool = True

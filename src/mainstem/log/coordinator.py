@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -272,7 +273,10 @@ class Coordinator:
                 answer.set_exception(error)
 
         self._post(find_out)
-        return answer.result(_ASK_SECONDS)
+        try:
+            return answer.result(_ASK_SECONDS)
+        except FutureTimeout:
+            raise Busy(f"the coordinator of the groups did not answer within {_ASK_SECONDS:g} s; try again") from None
 
     def _run(self) -> None:
         tick_at = 0.0
@@ -282,12 +286,13 @@ class Coordinator:
                     self._changed.wait(
                         max(tick_at - self._clock.monotonic(), 0.0) if self._groups or self._spreads else None
                     )
-                if self._closed:
-                    break
+                is_closed = self._closed
                 actions = tuple(self._inbox)
                 self._inbox.clear()
             for action in actions:
                 self._guard(action)
+            if is_closed:
+                break
             if (self._groups or self._spreads) and self._clock.monotonic() >= tick_at:
                 self._guard(self._tick)
                 now = self._clock.monotonic()
@@ -331,6 +336,9 @@ class Coordinator:
             self._look_at = now + max(self._reports.period, _LOOK_REST * took)
 
     def _on_request(self, call: MembershipCall, answered: Answered) -> None:
+        if self._closed:
+            answered(Closed("the log is closed"))
+            return
         group = self._groups.get(call.group)
         spread = self._spreads.get(call.group)
         if isinstance(call, LeaseGroupCall):

@@ -577,6 +577,13 @@ class Producer:
             self._shipping.is_closed = True
             self._chunks.clear()
 
+    def abandon(self, timeout: float) -> None:
+        """Take no more records; DeadlineExceeded if `timeout` seconds are not enough for what is under way."""
+        try:
+            self.flush(timeout)
+        finally:
+            self._end_close()
+
     def __enter__(self) -> "Producer":
         return self
 

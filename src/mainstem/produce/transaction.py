@@ -9,10 +9,19 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 from mainstem.core.batch import Batch
-from mainstem.core.errors import Closed, InvalidRequest, InvalidSetting, MainstemError, TransactionAborted
+from mainstem.core.errors import (
+    Closed,
+    InvalidRequest,
+    InvalidSetting,
+    MainstemError,
+    Refused,
+    StaleGeneration,
+    TransactionAborted,
+)
 from mainstem.core.limits import TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Headers, Key, Producer, Value
@@ -27,6 +36,10 @@ from mainstem.transport.sharing import (
 _NOT_BEGUN: Final = Staging(0, 0, 0.0)
 # Nobody sees what is written before the commit, which ships all of it: small parts would only cost flushes.
 _LINGER_SECONDS: Final = 10.0
+# How long whoever aborts waits for the log.
+_ABORT_SECONDS: Final = 5.0
+# Errors that say that nothing was committed.
+_REFUSALS: Final = (InvalidRequest, Refused, StaleGeneration)
 
 
 class Advancing(Protocol):
@@ -42,6 +55,10 @@ class Advancing(Protocol):
 
     def rewind(self) -> None:
         """It was not: go on where the group stands."""
+        ...
+
+    def rejoin(self) -> None:
+        """Nobody knows: go on where the log says that the group stands, and let nothing of before count any more."""
         ...
 
 
@@ -150,8 +167,10 @@ class Transaction:
         self._staging = Staging(self.id, 0, seconds, writer, epoch)
         self._advanced: dict[Advancing, CommitCursorsCall] = {}
         self._offsets: dict[tuple[str, int], tuple[int, int]] | None = None
-        self._names: dict[int, str] = {}
         self._is_over = False
+        # Whether the log was asked to commit; whether it is not known what came of it.
+        self._is_asked = False
+        self._is_in_doubt = False
 
     # Writing.
 
@@ -204,11 +223,15 @@ class Transaction:
 
     def commit(self) -> None:
         """Make everything visible, and wait for it. If that is refused, nothing has happened, and consumers go back to
-        where their groups stand."""
+        where their groups stand. If no answer comes, it may have happened: consumers then ask the log where they are,
+        so that what was read is worked on again only if it has not."""
         self._check_open()
         try:
             answer = self._commit()
-        except BaseException:
+        except BaseException as error:
+            self._is_in_doubt = self._is_asked and not isinstance(error, _REFUSALS)
+            if self._is_in_doubt:
+                error.add_note(f"No answer came: it is not known whether transaction {self.id:x} was committed.")
             self.abort()
             raise
         self._is_over = True
@@ -229,6 +252,7 @@ class Transaction:
         if not batches and not cursors:
             return Answer()
         call = CommitTransactionCall(self.id, batches, cursors, self._staging.writer, self._staging.epoch)
+        self._is_asked = True
         return self._port.call(call)
 
     def _name(self, stream: int) -> str:
@@ -245,17 +269,20 @@ class Transaction:
             self._writings.forget()
             self._let_go(writing)
         for consumer in self._advanced:
-            consumer.rewind()
+            # Also if one is closed: the reason of the end is what is to be seen.
+            quietly(consumer.rejoin if self._is_in_doubt else consumer.rewind)
 
     def _let_go(self, writing: Writing) -> None:
-        # What is still under way must not come after the end.
-        quietly(writing.producer.close)
+        # What is still under way should not come after the end; if it does, the transaction is ended by its time.
+        quietly(partial(writing.producer.abandon, _ABORT_SECONDS))
         if writing.port.is_begun:
-            quietly(lambda: self._port.call(AbortTransactionCall(self.id)))
+            quietly(partial(self._port.call, AbortTransactionCall(self.id), _ABORT_SECONDS))
 
     def _check_open(self) -> None:
         self._port.check_usable()
         if self._is_over:
+            if self._is_in_doubt:
+                raise Closed("it is not known whether this transaction was committed; begin another")
             if self._offsets is None:
                 raise TransactionAborted("this transaction was aborted; begin another with hub.transaction()")
             raise Closed("this transaction was committed; begin another with hub.transaction()")
@@ -270,7 +297,8 @@ class Transaction:
             self.commit()
 
     def __repr__(self) -> str:
-        state = "open" if not self._is_over else "aborted" if self._offsets is None else "committed"
+        ended = "in doubt" if self._is_in_doubt else "aborted" if self._offsets is None else "committed"
+        state = ended if self._is_over else "open"
         return f"<Transaction {self.id:x}: {state}>"
 
 

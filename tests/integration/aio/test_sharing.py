@@ -33,12 +33,6 @@ async def values(hub: mainstem.aio.Hub, stream: str) -> list[bytes | None]:
         return [record.value async for record in consumer]
 
 
-async def send_and_fail(transaction: mainstem.aio.Transaction) -> None:
-    async with transaction as tx:
-        await tx.send("a", b"never")
-        raise ZeroDivisionError
-
-
 def test_a_group_goes_on_where_it_was(open_hub: Open, run: Run[None]) -> None:
     async def main() -> None:
         async with open_hub() as hub:
@@ -100,47 +94,6 @@ def test_several_streams_and_a_pattern(open_hub: Open, run: Run[None]) -> None:
                 await fill(hub, "orders-c", 5)
                 for _ in range(5):
                     assert await consumer.poll(10) is not None
-
-    run(main())
-
-
-def test_a_transaction(open_hub: Open, run: Run[None]) -> None:
-    async def main() -> None:
-        async with open_hub() as hub:
-            for name in ("a", "b"):
-                await hub.streams.create(name)
-            async with hub.transaction() as tx:
-                await tx.send("a", b"1")
-                await tx.send_many("b", [b"2", b"3"])
-                assert await values(hub, "a") == []
-            assert tx.offsets == {("a", 0): (0, 1), ("b", 0): (0, 2)}
-            assert await values(hub, "a") == [b"1"]
-            with pytest.raises(mainstem.Closed):
-                await tx.send("a", b"more")
-            tx = await hub.transaction()
-            with pytest.raises(ZeroDivisionError):
-                await send_and_fail(tx)
-            assert "aborted" in repr(tx)
-            assert await values(hub, "a") == [b"1"]
-            # One that nobody ends is aborted with its hub.
-            await (await hub.transaction(writer="me")).send("a", b"never")
-
-    run(main())
-
-
-def test_read_transform_write(open_hub: Open, run: Run[None]) -> None:
-    async def main() -> None:
-        async with open_hub() as hub:
-            await fill(hub, "orders", 20)
-            await hub.streams.create("totals")
-            async with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
-                async for batch in consumer.batches():
-                    async with hub.transaction() as tx:
-                        for record in batch.records():
-                            await tx.send("totals", b"%d" % (2 * int(record.value)))
-                        await tx.advance(consumer)
-            assert await values(hub, "totals") == [b"%d" % (2 * number) for number in range(20)]
-            assert (await hub.groups.get("g")).records == 0
 
     run(main())
 

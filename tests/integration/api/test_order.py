@@ -327,3 +327,30 @@ def test_erased_records_leave_their_places(hub):
     assert places(hub, batch=100) == [[place for place in batch if place not in gone] for batch in whole]
     alone = [[place] for place in flat(whole) if place not in gone]
     assert places(hub, batch=1) == alone
+
+
+def test_transactions_have_their_place_in_the_order(hub):
+    hub.streams.create("orders", shards=SHARDS)
+    for number in range(4):
+        write(hub, 10, 20 * number)
+        with hub.transaction() as tx:
+            for record in range(20 * number + 10, 20 * number + 20):
+                tx.send("orders", b"%d" % record, key=b"%d" % record)
+        aborted = hub.transaction()
+        aborted.send("orders", b"never")
+        aborted.abort()
+        places(hub, batch=10)
+        time.sleep(0.11)
+    with hub.sequence("orders", batch=20, follow=False) as ordered:
+        batches = [sorted(int(record.value) for record in batch.records()) for batch in ordered]
+    assert batches == [list(range(20 * number, 20 * number + 20)) for number in range(4)]
+    assert places(hub, batch=7) == places(hub, batch=7)
+
+
+@pytest.mark.parametrize("options", [{"group": "g"}, {"pattern": "ord*"}, {"stream": ["orders"]}], ids=str)
+def test_a_window_is_for_one_stream_without_a_group(hub, options):
+    hub.streams.create("orders", shards=SHARDS)
+    stream = None if "pattern" in options else "orders"
+    with pytest.raises(InvalidSetting, match="all shards of one stream"):
+        hub.consumer(**{"stream": stream, "ordering_window": "5m", **options})
+    assert hub.groups.list() == []

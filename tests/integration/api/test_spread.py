@@ -37,7 +37,7 @@ def cursors(hub, group):
 
 
 def take(consumer, count, seconds=20.0):
-    found = []
+    found: list[mainstem.Record] = []
     deadline = time.monotonic() + seconds
     while len(found) < count:
         assert time.monotonic() < deadline, (len(found), consumer)
@@ -86,7 +86,7 @@ def test_members_share_one_shard(hub):
         hub.consumer("clicks", group="g", spread=True, start="earliest") as other,
     ):
         fill(hub, "clicks", 2_000, first=2_000, batch=20)
-        found = {id(one): [], id(other): []}
+        found: dict[int, list[int]] = {id(one): [], id(other): []}
         deadline = time.monotonic() + 30
         while sum(map(len, found.values())) < 4_000:
             assert time.monotonic() < deadline, {key: len(value) for key, value in found.items()}

@@ -6,9 +6,19 @@ from typing import Any
 import pytest
 
 import mainstem
-from mainstem.core.errors import Closed, Fenced, InvalidRequest, InvalidSetting, Refused, TransactionAborted
+from mainstem.core.errors import (
+    Closed,
+    DeadlineExceeded,
+    Fenced,
+    InvalidName,
+    InvalidRequest,
+    InvalidSetting,
+    Refused,
+    TransactionAborted,
+)
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.sharing import CommitTransactionCall
 from tests.integration.api.conftest import read_all
 
 
@@ -197,3 +207,66 @@ def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
         with pytest.raises(TransactionAborted):
             tx.commit()
         assert values(hub, "a") == [b"kept"]
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["it was done", "it was not"])
+def test_a_commit_that_nobody_answered_is_looked_up(hub, is_done, monkeypatch):
+    """Whether the work is to be done again is for the log to say."""
+    fill(hub, "orders", 20)
+    hub.streams.create("totals")
+    call = hub._port.call
+
+    def no_answer(request, timeout=None):
+        if isinstance(request, CommitTransactionCall):
+            monkeypatch.setattr(hub._port, "call", call)
+            if is_done:
+                call(request, timeout)
+            raise DeadlineExceeded("nobody answered")
+        return call(request, timeout)
+
+    def work(batch):
+        with hub.transaction() as tx:
+            for record in batch.records():
+                tx.send("totals", record.value)
+            tx.advance(consumer)
+
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        batches = consumer.batches()
+        monkeypatch.setattr(hub._port, "call", no_answer)
+        with pytest.raises(DeadlineExceeded) as raised:
+            work(next(batches))
+        assert "not known whether" in raised.value.__notes__[0]
+        for batch in consumer.batches():
+            work(batch)
+    assert values(hub, "totals") == [b"%d" % number for number in range(20)]
+    assert hub.groups.get("g").records == 0
+
+
+def test_what_went_wrong_is_told_though_a_consumer_is_closed(hub):
+    fill(hub, "orders", 20)
+    hub.streams.create("a")
+    consumer = hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual")
+    assert next(consumer.batches()).count == 20
+    tx = hub.transaction()
+    tx.advance(consumer)
+    consumer.close()
+    with pytest.raises(ZeroDivisionError):
+        send_and_fail(tx)
+
+
+def test_a_writer_has_a_name(hub):
+    for name in ("", "no spaces", 7):
+        with pytest.raises(InvalidName):
+            hub.transaction(writer=name)
+
+
+@pytest.mark.slow("waits for a server that does not answer")
+def test_an_abort_waits_for_no_server_that_is_away(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a")
+        tx = hub.transaction()
+        tx.send("a", b"x")
+        server.kill()
+        began = time.monotonic()
+        tx.abort()
+        assert time.monotonic() - began < 30

@@ -47,3 +47,10 @@ def test_what_cannot_be(local):
     assert "no group 'nobody'" in local.error("groups", "show", "nobody", code=3)
     assert "STREAM:SHARD=OFFSET" in local.error("groups", "reset", "g", "--to", "orders=5", code=2)
     assert "--yes" in local.error("groups", "delete", "nobody", code=2)
+
+
+def test_ages():
+    from mainstem.cli.groups import _seconds
+
+    ages = (0, 2.94, 59.9, 60, 303, 7_830, 86_400 * 3 + 3_600 * 4 + 5)
+    assert [_seconds(age) for age in ages] == ["0s", "2.9s", "59.9s", "1m", "5m 3s", "2h 10m", "3d 4h"]

@@ -315,3 +315,38 @@ def test_no_flush_is_older_than_a_time_that_was_told(keeping):
     keeping.log.batcher._file._clock = type("Back", (), {"now_us": lambda self: told - 10_000_000})()
     append(keeping.log, make_batch())
     assert keeping.log.ledger.newest_moment(1, 1 << 60).time_us >= told
+
+
+def test_what_is_read_again_after_an_erasure_comes_in_the_same_order(keeping):
+    keeping.create(shards=3)
+    write_minutes(keeping, 30)
+    keeping.log.execute(NoteMoment(1))
+    expected = drained(feed_of(keeping, 0))
+    feed = feed_of(keeping, 0)
+    taken = []
+    while len(taken) < 10:
+        taken += feed.read(LARGE)
+    again = feed.before(taken[5:])
+    assert again.is_ordered
+    at = [max((batch.end for batch in taken[:5] if batch.header.shard == shard), default=0) for shard in range(3)]
+    first = [(batch.header.shard, offset) for batch in taken[:5] for offset in range(batch.base, batch.end)]
+    assert first + drained(again, at) == expected
+
+
+def test_what_matches_comes_in_the_same_order(keeping, short_runs):
+    """Also out of batches of which a part has to wait."""
+    keeping.create(shards=3)
+    minutes = write_minutes(keeping, 100)
+    keeping.log.execute(NoteMoment(1))
+    keeping.roll()
+    keeping.keep(3_600)
+    row = keeping.log.reader.require_stream(1)
+    selections = Selections(keeping.log.schema)
+    for window, bound in ((0, 1), (MINUTE_US, 1), (10 * MINUTE_US, 10)):
+        expected = [place for place in drained(feed_of(keeping, window, cold=True)) if place[1] % 3 == 0]
+        query = Query("_offset % 3 = 0")
+        found = drained(feed_of(keeping, window, cold=True, select=lambda query=query: selections.get(row, query)))
+        assert sorted(found) == sorted(expected)
+        assert disorder(found, minutes) <= bound
+        if not window:
+            assert found == expected
