@@ -25,7 +25,8 @@ def shown(text: str) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.slow("runs the whole page, with a server, a program that is killed and some commands")
 def test_the_page_runs(tmp_path: Path) -> None:
-    paths, expected = [], {}
+    paths: list[Path] = []
+    expected: dict[Path, list[str]] = {}
     for number, (language, text) in enumerate(BLOCK.findall(PAGE)):
         path = tmp_path / f"{number:02d}.{'py' if language == 'python' else 'sh'}"
         if language == "console":

@@ -14,6 +14,7 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
+from mainstem.core.errors import InvalidCursor
 from mainstem.core.plain import age_text
 from mainstem.core.settings import Loaded
 
@@ -85,7 +86,11 @@ def reset(
     """
     place = _place(to)
     with hubs.writing(loaded, data) as hub:
-        changes = hub.groups.reset(name, place, streams=stream or None, dry_run=not yes)
+        try:
+            changes = hub.groups.reset(name, place, streams=stream or None, dry_run=not yes)
+        except InvalidCursor as error:
+            # What is said of cursors elsewhere, to begin anew, is what this is for.
+            raise UsageProblem(f"--to: {error}") from None
     if json:
         shown = [
             {"stream": one.stream, "shard": one.shard, "before": one.before, "after": one.after} for one in changes
