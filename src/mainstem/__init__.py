@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         Schema,
         SchemaInfo,
         SeveralConsumer,
+        SpreadConsumer,
         StreamInfo,
         Transaction,
     )
@@ -141,6 +142,7 @@ __all__ = [
     "SchemaMismatch",
     "ServerStopping",
     "SeveralConsumer",
+    "SpreadConsumer",
     "StaleGeneration",
     "StreamDeleted",
     "StreamExists",

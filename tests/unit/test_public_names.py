@@ -15,6 +15,7 @@ from mainstem.consume.group_consumer import GroupConsumer
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.sequence import OrderedBatch, OrderedBatches
 from mainstem.consume.several import SeveralConsumer
+from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.errors import BY_CODE
 from mainstem.hub.groups import Groups
 from mainstem.hub.hub import Hub, Streams
@@ -45,6 +46,7 @@ CLASSES = {
     "Schema",
     "SchemaInfo",
     "SeveralConsumer",
+    "SpreadConsumer",
     "StreamInfo",
     "Transaction",
 }
@@ -60,6 +62,7 @@ NAMES = {
     "why_undecoded",
     SeveralConsumer: "batches close cursor poll poll_batch",
     GroupConsumer: "batches close commit group poll poll_batch positions rewind",
+    SpreadConsumer: "batches close commit group poll poll_batch positions rewind",
     OrderedBatches: "close cursor poll",
     Transaction: "abort advance commit id offsets send send_batch send_many",
     OrderedBatch: (
@@ -83,7 +86,7 @@ NAMES = {
     ),
     GroupInfo: (
         "advice catch_up_seconds changed_us created_us generation member_count members name records seconds shards "
-        "streams trend"
+        "spread streams trend"
     ),
     SchemaInfo: "created_us id schema schema_bytes version",
     Erasure: "gone_by_us records",
@@ -95,7 +98,7 @@ CALLS = {
     "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
     "Hub.consumer": (
         "(stream=None, *, start='latest', follow=True, prefetch_bytes=8388608, where=None, columns=None, "
-        "on_bad='raise', ordering_window=None, group=None, pattern=None, commit='auto')"
+        "on_bad='raise', ordering_window=None, group=None, pattern=None, commit='auto', spread=False)"
     ),
     "Hub.sequence": "(stream, *, batch=10000, start='earliest', follow=True)",
     "Hub.transaction": "(*, timeout='60s', writer=None)",
@@ -103,7 +106,7 @@ CALLS = {
     "Groups.get": "(name)",
     "Groups.reset": "(name, to, *, streams=None, dry_run=True)",
     "Groups.delete": "(name)",
-    "GroupConsumer.commit": "()",
+    "GroupConsumer.commit": "(positions=None)",
     "Transaction.send_many": "(stream, values, keys=None, shard=None)",
     "Transaction.send_batch": "(stream, data, *, shard=None)",
     "Transaction.advance": "(consumer)",
@@ -186,6 +189,8 @@ def test_the_objects(tmp_path):
             with hub.consumer(["s"], follow=False) as several, hub.consumer("s", group="g", follow=False) as member:
                 objects += [several, member, hub.transaction()]
                 assert list(member) == []
+            with hub.consumer("s", group="h", spread=True) as spread:
+                objects.append(spread)
             objects += [hub.groups, hub.groups.get("g")]
             found = {type(thing): public(dir(thing)) for thing in objects}
     found[ProducerOptions] = public(dir(ProducerOptions()))

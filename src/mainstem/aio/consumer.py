@@ -173,12 +173,13 @@ class Consumer:
 class Alone:
     """Lets one task in at a time, and tells a second one that it is wrong here."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "consumer") -> None:
+        self._what = what
         self._is_taken = False
 
     def __enter__(self) -> None:
         if self._is_taken:
-            raise InvalidRequest("another task is waiting in this consumer; let each task open its own")
+            raise InvalidRequest(f"another task is waiting in this {self._what}; let each task open its own")
         self._is_taken = True
 
     def __exit__(self, *exc: object) -> None:

@@ -18,6 +18,7 @@ from mainstem.aio.transaction import Transaction
 from mainstem.consume.found import Found, Search
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
+from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.hub import hub as core
 from mainstem.hub.groups import Groups as CoreGroups
@@ -201,7 +202,7 @@ class Hub:
 
     @wraps(core.Hub.consumer)
     def consumer(self, stream: str | Sequence[str] | None = None, **options: Any) -> Opening[Any]:
-        is_shared = options.get("group") is not None or options.get("pattern") is not None
+        is_shared = options.get("group") is not None or options.get("pattern") is not None or options.get("spread")
         if is_shared or isinstance(stream, list | tuple):
             return Opening(partial(self._opened_aside, partial(self._core.consumer, stream, **options), _shared))
         return Opening(partial(self._opened, partial(self._inner.consumer, stream, **options), Consumer))
@@ -254,8 +255,10 @@ class Hub:
         return repr(self._core)
 
 
-def _shared(consumer: CoreSeveralConsumer | CoreGroupConsumer, bridge: Bridge) -> SeveralConsumer | GroupConsumer:
-    if isinstance(consumer, CoreGroupConsumer):
+def _shared(
+    consumer: CoreSeveralConsumer | CoreGroupConsumer | CoreSpreadConsumer, bridge: Bridge
+) -> SeveralConsumer | GroupConsumer:
+    if isinstance(consumer, CoreGroupConsumer | CoreSpreadConsumer):
         return GroupConsumer(consumer, bridge)
     return SeveralConsumer(consumer, bridge)
 

@@ -3,7 +3,7 @@
 They commit and look things up as they go, so a step of theirs may wait: a worker takes it.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -14,9 +14,10 @@ from mainstem.aio.looks import Looks
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
+from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.cursor import Cursors
 
-Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer")
+Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer | CoreSpreadConsumer")
 
 
 class _Shared(Generic[Core]):
@@ -87,8 +88,9 @@ class SeveralConsumer(_Shared[CoreSeveralConsumer]):
         await self.close()
 
 
-class GroupConsumer(_Shared[CoreGroupConsumer]):
-    """A member of a group, as a GroupConsumer of `mainstem` is: there it says what is committed when."""
+class GroupConsumer(_Shared["CoreGroupConsumer | CoreSpreadConsumer"]):
+    """A member of a group, as a GroupConsumer of `mainstem` is, or a SpreadConsumer: there it says what is committed
+    when."""
 
     @property
     def group(self) -> str:
@@ -100,10 +102,10 @@ class GroupConsumer(_Shared[CoreGroupConsumer]):
         """By stream and shard: where this member would go on, in what it holds now."""
         return self._core.positions
 
-    async def commit(self) -> None:
+    async def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
         """Move the group's cursor behind what was yielded; see `mainstem.GroupConsumer.commit`."""
         with self._alone:
-            await self._work(self._core.commit)
+            await self._work(partial(self._core.commit, positions))
 
     async def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""

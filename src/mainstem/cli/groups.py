@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,8 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
-from mainstem.core.kinds import render_duration
-from mainstem.core.plain import size_text
+from mainstem.core.errors import InvalidCursor
+from mainstem.core.plain import age_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ def reset(
     """
     place = _place(to)
     with hubs.writing(loaded, data) as hub:
-        changes = hub.groups.reset(name, place, streams=stream or None, dry_run=not yes)
+        try:
+            changes = hub.groups.reset(name, place, streams=stream or None, dry_run=not yes)
+        except InvalidCursor as error:
+            # What is said of cursors elsewhere, to begin anew, is what this is for.
+            raise UsageProblem(f"--to: {error}") from None
     if json:
         shown = [
             {"stream": one.stream, "shard": one.shard, "before": one.before, "after": one.after} for one in changes
@@ -143,6 +147,7 @@ def _described(info: "GroupInfo") -> dict[str, Any]:
         "group": info.name,
         "streams": list(info.streams),
         "members": info.member_count,
+        "spread": info.spread,
         "lag_records": info.records,
         "lag_seconds": round(info.seconds, 3),
         "trend_records_per_second": info.trend,
@@ -172,15 +177,17 @@ def _advice(info: "GroupInfo") -> dict[str, Any] | None:
     return {
         "members": advice.members,
         "confidence": advice.confidence,
-        "member_bytes_per_second": advice.capacity,
+        "member_records_per_second": advice.capacity,
     }
 
 
 def _print_group(info: "GroupInfo") -> None:
-    print(f"group {info.name}: {counted(info.member_count, 'member')}, generation {info.generation}")
-    print(f"behind by {counted(info.records, 'record')}, {_seconds(info.seconds)}; {_trend(info)}")
+    how = ", spread" if info.spread else ""
+    print(f"group {info.name}: {counted(info.member_count, 'member')}{how}, generation {info.generation}")
+    oldest = f", the oldest for {_seconds(info.seconds)}" if info.records else ""
+    print(f"behind by {counted(info.records, 'record')}{oldest}; {_trend(info)}")
     if info.advice is not None:
-        able = f", each able to read {size_text(round(info.advice.capacity))}/s" if info.advice.capacity else ""
+        able = f", each able to read {info.advice.capacity:,.0f} records/s" if info.advice.capacity else ""
         print(f"advice: {counted(info.advice.members, 'member')} (confidence {info.advice.confidence}{able})")
     names = {member.id: member.client or f"{member.id:x}" for member in info.members}
     rows = [
@@ -191,7 +198,7 @@ def _print_group(info: "GroupInfo") -> None:
             f"{shard.end:,}",
             f"{shard.records:,}",
             _seconds(shard.seconds),
-            names.get(shard.member, f"{shard.member:x}") if shard.member else "nobody",
+            _owner(shard.member, names, info),
         )
         for shard in info.shards
     ]
@@ -199,18 +206,24 @@ def _print_group(info: "GroupInfo") -> None:
     print_table(columns, rows, right=("shard", "offset", "end", "behind", "for"))
 
 
+def _owner(member: int, names: Mapping[int, str], info: "GroupInfo") -> str:
+    if not member:
+        return "all" if info.spread else "nobody"
+    return names.get(member, f"{member:x}")
+
+
 def _trend(info: "GroupInfo") -> str:
+    if not info.records:
+        return "it has read everything"
     if info.trend is None:
         return "whether it catches up is known after a second look"
-    if not info.records:
-        return "it keeps up"
     if info.catch_up_seconds is None:
         return f"falling behind by {info.trend:,.1f} records/s" if info.trend > 0 else "standing still"
     return f"catching up by {-info.trend:,.1f} records/s, done in {_seconds(info.catch_up_seconds)}"
 
 
 def _seconds(seconds: float) -> str:
-    return render_duration(round(seconds, 1 if seconds < 60 else 0)) if seconds else "0s"
+    return f"{seconds:.1f}s" if 0 < seconds < 60 else age_text(seconds)
 
 
 def _print_changes(changes: "Sequence[ShardReset]") -> None:

@@ -3,8 +3,9 @@
     size = (rate * headroom + backlog / drain) / capacity of a member        rounded up, 1 to the number of units
 
 The capacity is what members got through while they were the bottleneck: nine tenths of what was seen lately is below
-it. A member that waits for data says nothing about what it could do. Advice changes only when it is off by more than
-15 % in two periods that follow each other, so that it can be obeyed by a machine.
+it. All are in records, or all in bytes, per second. A member that waits for data says nothing about what it could do.
+Advice changes only when it is off by more than 15 % in two periods that follow each other, so that it can be obeyed by
+a machine.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ _SAMPLES_SURE: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class MemberLoad:
-    """What one member did in a period: bytes per second, and whether data was waiting for it all the time."""
+    """What one member did in a period, per second, and whether data was waiting for it all the time."""
 
     rate: float
     is_bottleneck: bool
@@ -32,7 +33,7 @@ class MemberLoad:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """How many members there should be. `capacity` is bytes per second of one member, None if it was never seen at its
+    """How many members there should be. `capacity` is what one member does per second, None if it was never seen at its
     limit: then the advice is to leave things as they are, with low confidence."""
 
     members: int
@@ -52,7 +53,7 @@ class Advisor:
         self._off = 0
 
     def observe(self, rate: float, backlog: float, loads: Sequence[MemberLoad], units: int) -> Advice:
-        """One period is over: bytes written per second, bytes that are unread, and what the members did."""
+        """One period is over: what was written per second, what is unread, and what the members did."""
         self._samples.extend(load.rate for load in loads if load.is_bottleneck and load.rate > 0)
         most = max(units, 1)
         if not self._samples:

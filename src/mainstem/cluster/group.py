@@ -51,8 +51,6 @@ from mainstem.core.errors import InvalidSetting
 from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, GROUP_MEMBERS_MAX
 
 NOBODY: Final = 0
-# What a unit weighs is averaged over about this long.
-_RATE_SECONDS: Final = 30.0
 # A plan is made at most this often, so that many who join at once cost few plans.
 _PLAN_SECONDS: Final = 0.05
 
@@ -60,7 +58,8 @@ _PLAN_SECONDS: Final = 0.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
     """The times of a group, in seconds: how long a quiet request waits for its answer; how long a member may be silent;
-    how long one that lives may keep what it was asked for; how often loads are compared."""
+    how long one that lives may keep what it was asked for; how often loads are compared, which are averages of about
+    that long."""
 
     heartbeat: float = 3.0
     session_timeout: float = 10.0
@@ -125,7 +124,7 @@ class Group:
         self._streams = GroupStreams()
         self._cursors = dict(cursors)
         self.positions: dict[Unit, int] = {}
-        self._rates: defaultdict[Unit, MovingAverage] = defaultdict(lambda: MovingAverage(_RATE_SECONDS))
+        self._rates: defaultdict[Unit, MovingAverage] = defaultdict(lambda: MovingAverage(options.rebalance_interval))
         # Units whose owner the ledger knows from before; nothing is given before it has forgotten them.
         self._void = sorted(owned)
         self._kept_back = set(self._void)

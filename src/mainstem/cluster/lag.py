@@ -6,7 +6,7 @@ from typing import Final
 
 from mainstem.cluster.average import MovingAverage
 
-_TREND_SECONDS: Final = 30.0
+TREND_SECONDS: Final = 30.0
 # Slower than this, in records per second, is standing still.
 _TREND_MIN: Final = 1e-6
 
@@ -35,8 +35,8 @@ class LagReport:
 class Lag:
     """The lag of one group, or of one unit, looked at now and then. One thread."""
 
-    def __init__(self) -> None:
-        self._trend = MovingAverage(_TREND_SECONDS)
+    def __init__(self, seconds: float = TREND_SECONDS) -> None:
+        self._trend = MovingAverage(seconds)
         self._last: tuple[float, int] | None = None
 
     def observe(self, units: Iterable[Behind], now: float, now_us: int) -> LagReport:

@@ -98,15 +98,35 @@ class Spread:
         self._leases[lease.number] = lease
         return lease
 
-    def finish(self, member: int, number: int) -> tuple[Unit, int] | None:
-        """A range is done: the unit and the group's cursor in it, to be committed. None if the lease was lost."""
+    def advance(self, member: int, number: int, at: int) -> tuple[Unit, int] | None:
+        """A range is done up to here: the unit and the group's cursor in it, to be committed. None if the lease was
+        lost; one that is done to its end is over."""
         lease = self._leases.get(number)
         if lease is None or lease.member != member:
             return None
-        del self._leases[number]
         shard = self._shards[lease.unit]
-        shard.finish(_Range(lease.first, lease.end, lease.bytes))
+        if at >= lease.end:
+            del self._leases[number]
+            shard.open_count -= 1
+            shard.finish(_Range(lease.first, lease.end, lease.bytes))
+        elif at > lease.first:
+            size = lease.bytes * (at - lease.first) // (lease.end - lease.first)
+            self._leases[number] = lease._replace(first=at, bytes=lease.bytes - size)
+            shard.finish(_Range(lease.first, at, size))
         return lease.unit, shard.low
+
+    def held_by(self, member: int) -> list[Lease]:
+        """The leases that a member has."""
+        return [lease for lease in self._leases.values() if lease.member == member]
+
+    def give_back(self, lease: Lease) -> None:
+        """Others get what is not done of it."""
+        self._give_back([lease])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a lease."""
+        return not self._leases
 
     def prolong(self, member: int, now: float) -> None:
         """The member lives."""
@@ -174,7 +194,6 @@ class _SpreadShard:
         self.free.insert(bisect_left(self.free, found), found)
 
     def finish(self, found: _Range) -> None:
-        self.open_count -= 1
         index = bisect_left(self.done, found)
         if index < len(self.done) and self.done[index].first == found.end:
             after = self.done.pop(index)

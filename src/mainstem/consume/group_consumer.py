@@ -20,7 +20,15 @@ from mainstem.consume.part import Part, Restored
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.several import ReadOptions, Several, list_streams, names_wanted
 from mainstem.core.cursor import Cursors
-from mainstem.core.errors import Fenced, InvalidRequest, InvalidSetting, MainstemError, StreamDeleted, UnknownStream
+from mainstem.core.errors import (
+    Fenced,
+    InvalidCursor,
+    InvalidRequest,
+    InvalidSetting,
+    MainstemError,
+    StreamDeleted,
+    UnknownStream,
+)
 from mainstem.core.names import check_group_name
 from mainstem.transport.port import Answer, GetStreamCall, Port
 from mainstem.transport.sharing import CommitCursorsCall, GetGroupCall, GroupShard
@@ -114,11 +122,27 @@ class GroupConsumer(Several[Part]):
         """By stream and shard: where this member would go on, in what it holds now."""
         return {(self._lanes[unit[0]].stream.name, unit[1]): self._position(unit) for unit in self._committed}
 
-    def commit(self) -> None:
-        """Move the group's cursor behind what was yielded. Fenced if a shard of it was lost to another member: then
-        nothing was committed; what is still held can be, by another call."""
+    def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
+        """Move the group's cursor behind what was yielded; with `positions`, which this consumer had before, only up to
+        there. Fenced if a shard of it was lost to another member: then nothing was committed; what is still held can
+        be, by another call.
+
+        Who keeps what it reads, and writes it down now and then, notes `positions` when it has gathered enough, and
+        commits them when that is written.
+        """
         self._check_open()
-        self._commit_all()
+        self._commit_all(None if positions is None else self._places(positions))
+
+    def _places(self, positions: Mapping[tuple[str, int], int]) -> dict[Unit, int]:
+        ids = {part.stream.name: id_ for id_, part in self._lanes.items()}
+        places = {(ids.get(stream, -1), shard): at for (stream, shard), at in positions.items()}
+        for (stream, shard), unit in zip(positions, places, strict=True):
+            if unit in self._committed and places[unit] > self._position(unit):
+                raise InvalidCursor(
+                    f"offset {places[unit]} of shard {shard} of {stream!r} was not read yet: this consumer stands at "
+                    f"{self._position(unit)}"
+                )
+        return places
 
     def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
@@ -315,6 +339,9 @@ class GroupConsumer(Several[Part]):
             part.allow(passed.get(stream, 0))
         self._news_seen = news.member, membership.version
         self._drop_committed()
+        for stream, shard in self._asked:
+            # What is committed later must come to an end.
+            self._lanes[stream].pause(shard)
         self._member.act(news, tuple(self._committed))
 
     def _commit_asked(self) -> None:
@@ -443,7 +470,7 @@ class GroupConsumer(Several[Part]):
         if self._closed:
             return
         try:
-            if self._is_auto:
+            if self._is_auto and (self._flight is not None or self._lost or self._changed()):
                 self._commit_all(None if is_clean else self._before_hand())
         finally:
             self._end()

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from mainstem.core.errors import Closed, Fenced, InternalError, MainstemError
 from mainstem.core.identity import RANDOMNESS, new_producer_id, program_name
-from mainstem.transport.port import Answer, Port
+from mainstem.transport.port import Answer, MembershipCall, Port
 from mainstem.transport.sharing import BeatGroupCall, JoinGroupCall, LeaveGroupCall, Membership
 
 Unit = tuple[int, int]
@@ -146,12 +146,16 @@ class Member:
             if self._is_over or self._error is not None:
                 return
             self._request += 1
-            call = self._join_call() if self._acted == 0 else self._beat_call()
+            call = self._next_call()
             answered = partial(self._on_answer, self._request)
         try:
             self._port.ask(call, self.heartbeat + _ANSWER_SECONDS, answered)
         except MainstemError as error:
             answered(error)
+
+    def _next_call(self) -> MembershipCall:
+        """With the lock."""
+        return self._join_call() if self._acted == 0 else self._beat_call()
 
     def _join_call(self) -> JoinGroupCall:
         group, streams, pattern, starts = self._wishes

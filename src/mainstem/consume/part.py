@@ -42,6 +42,8 @@ class Part(Consumer):
         self._allowed = 0
         # Where shards wait because of what was written after a change.
         self._limits: dict[int, int] = {}
+        # Shards of which nothing more is to come.
+        self._paused: set[int] = set()
         self.read_bytes: Counter[int] = Counter()
         self._offsets = []
         self._bound()
@@ -64,10 +66,17 @@ class Part(Consumer):
     def drop(self, shard: int) -> None:
         """Read this shard no more."""
         self._held.discard(shard)
+        self._paused.discard(shard)
         self._limits.pop(shard, None)
         if self._parts and _shard_of(self._parts[0]) == shard:
             self._parts.clear()
         self._bound()
+
+    def pause(self, shard: int) -> None:
+        """Hold this shard, and read no more of it."""
+        if shard not in self._paused:
+            self._paused.add(shard)
+            self._bound()
 
     def allow(self, generation: int) -> None:
         """What was written in this generation of the stream can be read."""
@@ -101,6 +110,9 @@ class Part(Consumer):
             min(self._end(shard), self._limits.get(shard, _NOWHERE)) if shard in self._held else _NOWHERE
             for shard in range(shards)
         )
+        if self._paused:
+            ends = enumerate(self._ends)
+            self._ends = tuple(self._offsets[shard] if shard in self._paused else end for shard, end in ends)
 
     def _end(self, shard: int) -> int:
         if self.final is None:
@@ -122,6 +134,7 @@ class Part(Consumer):
     def adopt(self, info: StreamInfo) -> None:
         """The stream as it is after a restore; nothing is held."""
         self._held.clear()
+        self._paused.clear()
         self._limits.clear()
         self._parts.clear()
         self._info = info

@@ -174,6 +174,8 @@ MEMBER_REQUESTS_MAX: Final = 4_096
 # before them is not.
 SPREAD_OPEN_RANGES_MAX: Final = 1_024
 SPREAD_DONE_RANGES_MAX: Final = 1_024
+# What one member of a group that spreads has to read at a time.
+SPREAD_LEASES_MAX: Final = 16
 
 # One transaction: what its commit names, which is a command; its bytes, which stay on the disk until it ends; its time.
 TRANSACTION_BATCHES_MAX: Final = 8_192

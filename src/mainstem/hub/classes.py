@@ -6,6 +6,7 @@ from mainstem.consume.group_consumer import GroupConsumer
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.sequence import OrderedBatch, OrderedBatches
 from mainstem.consume.several import SeveralConsumer
+from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.schema import Schema
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack, BatchAck
@@ -31,6 +32,7 @@ __all__ = [
     "Schema",
     "SchemaInfo",
     "SeveralConsumer",
+    "SpreadConsumer",
     "StreamInfo",
     "Transaction",
 ]

@@ -101,7 +101,7 @@ class Groups:
         unknown = [name for name in streams if name not in info.streams]
         if unknown:
             raise InvalidSetting(
-                f"group {info.name!r} does not read {unknown[0]!r}; it reads {', '.join(info.streams)}"
+                f"group {info.name!r} does not read {unknown[0]!r}; it reads {', '.join(info.streams) or 'nothing yet'}"
             )
         if isinstance(to, Cursor):
             streams = [name for name in streams if self._port.call(GetStreamCall(name)).streams[0].uuid == to.stream]

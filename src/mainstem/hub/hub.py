@@ -12,6 +12,7 @@ from mainstem.consume.found import Found, find
 from mainstem.consume.group_consumer import Commit, GroupConsumer
 from mainstem.consume.sequence import OrderedBatches
 from mainstem.consume.several import ReadOptions, SeveralConsumer, checked_streams
+from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.cursor import Cursors
 from mainstem.core.durations import microseconds
@@ -273,9 +274,9 @@ class Hub:
         # Names under which this hub writes transactions, and the epoch of each.
         self._writers: dict[str, int] = {}
         self._writers_lock = threading.Lock()
-        self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer | OrderedBatches] = (
-            weakref.WeakSet()
-        )
+        self._open: weakref.WeakSet[
+            Producer | Consumer | SeveralConsumer | GroupConsumer | SpreadConsumer | OrderedBatches
+        ] = weakref.WeakSet()
 
     def producer(
         self,
@@ -358,7 +359,25 @@ class Hub:
         where: str | None = ...,
         columns: Sequence[str] | None = ...,
         on_bad: OnBad = ...,
+        spread: Literal[False] = ...,
     ) -> GroupConsumer: ...
+
+    @overload
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = ...,
+        *,
+        group: str,
+        spread: Literal[True],
+        pattern: str | None = ...,
+        commit: Commit = ...,
+        start: Start | Cursors = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+    ) -> SpreadConsumer: ...
 
     def consumer(
         self,
@@ -374,7 +393,8 @@ class Hub:
         group: str | None = None,
         pattern: str | None = None,
         commit: Commit = "auto",
-    ) -> Consumer | SeveralConsumer | GroupConsumer:
+        spread: bool = False,
+    ) -> Consumer | SeveralConsumer | GroupConsumer | SpreadConsumer:
         """A consumer of a stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
 
         `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
@@ -384,8 +404,11 @@ class Hub:
 
         Several streams may be named, or found by a `pattern` such as "orders-*", also if they come later. With a
         `group` they are shared with its other members, and reading goes on where the group has committed: see
-        GroupConsumer.
+        GroupConsumer. With `spread` its members share every shard batch by batch, where order does not matter: see
+        SpreadConsumer.
         """
+        if spread and group is None:
+            raise InvalidSetting("spread=True shares shards among the members of a group: say which, group=...")
         is_several = pattern is not None or isinstance(stream, list | tuple)
         if ordering_window is not None and (is_several or group is not None):
             raise InvalidSetting(
@@ -394,7 +417,8 @@ class Hub:
             )
         if group is not None:
             options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
-            shared = GroupConsumer(self._port, group, checked_streams(stream, pattern), pattern, start, options, commit)
+            kind = SpreadConsumer if spread else GroupConsumer
+            shared = kind(self._port, group, checked_streams(stream, pattern), pattern, start, options, commit)
             self._open.add(shared)
             return shared
         if is_several:
@@ -483,7 +507,7 @@ class Hub:
         try:
             for user in list(self._open):
                 try:
-                    if isinstance(user, GroupConsumer) and not is_clean:
+                    if isinstance(user, GroupConsumer | SpreadConsumer) and not is_clean:
                         user.abandon()
                     else:
                         user.close()

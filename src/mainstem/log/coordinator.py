@@ -46,12 +46,13 @@ from mainstem.core.errors import Busy, Closed, Fenced, GroupBusy, InvalidRequest
 from mainstem.core.events import Event as LogEvent
 from mainstem.core.limits import CLIENT_NAME_CHARS_MAX, GROUP_MEMBERS_MAX
 from mainstem.core.names import check_group_name
-from mainstem.log.batcher import Outcomes
+from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.flush import Assigned, GroupCursors, Position, Rejected, TransactionCommitted
 from mainstem.log.group_report import GroupReports, Owners
 from mainstem.log.groups import KnownGroup
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.log import Log
+from mainstem.log.spreading import SpreadGroup, starts_of
 from mainstem.log.transactions import Writer
 from mainstem.transport.port import Answer, Answered, CommitCall, MembershipCall
 from mainstem.transport.sharing import (
@@ -60,6 +61,7 @@ from mainstem.transport.sharing import (
     DeleteGroupCall,
     GetGroupCall,
     JoinGroupCall,
+    LeaseGroupCall,
     LeaveGroupCall,
     ListGroupsCall,
     Membership,
@@ -74,6 +76,8 @@ T = TypeVar("T")
 # How often machines are told the time: a while after something happened, and when all is quiet.
 _TICK_SECONDS: Final = 0.05
 _BUSY_SECONDS: Final = 1.0
+# After a look at all groups, for their trends and advice, a rest of this many times as long.
+_LOOK_REST: Final = 20
 # How long who describes or resets a group waits for the thread.
 _ASK_SECONDS: Final = 30.0
 
@@ -117,16 +121,21 @@ class Coordinator:
         self._wake_log = wake
         self._clock = log.clock
         self._started_at = self._clock.monotonic()
-        self._reports = GroupReports(log.ledger, log.clock)
+        self._reports = GroupReports(log.ledger, log.clock, self._options.rebalance_interval)
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
         # The thread's own from here on.
         self._groups: dict[str, _Coordinated] = {}
+        self._spreads: dict[str, SpreadGroup] = {}
         self._rows: list[tuple[int, int]] = []
         self._shared: dict[int, SharedStream] = {}
         self._busy_until = 0.0
+        # Members that spread are about to be served.
+        self._is_serving = False
+        self._look_at = 0.0
+        log.batcher.add_listener(self._on_flush)
 
     # From members.
 
@@ -184,10 +193,11 @@ class Coordinator:
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see. Any thread."""
-        groups = tuple(self._groups.values())
+        groups, spreads = tuple(self._groups.values()), tuple(self._spreads.values())
         return {
-            "groups_coordinated": len(groups),
-            "group_members": sum(len(group.machine.members) for group in groups),
+            "groups_coordinated": len(groups) + len(spreads),
+            "group_members": sum(len(group.machine.members) for group in groups)
+            + sum(len(group.members) for group in spreads),
         }
 
     def close(self) -> None:
@@ -208,10 +218,11 @@ class Coordinator:
 
     def _owners(self) -> dict[str, Owners]:
         return {
-            name: Owners(
-                tuple(group.machine.members), dict(group.clients), dict(group.machine.targets), group.machine.weights
-            )
+            name: Owners(tuple(group.machine.members), dict(group.clients), dict(group.machine.targets))
             for name, group in self._groups.items()
+        } | {
+            name: Owners(tuple(group.members), group.clients, spread_by=group.id)
+            for name, group in self._spreads.items()
         }
 
     def _void(self, name: str) -> None:
@@ -223,11 +234,14 @@ class Coordinator:
         if self._ask(partial(self._may_have_members, name, known)):
             raise GroupBusy(f"group {name!r} has members, or had a moment ago; stop them first")
         deadline = self._clock.monotonic() + _ASK_SECONDS
-        while self._ask(lambda: name in self._groups) and self._clock.monotonic() < deadline:
+        while self._ask(lambda: name in self._groups or name in self._spreads) and self._clock.monotonic() < deadline:
             _NEVER.wait(_TICK_SECONDS)
 
     def _may_have_members(self, name: str, known: KnownGroup) -> bool:
         """If not, its owners are being voided."""
+        spread = self._spreads.get(name)
+        if spread is not None:
+            return bool(spread.members)
         group = self._groups.get(name)
         if group is not None:
             return bool(group.machine.members)
@@ -269,7 +283,9 @@ class Coordinator:
         while True:
             with self._changed:
                 if not self._inbox and not self._closed:
-                    self._changed.wait(max(tick_at - self._clock.monotonic(), 0.0) if self._groups else None)
+                    self._changed.wait(
+                        max(tick_at - self._clock.monotonic(), 0.0) if self._groups or self._spreads else None
+                    )
                 is_closed = self._closed
                 actions = tuple(self._inbox)
                 self._inbox.clear()
@@ -277,7 +293,7 @@ class Coordinator:
                 self._guard(action)
             if is_closed:
                 break
-            if self._groups and self._clock.monotonic() >= tick_at:
+            if (self._groups or self._spreads) and self._clock.monotonic() >= tick_at:
                 self._guard(self._tick)
                 now = self._clock.monotonic()
                 tick_at = now + (_TICK_SECONDS if now < self._busy_until else self._options.heartbeat / 4)
@@ -293,6 +309,8 @@ class Coordinator:
             logger.exception(LogEvent("the coordinator of the groups failed at something"))
 
     def _refuse(self, error: MainstemError) -> None:
+        for spread in self._spreads.values():
+            spread.refuse(error)
         for group in self._groups.values():
             waiting, group.waiting = group.waiting, {}
             for answered in waiting.values():
@@ -305,16 +323,36 @@ class Coordinator:
             machine = group.machine
             if not machine.members and not machine.owners and machine.is_settled:
                 self._groups.pop(group.name, None)
+        for spread in tuple(self._spreads.values()):
+            spread.tick()
+            if spread.is_over or spread.is_done:
+                del self._spreads[spread.name]
+        now = self._clock.monotonic()
+        if now >= self._look_at:
+            for name, owners in self._owners().items():
+                self._reports.look(name, owners)
+            # However many there are, members do not wait for it.
+            took = self._clock.monotonic() - now
+            self._look_at = now + max(self._reports.period, _LOOK_REST * took)
 
     def _on_request(self, call: MembershipCall, answered: Answered) -> None:
         if self._closed:
             answered(Closed("the log is closed"))
             return
         group = self._groups.get(call.group)
+        spread = self._spreads.get(call.group)
+        if isinstance(call, LeaseGroupCall):
+            self._on_lease(call, answered)
+            return
         if isinstance(call, LeaveGroupCall):
             if group is not None:
                 self._tell(group, Leave(call.member))
+            if spread is not None:
+                spread.leave(call.member)
             answered(Answer())
+            return
+        if spread is not None and isinstance(call, JoinGroupCall):
+            answered(_other_kind(call.group, "batch by batch, with spread=True") if spread.members else _changing())
             return
         if group is None and isinstance(call, BeatGroupCall):
             answered(_join_anew())
@@ -329,6 +367,49 @@ class Coordinator:
             self._tell(group, _beat(call))
         else:
             self._join(group, call)
+
+    def _on_lease(self, call: LeaseGroupCall, answered: Answered) -> None:
+        whole, spread = self._groups.get(call.group), self._spreads.get(call.group)
+        if whole is not None:
+            answered(_other_kind(call.group, "whole shards") if whole.machine.members else _changing())
+            return
+        if spread is None or spread.is_over:
+            spread = self._begin_spread(call.group)
+        if len(spread.members) >= GROUP_MEMBERS_MAX and call.member not in spread.members:
+            answered(_full(call.group))
+            return
+        self._look_at_streams()
+        spread.ask(call, answered)
+
+    def _begin_spread(self, name: str) -> SpreadGroup:
+        known = self._known(name)
+        generation = 0 if known is None else known.row.generation
+        created_us = self._clock.now_us() if known is None else known.row.created_us
+        rows = known.shards if known is not None else {}
+        begun = {stream for stream, _ in rows}
+
+        def start_of(group: SpreadGroup, unit: Unit) -> Position | None:
+            row = self._log.ledger.load_stream(unit.stream)
+            if unit.stream in begun or row is None or row.created_us > created_us:
+                return None
+            offsets = starts_of(group.members, unit)
+            return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
+
+        spread = SpreadGroup(name, self._log, self._options, generation, start_of, self._post_quietly, self._wake_log)
+        self._spreads[name] = spread
+        spread.set_streams(self._shared.values())
+        return spread
+
+    def _on_flush(self, notice: FlushNotice) -> None:
+        """In the thread that commits: members may wait for what was written."""
+        if self._spreads and notice.ends and not self._is_serving:
+            self._is_serving = True
+            self._post_quietly(self._serve)
+
+    def _serve(self) -> None:
+        self._is_serving = False
+        for spread in self._spreads.values():
+            spread.serve()
 
     def _join(self, group: _Coordinated, call: JoinGroupCall) -> None:
         if len(group.machine.members) >= GROUP_MEMBERS_MAX and call.member not in group.machine.members:
@@ -385,6 +466,8 @@ class Coordinator:
         }
         for group in tuple(self._groups.values()):
             self._tell_streams(group)
+        for spread in self._spreads.values():
+            spread.set_streams(self._shared.values())
 
     def _as_shared(self, row: StreamRow) -> SharedStream:
         generations = self._log.ledger.load_generations(row.id)[: row.generation] if row.generation else ()
@@ -527,6 +610,14 @@ def _beat(call: BeatGroupCall) -> Beat:
 
 def _join_anew() -> Fenced:
     return Fenced("this id is not that of a member of the group any more; draw another and join anew")
+
+
+def _other_kind(name: str, how: str) -> InvalidRequest:
+    return InvalidRequest(f"the members of group {name!r} read {how}: all of a group's members read in one way")
+
+
+def _changing() -> Busy:
+    return Busy("the group's last members are leaving; in a moment it can be read in another way")
 
 
 def _full(name: str) -> InvalidRequest:

@@ -13,7 +13,7 @@ from mainstem.cluster.assignment import Unit
 from mainstem.cluster.lag import Behind, Lag, LagReport
 from mainstem.core.clock import Clock
 from mainstem.core.errors import UnknownGroup
-from mainstem.core.limits import GROUPS_MAX, LIST_BYTES_MAX
+from mainstem.core.limits import GROUP_MEMBERS_MAX, GROUPS_MAX, LIST_BYTES_MAX
 from mainstem.log.ledger.base import GroupRow, GroupShardRow, LedgerReader, ShardKey
 from mainstem.transport.port import Answer
 from mainstem.transport.sharing import GroupAdvice, GroupInfo, GroupMember, GroupShard
@@ -21,40 +21,54 @@ from mainstem.transport.sharing import GroupAdvice, GroupInfo, GroupMember, Grou
 # A group and a shard in an answer at most, beside names of streams, which are as long as they are.
 _GROUP_BYTES: Final = 512
 _SHARD_BYTES: Final = 192
-# A group is looked at no more often than this for its advice: rates are averages.
-_ADVICE_SECONDS: Final = 5.0
+# A look begins a new period, for rates and advice, if the last one began this part of the averaged time ago.
+_PERIODS: Final = 6
+# A member is the bottleneck if what is unread of its shards was waiting for this part of a period, at both its ends.
+_WAITING_SHARE: Final = 0.2
 # Times of this many shards are looked up for one list.
 _LISTED_SHARDS_MAX: Final = 4_096
 
 
 class Owners(NamedTuple):
-    """What the coordinator knows of a group: its members, their names, who shall have which unit, and bytes per second
-    of each."""
+    """What the coordinator knows of a group: its members, their names, and who shall have which unit."""
 
     members: tuple[int, ...] = ()
     clients: Mapping[int, str] = {}
     targets: Mapping[Unit, int] = {}
-    weights: Mapping[Unit, float] = {}
+    # Who owns the shards of a group that spreads them: nobody whom users know.
+    spread_by: int = 0
+
+
+class _Done(NamedTuple):
+    """How far the shards of a member were read when that was last seen to have changed."""
+
+    at: float
+    offsets: Mapping[Unit, int]
 
 
 class _Watched:
     """What is remembered of one group between looks."""
 
-    def __init__(self) -> None:
-        self.lag = Lag()
+    def __init__(self, seconds: float) -> None:
+        self.lag = Lag(seconds)
         self.advisor = Advisor()
-        self.advised_at = float("-inf")
         self.advice: GroupAdvice | None = None
-        # Bytes of records, as of the last look: how fast they are written, and how large they are.
-        self.written: tuple[float, int] | None = None
+        # When the period began, where shards ended then, and for how long the unread of each member had been waiting.
+        self.began_at: float | None = None
+        self.ends: Mapping[Unit, int] = {}
+        self.waiting: Mapping[int, float] = {}
+        self.done: dict[int, _Done] = {}
 
 
 class GroupReports:
-    """Reports on the groups of one ledger. Any thread. The trend is that between looks, so the first has none."""
+    """Reports on the groups of one ledger. Any thread. The trend, and with it the advice, is that between looks, over
+    about so many seconds: the first look has none."""
 
-    def __init__(self, ledger: LedgerReader, clock: Clock) -> None:
+    def __init__(self, ledger: LedgerReader, clock: Clock, seconds: float = 30.0) -> None:
         self._ledger = ledger
         self._clock = clock
+        self._seconds = seconds
+        self.period = seconds / _PERIODS
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
 
@@ -81,6 +95,12 @@ class GroupReports:
         shown = tuple(islice(info.shards, after, after + LIST_BYTES_MAX // _SHARD_BYTES))
         is_more = after + len(shown) < len(info.shards)
         return Answer(groups=(msgspec.structs.replace(info, shards=shown),), more=is_more)
+
+    def look(self, name: str, owners: Owners) -> None:
+        """Look at a group, so that whoever asks next hears of trend and advice."""
+        row = self._ledger.group_named(name)
+        if row is not None:
+            self._describe(row, owners)
 
     def forget(self, name: str) -> None:
         """The group was deleted."""
@@ -109,6 +129,7 @@ class GroupReports:
             members=members,
             shards=tuple(shards),
             advice=advice,
+            spread=bool(owners.spread_by),
         )
 
     def _shard(self, key: ShardKey, at: GroupShardRow, owners: Owners, now_us: int) -> GroupShard | None:
@@ -120,8 +141,9 @@ class GroupReports:
         since = self._unread_since(key, at.offset, end)
         seconds = 0.0 if since is None else max(now_us - since, 0) / 1_000_000
         next_member = owners.targets.get(Unit(stream, shard), 0)
+        owner = 0 if at.owner == owners.spread_by else at.owner
         return GroupShard(
-            row.name, stream, shard, at.offset, end, seconds, at.committed_us, at.owner, next_member=next_member
+            row.name, stream, shard, at.offset, end, seconds, at.committed_us, owner, next_member=next_member
         )
 
     def _unread_since(self, key: ShardKey, offset: int, end: int) -> int | None:
@@ -144,42 +166,52 @@ class GroupReports:
             if watched is None:
                 if len(self._watched) >= GROUPS_MAX:
                     self._watched.clear()
-                watched = self._watched[name] = _Watched()
-            if now >= watched.advised_at + _ADVICE_SECONDS and owners.members:
-                watched.advised_at = now
-                watched.advice = self._advise(watched, shards, owners, now)
+                watched = self._watched[name] = _Watched(self._seconds)
+            if watched.began_at is None or now >= watched.began_at + self.period:
+                self._end_period(watched, shards, owners, now)
             return watched.lag.observe(behind, now, now_us), watched.advice if owners.members else None
 
-    def _advise(
-        self, watched: _Watched, shards: Sequence[GroupShard], owners: Owners, now: float
-    ) -> GroupAdvice | None:
-        """By what is written and unread, in bytes: the ledger knows the size of a shard and how many offsets it has."""
-        total = backlog = 0.0
-        for shard in shards:
-            row = self._ledger.load_shard(shard.stream_id, shard.shard)
-            per_record = row.bytes / max(row.stable - row.start, 1)
-            total += row.stable * per_record
-            backlog += shard.records * per_record
-        before, watched.written = watched.written, (now, round(total))
-        if before is None or now <= before[0]:
-            return None
-        rate = max(total - before[1], 0.0) / (now - before[0])
+    def _end_period(self, watched: _Watched, shards: Sequence[GroupShard], owners: Owners, now: float) -> None:
+        """By what is written, unread and done, in records."""
+        began_at, ends = watched.began_at, watched.ends
+        watched.began_at = now
+        watched.ends = {Unit(shard.stream_id, shard.shard): shard.end for shard in shards}
+        before, watched.waiting = watched.waiting, _waiting(shards)
+        # Those who spread share everything: each does as much as the others.
+        readers = (0,) if owners.spread_by else owners.members
         loads = [
             MemberLoad(
-                sum(
-                    owners.weights.get(Unit(shard.stream_id, shard.shard), 0.0)
-                    for shard in shards
-                    if shard.member == member
-                ),
-                any(shard.records for shard in shards if shard.member == member),
+                self._rate_of(watched, member, [shard for shard in shards if shard.member == member], now),
+                min(before.get(member, 0.0), watched.waiting.get(member, 0.0)) >= _WAITING_SHARE * self.period,
             )
-            for member in owners.members
+            for member in readers
         ]
-        advice = watched.advisor.observe(rate, backlog, loads, len(shards))
-        return GroupAdvice(advice.members, advice.confidence, advice.capacity)
+        watched.done = {member: done for member, done in watched.done.items() if member in readers}
+        units = len(shards)
+        if owners.spread_by and owners.members:
+            each = MemberLoad(loads[0].rate / len(owners.members), loads[0].is_bottleneck)
+            loads, units = [each] * len(owners.members), GROUP_MEMBERS_MAX
+        if began_at is None or not owners.members:
+            return
+        written = sum(end - ends.get(unit, end) for unit, end in watched.ends.items())
+        backlog = sum(shard.records for shard in shards)
+        advice = watched.advisor.observe(written / (now - began_at), backlog, loads, units)
+        watched.advice = GroupAdvice(advice.members, advice.confidence, advice.capacity)
+
+    def _rate_of(self, watched: _Watched, member: int, shards: Sequence[GroupShard], now: float) -> float:
+        """Records per second since the last time that this member was seen to have committed something; 0 if it has
+        not. Who commits rarely is measured rarely, and rightly."""
+        offsets = {Unit(shard.stream_id, shard.shard): shard.offset for shard in shards}
+        last = watched.done.get(member)
+        done = 0 if last is None else sum(max(at - last.offsets.get(unit, at), 0) for unit, at in offsets.items())
+        if last is None or done or offsets.keys() != last.offsets.keys():
+            watched.done[member] = _Done(now, offsets)
+        return 0.0 if last is None or now <= last.at else done / (now - last.at)
 
 
-def _load(shards: Sequence[GroupShard], owners: Owners) -> MemberLoad:
-    """What a member does that owns these."""
-    rate = sum(owners.weights.get(Unit(shard.stream_id, shard.shard), 0.0) for shard in shards)
-    return MemberLoad(rate, any(shard.records for shard in shards))
+def _waiting(shards: Sequence[GroupShard]) -> dict[int, float]:
+    """By member, for how many seconds the oldest unread record of its shards has been waiting."""
+    found: dict[int, float] = {}
+    for shard in shards:
+        found[shard.member] = max(found.get(shard.member, 0.0), shard.seconds)
+    return found

@@ -94,6 +94,7 @@ class Server:
             heartbeat=settings.group_heartbeat,
             session_timeout=settings.group_session_timeout,
             revocation_timeout=settings.group_revocation_timeout,
+            rebalance_interval=settings.group_rebalance_interval,
         )
         self.coordinator = Coordinator(self.log, times)
         self.gateway = Gateway(

@@ -28,6 +28,8 @@ from mainstem.transport.sharing import (
     GetGroupCall,
     GroupInfo,
     JoinGroupCall,
+    LeaseGroupCall,
+    Leases,
     LeaveGroupCall,
     ListGroupsCall,
     Membership,
@@ -309,6 +311,7 @@ Call = (
     | ConnectionsCall
     | JoinGroupCall
     | BeatGroupCall
+    | LeaseGroupCall
     | LeaveGroupCall
     | CommitCursorsCall
     | ListGroupsCall
@@ -320,7 +323,7 @@ Call = (
     | OpenWriterCall
 )
 # What a member asks for. Answered when there is something to say, not when it was carried out.
-MembershipCall = JoinGroupCall | BeatGroupCall | LeaveGroupCall
+MembershipCall = JoinGroupCall | BeatGroupCall | LeaseGroupCall | LeaveGroupCall
 # What is answered by the flush that it becomes a part of.
 CommitCall = CommitCursorsCall | CommitTransactionCall
 
@@ -379,6 +382,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: tuple[GroupInfo, ...] = ()
     committed: tuple[Committed, ...] = ()
     writer_epoch: int = 0
+    leases: Leases | None = None
 
 
 # Told what came of a call, from any thread; it must not block.

@@ -35,6 +35,24 @@ class BeatGroupCall(msgspec.Struct, frozen=True, tag="beat_group"):
     rates: tuple[tuple[U63, U32, float], ...] = ()
 
 
+class LeaseGroupCall(msgspec.Struct, frozen=True, tag="lease_group"):
+    """Be a member of a group that spreads its streams batch by batch: join, show that one lives, say what is done, and
+    ask for more, all by this one call. `held` are the leases that the member goes on with, all others of its are given
+    to others; of those in `done`, as (lease, offset), it has read up to there. Answered when that is durable, or when
+    there is one of the `wanted` leases, at last after a heartbeat; at once if it is not `patient`."""
+
+    group: str
+    member: U63
+    streams: tuple[str, ...] = ()
+    pattern: str | None = None
+    starts: tuple[tuple[U63, tuple[U63, ...]], ...] = ()
+    held: tuple[U63, ...] = ()
+    done: tuple[tuple[U63, U63], ...] = ()
+    wanted: U32 = 0
+    patient: bool = True
+    client: str = ""
+
+
 class LeaveGroupCall(msgspec.Struct, frozen=True, tag="leave_group"):
     """A member goes; others get what it had."""
 
@@ -94,6 +112,27 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
     session_timeout: float
 
 
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """The offsets from `first` to before `end` of a shard are one member's to read. Streams by their ids."""
+
+    number: U63
+    stream: U63
+    shard: U32
+    first: U63
+    end: U63
+
+
+class Leases(msgspec.Struct, frozen=True, array_like=True):
+    """All that a member has to read, and those of `done` that were not its own any more. `others` says whether other
+    members have something to read."""
+
+    leases: tuple[Lease, ...]
+    lost: tuple[U63, ...]
+    others: bool
+    heartbeat: float
+    session_timeout: float
+
+
 class GroupShard(msgspec.Struct, frozen=True):
     """Where a group stands in a shard: `offset` is what it reads next, `end` where the shard ends. `member` owns it, 0
     if nobody does; `next_member` shall have it. `seconds` is the age of the first record that is unread."""
@@ -123,7 +162,9 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class GroupAdvice(msgspec.Struct, frozen=True):
-    """How many members would suffice: see `mainstem groups show`. `capacity` is bytes per second of one of them."""
+    """How many members the group should have, for what is written now and what is unread. `capacity` is how many
+    records per second one of them was seen to manage, None if none was ever at its limit: then the confidence is "low",
+    and the advice is to leave it at that."""
 
     members: int
     confidence: str
@@ -133,7 +174,8 @@ class GroupAdvice(msgspec.Struct, frozen=True):
 class GroupInfo(msgspec.Struct, frozen=True):
     """A group as users see it. `records` are unread, the oldest of them for `seconds`. `trend` is how many more there
     are each second, below 0 if it catches up, in `catch_up_seconds`; None where that is not known, or never. So many
-    members as `member_count` says read now; a list of groups leaves out who they are, and the shards."""
+    members as `member_count` says read now, batch by batch if they `spread` shards; a list of groups leaves out who
+    they are, and the shards."""
 
     name: str
     generation: int
@@ -148,6 +190,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
     members: tuple[GroupMember, ...] = ()
     shards: tuple[GroupShard, ...] = ()
     advice: GroupAdvice | None = None
+    spread: bool = False
 
     def __repr__(self) -> str:
         return (

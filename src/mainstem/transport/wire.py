@@ -14,9 +14,9 @@ must not send what the other would pass over and should not:
     3   rows: `schema_id` in batch headers; the calls set_schema, schemas and schema; schemas, keys and indexes in
         create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
         counts in batches
-    4   groups: the calls join_group, beat_group, leave_group, commit_cursors, list_groups, get_group, reset_group and
-        delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and open_writer; order
-        across shards: `window_us` in subscribe, the message mark, the call moment
+    4   groups: the calls join_group, beat_group, lease_group, leave_group, commit_cursors, list_groups, get_group,
+        reset_group and delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and
+        open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
 """
 
 import struct
@@ -69,6 +69,7 @@ from mainstem.transport.sharing import (
     DeleteGroupCall,
     GetGroupCall,
     JoinGroupCall,
+    LeaseGroupCall,
     LeaveGroupCall,
     ListGroupsCall,
     OpenWriterCall,
@@ -273,7 +274,7 @@ def version_needed(call: Call) -> int:
             return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (None, None, None) else 2
         case CreateStreamCall() | AlterStreamCall():
             return 3
-        case JoinGroupCall() | BeatGroupCall() | LeaveGroupCall() | CommitCursorsCall():
+        case JoinGroupCall() | BeatGroupCall() | LeaseGroupCall() | LeaveGroupCall() | CommitCursorsCall():
             return 4
         case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
             return 4

@@ -384,3 +384,58 @@ def test_manual_commits_of_a_lost_shard_are_fenced(quick_server):
             with pytest.raises(Fenced):
                 consumer._port.call(consumer._commit_call(consumer._changed()))
         assert cursors(hub, "g") == {("orders", 0): 20}
+
+
+def test_no_more_is_committed_than_is_said(hub):
+    fill(hub, "orders", 20)
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        take(consumer, 5)
+        places = consumer.positions
+        take(consumer, 5)
+        consumer.commit(places)
+        assert cursors(hub, "g") == {("orders", 0): 5}
+        consumer.commit({("orders", 0): 3})  # it has passed there
+        assert cursors(hub, "g") == {("orders", 0): 5}
+        with pytest.raises(mainstem.InvalidCursor, match="stands at 10"):
+            consumer.commit({("orders", 0): 11})
+        consumer.commit()
+        assert cursors(hub, "g") == {("orders", 0): 10}
+
+
+@pytest.mark.slow("a server is started, and a shard that is not let go is taken only after three seconds")
+def test_of_a_shard_that_is_asked_for_no_more_is_read(quick_server):
+    """Who commits later than it reads, from a stream that never ends, would never be done with it, and lose it."""
+    with mainstem.connect(quick_server.url) as hub, mainstem.connect(quick_server.url) as other_hub:
+        hub.streams.create("orders", shards=2)
+        with (
+            hub.producer() as producer,
+            hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer,
+        ):
+
+            def read_more():
+                for shard in range(2):
+                    producer.send("orders", b"x", shard=shard)
+                producer.flush()
+                while consumer.poll_batch(0.02) is not None:
+                    pass
+
+            while len(consumer.positions) < 2:
+                read_more()
+            with other_hub.consumer("orders", group="g", start="earliest", commit="manual") as other:
+                deadline = time.monotonic() + 20
+                while not other.positions:
+                    assert time.monotonic() < deadline
+                    before = consumer.positions
+                    read_more()
+                    consumer.commit(before)
+                    other.poll(0.0)
+                assert len(consumer.positions) == len(other.positions) == 1
+
+
+def test_what_is_refused_is_told_to_who_asked_and_not_to_the_log(quick_server):
+    with mainstem.connect(quick_server.url) as hub:
+        for _ in range(20):
+            with pytest.raises(UnknownGroup):
+                hub.groups.delete("nobody")
+        hub.streams.list()
+    assert "ERROR" not in quick_server.stderr()

@@ -45,5 +45,18 @@ def test_a_group_from_its_first_member_to_its_end(local):
 def test_what_cannot_be(local):
     local.run("stream", "create", "orders")
     assert "no group 'nobody'" in local.error("groups", "show", "nobody", code=3)
+    assert "groups list shows" in local.error("groups", "show", "nobody", code=3)
     assert "STREAM:SHARD=OFFSET" in local.error("groups", "reset", "g", "--to", "orders=5", code=2)
+    local.run("write", "orders", stdin=b"a\n")
+    read(local.folder / "data", 1)
+    wrong = local.error("groups", "reset", "billing", "--to", "orders:9=1", code=2)
+    assert "no such shard (0 to 0)" in wrong
+    assert "cursor file" not in wrong
     assert "--yes" in local.error("groups", "delete", "nobody", code=2)
+
+
+def test_ages():
+    from mainstem.cli.groups import _seconds
+
+    ages = (0, 2.94, 59.9, 60, 303, 7_830, 86_400 * 3 + 3_600 * 4 + 5)
+    assert [_seconds(age) for age in ages] == ["0s", "2.9s", "59.9s", "1m", "5m 3s", "2h 10m", "3d 4h"]

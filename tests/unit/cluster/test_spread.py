@@ -45,10 +45,13 @@ class Spreading(RuleBasedStateMachine):
         if not self.out:
             return
         lease = self.out.pop(data.draw(st.sampled_from(sorted(self.out))))
-        found = self.spread.finish(lease.member, lease.number)
+        at = data.draw(st.integers(lease.first, lease.end))
+        found = self.spread.advance(lease.member, lease.number, at)
         assert (found is None) == (lease.number in self.lost)
         if found is not None:
-            offsets = set(range(lease.first, lease.end))
+            offsets = set(range(lease.first, at))
+            if at < lease.end:
+                self.out[lease.number] = lease._replace(first=at)
             assert not offsets & self.done[lease.unit]
             self.done[lease.unit] |= offsets
             assert found[1] >= self.low[lease.unit]
@@ -85,7 +88,7 @@ class Spreading(RuleBasedStateMachine):
         for member in range(1, 5):
             self.spread.drop(member)
         while (lease := self.spread.lease(9, self.now)) is not None:
-            found = self.spread.finish(9, lease.number)
+            found = self.spread.advance(9, lease.number, lease.end)
             assert found is not None
             self.low[lease.unit] = found[1]
         assert all(self.low[unit] == self.spread.next_offset(unit) for unit in UNITS)
@@ -101,9 +104,9 @@ def test_another_member_cannot_finish_a_lease():
     spread.extend(UNITS[0], [(5, 8, 10)])
     lease = spread.lease(1, 0.0)
     assert lease is not None
-    assert spread.finish(2, lease.number) is None
-    assert spread.finish(1, lease.number) == (UNITS[0], 8)
-    assert spread.finish(1, lease.number) is None
+    assert spread.advance(2, lease.number, 8) is None
+    assert spread.advance(1, lease.number, 8) == (UNITS[0], 8)
+    assert spread.advance(1, lease.number, 8) is None
 
 
 def test_what_is_ahead_is_bounded():
@@ -117,9 +120,9 @@ def test_what_is_ahead_is_bounded():
         if stuck is None:
             stuck = lease
         else:
-            assert spread.finish(1, lease.number) == (UNITS[0], 0)
+            assert spread.advance(1, lease.number, lease.end) == (UNITS[0], 0)
         offset += 1
     assert offset == 10
     assert stuck is not None
-    assert spread.finish(1, stuck.number) == (UNITS[0], 10)
+    assert spread.advance(1, stuck.number, stuck.end) == (UNITS[0], 10)
     assert spread.room(UNITS[0]) == 100

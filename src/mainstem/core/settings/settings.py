@@ -269,6 +269,16 @@ class Settings:
         minimum=0.01,
         maximum=3_600.0,
     )
+    group_rebalance_interval: float = _setting(
+        DurationKind(),
+        "30s",
+        "How often the loads of a group's members are compared, to move shards. Loads, trends and the advice on how "
+        "many members there should be are averages of about as long.",
+        example="10s",
+        commands=SERVER,
+        minimum=0.1,
+        maximum=3_600.0,
+    )
     url: str = _setting(
         UrlKind(),
         "mainstem://127.0.0.1:7070",
