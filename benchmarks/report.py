@@ -129,6 +129,7 @@ LABELS = {
     "p99_ms": "p99",
     "p99_9_ms": "p99.9",
     "max_ms": "max",
+    "whole_p50_ms": "p50 of all of it",
     "sent_p50_ms": "p50 from the send itself",
     "sent_p99_ms": "p99 from the send itself",
     "seconds": "seconds",

@@ -13,6 +13,7 @@ from benchmarks.scenarios import (
     produce,
     rows,
     send_batch,
+    transactions,
     upkeep,
     written_rows,
 )
@@ -37,6 +38,7 @@ _MODULES = (
     merger,
     delete,
     backup,
+    transactions,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}
