@@ -68,7 +68,7 @@ def commit_many(talk: Talk, url: str, count: int, watch: list[int]) -> dict[str,
                 watch_ = Stopwatch(watch)
             begun = time.perf_counter()
             with hub.transaction() as tx:
-                values = [consumer.poll(30).value for consumer in consumers]
+                values = [_value(consumer) for consumer in consumers]
                 for number in range(STREAMS):
                     tx.send(f"out-{number}", values[number % GROUPS])
                 for consumer in consumers:
@@ -81,6 +81,12 @@ def commit_many(talk: Talk, url: str, count: int, watch: list[int]) -> dict[str,
         took = watch_.stop()
         _verify_commits(hub, count + WARM_UP)
     return {**took, "commit_ms": commits, "whole_ms": whole}
+
+
+def _value(consumer: Any) -> bytes:
+    record = consumer.poll(30)
+    check(record is not None, "nothing to read within 30 s")
+    return bytes(record.value)
 
 
 def _verify_commits(hub: Any, count: int) -> None:
@@ -100,9 +106,7 @@ def run_records(settings: Settings, function: str, threads: int = 1) -> Metrics:
     with scratch(settings.data, "transactions") as folder, product.Server(folder) as server:
         for number in range(threads):
             product.create_stream(server.url, name=f"{product.STREAM}-{number}")
-        took = run_child(
-            f"{HERE}:{function}", url=server.url, count=transactions, threads=threads, watch=[server.pid]
-        )
+        took = run_child(f"{HERE}:{function}", url=server.url, count=transactions, threads=threads, watch=[server.pid])
     count = transactions * RECORDS
     return {
         "msg_per_s": count / took["wall_s"],

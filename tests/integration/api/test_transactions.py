@@ -1,5 +1,6 @@
 """Transactions: writes to several streams, and cursors, together or not at all."""
 
+import random
 import time
 
 import pytest
@@ -23,6 +24,26 @@ def fill(hub, stream, count):
     with hub.producer() as producer:
         for number in range(count):
             producer.send(stream, b"%d" % number)
+
+
+@pytest.fixture(params=["held back", "written"])
+def put(request):
+    """Sends a record in a transaction. A small one is all held back until its commit; this makes it a large one, of
+    which everything is written when it is sent."""
+
+    def put_one(hub, tx, stream, value):
+        tx.send(stream, value)
+        if request.param == "written":
+            write(hub, tx)
+        tx._writing.producer.flush()
+        assert tx._writing.port.is_begun == (request.param == "written")
+
+    return put_one
+
+
+def write(hub, tx):
+    hub.streams.create("ballast", exist_ok=True)
+    tx.send_many("ballast", [random.Random(7).randbytes(500_000) for _ in range(3)])
 
 
 def send_and_fail(transaction, stream="a", consumer=None):
@@ -126,11 +147,10 @@ def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
             tx.advance(consumer)
 
 
-def test_a_newer_writer_fences_the_older(hub):
+def test_a_newer_writer_fences_the_older(hub, put):
     hub.streams.create("a")
     old = hub.transaction(writer="billing")
-    old.send("a", b"old")
-    old._writing.producer.flush()
+    put(hub, old, "a", b"old")
     hub._writers.clear()
     with hub.transaction(writer="billing") as new:
         new.send("a", b"new")
@@ -140,11 +160,10 @@ def test_a_newer_writer_fences_the_older(hub):
     assert values(hub, "a") == [b"new"]
 
 
-def test_one_whose_time_is_over_is_aborted(hub):
+def test_one_whose_time_is_over_is_aborted(hub, put):
     hub.streams.create("a")
     tx = hub.transaction(timeout="100ms")
-    tx.send("a", b"late")
-    tx._writing.producer.flush()
+    put(hub, tx, "a", b"late")
     time.sleep(0.3)
     with pytest.raises(TransactionAborted):
         tx.commit()
@@ -153,13 +172,12 @@ def test_one_whose_time_is_over_is_aborted(hub):
         hub.transaction(timeout="2h")
 
 
-def test_a_stream_that_was_deleted_meanwhile(hub):
+def test_a_stream_that_was_deleted_meanwhile(hub, put):
     hub.streams.create("a")
     hub.streams.create("b")
     tx = hub.transaction()
     tx.send("a", b"1")
-    tx.send("b", b"1")
-    tx._writing.producer.flush()
+    put(hub, tx, "b", b"1")
     hub.streams.delete("a")
     with pytest.raises(mainstem.MainstemError):
         tx.commit()
@@ -167,6 +185,39 @@ def test_a_stream_that_was_deleted_meanwhile(hub):
     with hub.transaction() as tx:
         tx.send("b", b"2")
     assert values(hub, "b") == [b"2"]
+
+
+def test_a_small_one_is_one_flush(hub):
+    for stream in ("a", "b", "c"):
+        hub.streams.create(stream)
+    flushes = []
+    for _ in range(5):
+        before = hub.statistics()["flushes_applied"]
+        with hub.transaction() as tx:
+            tx.send("a", b"1")
+            tx.send_many("b", [b"2", b"3"])
+            tx.send("c", b"4")
+            tx.send_many("b", [b"5"])
+        flushes.append(hub.statistics()["flushes_applied"] - before)
+    # Now and then one of upkeep comes between.
+    assert min(flushes) == 1
+    assert tx.offsets == {("a", 0): (4, 1), ("b", 0): (12, 3), ("c", 0): (4, 1)}
+    assert values(hub, "b") == [b"2", b"3", b"5"] * 5
+
+
+def test_what_grows_beyond_what_is_held_back_is_all_there(hub):
+    hub.streams.create("a", shards=3)
+    sent = []
+    with hub.transaction() as tx:
+        for number in range(200):
+            sent.append(random.Random(number).randbytes(20_000))
+            tx.send("a", sent[-1], key=b"%d" % number)
+            if number % 10 == 0:
+                tx.send_many("a", [b"%d" % number], keys=[b"%d" % number])
+                sent.append(b"%d" % number)
+        assert tx._writing.port.is_begun
+        assert values(hub, "a") == []
+    assert sorted(values(hub, "a")) == sorted(sent)
 
 
 def test_an_empty_one(hub):
@@ -181,11 +232,15 @@ def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
         hub.streams.create("a")
         tx = hub.transaction()
         tx.send("a", b"lost")
+        write(hub, tx)
         tx._writing.producer.flush()
+        held = hub.transaction()
+        held.send("a", b"held back")
         with hub.transaction() as kept:
             kept.send("a", b"kept")
         server.kill()
         server.start()
         with pytest.raises(TransactionAborted):
             tx.commit()
-        assert values(hub, "a") == [b"kept"]
+        held.commit()
+        assert values(hub, "a") == [b"kept", b"held back"]
