@@ -146,13 +146,17 @@ LABELS = {
     "work_per_s": "upkeep per second",
     "ledger_mb": "ledger",
     "times_faster": "times as fast as unmerged",
+    "times_one": "times as fast as one",
+    "one_msg_per_s": "messages/s of one",
+    "one_client_cores": "client cores of one",
+    "one_server_cores": "server cores of one",
     "rows": "rows",
 }
 
 
 def amount(metric: str, value: float) -> str:
     """A value with its unit, short enough for a table."""
-    if metric.startswith(("msg_per", "rows_per")):
+    if metric.startswith(("msg_per", "rows_per", "one_msg_per")):
         return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
     if metric.endswith("_ms"):
         return f"{value:.2f} ms"

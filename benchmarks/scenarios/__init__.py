@@ -6,6 +6,7 @@ from benchmarks.scenarios import (
     delete,
     embedded,
     fanout,
+    group_of_two,
     latency,
     many_producers,
     memory,
@@ -39,6 +40,7 @@ _MODULES = (
     delete,
     backup,
     transactions,
+    group_of_two,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}
