@@ -12,6 +12,7 @@ from benchmarks.scenarios import (
     memory,
     merger,
     produce,
+    rebalance,
     rows,
     send_batch,
     transactions,
@@ -39,6 +40,7 @@ _MODULES = (
     merger,
     delete,
     backup,
+    rebalance,
     transactions,
     group_of_two,
 )
