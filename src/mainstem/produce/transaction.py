@@ -246,6 +246,9 @@ class Transaction:
             self._advanced[consumer] = cursors
 
     def _producer(self) -> Producer:
+        if self._writing is not None and not self._is_over:
+            # It looks for itself whether the hub can still be used.
+            return self._writing.producer
         self._check_open()
         if self._writing is None:
             self._writing = self._writings.take()
