@@ -34,8 +34,8 @@ _LINGER_SECONDS: Final = 10.0
 # What is held back for the commit at most.
 _HELD_BYTES_MAX: Final = 1 * MIB
 _HELD_BATCHES_MAX: Final = 1_024
-# How long a commit tries.
-_COMMIT_SECONDS: Final = 30.0
+# How long the commit of a small one tries: as long as a producer would.
+_COMMIT_SECONDS: Final = ProducerOptions().delivery_timeout
 assert _HELD_BATCHES_MAX <= APPEND_BATCHES_MAX
 
 

@@ -1,6 +1,7 @@
 """Transactions: writes to several streams, and cursors, together or not at all."""
 
 import random
+import threading
 import time
 from collections import Counter
 
@@ -161,13 +162,17 @@ def test_a_newer_writer_fences_the_older(hub, put):
     assert values(hub, "a") == [b"new"]
 
 
+def commit_late(hub, tx, put):
+    put(hub, tx, "a", b"late")
+    time.sleep(0.3)
+    tx.commit()
+
+
 def test_one_whose_time_is_over_is_aborted(hub, put):
     hub.streams.create("a")
     tx = hub.transaction(timeout="100ms")
-    put(hub, tx, "a", b"late")
-    time.sleep(0.3)
     with pytest.raises(TransactionAborted):
-        tx.commit()
+        commit_late(hub, tx, put)
     assert values(hub, "a") == []
     with pytest.raises(InvalidSetting):
         hub.transaction(timeout="2h")
@@ -246,3 +251,41 @@ def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
             tx.commit()
         held.commit()
         assert values(hub, "a") == [b"kept", b"held back"]
+
+
+@pytest.mark.slow("a server is killed and started again, three times")
+def test_small_ones_happen_once_while_the_server_is_killed(tmp_path):
+    """What was under way when it was killed is sent again; what was committed has the same answer."""
+    committed = []
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a", shards=2)
+        hub.streams.create("b")
+        is_over = threading.Event()
+
+        def work():
+            number = 0
+            while not is_over.is_set():
+                with hub.transaction() as tx:
+                    tx.send_many("a", [b"%d" % number] * 3)
+                    tx.send("b", b"%d" % number)
+                committed.append((number, tx.offsets["b", 0][0]))
+                number += 1
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for _ in range(3):
+                before = len(committed)
+                while len(committed) < before + 20:
+                    assert worker.is_alive()
+                    time.sleep(0.01)
+                server.kill()
+                server.start()
+        finally:
+            is_over.set()
+            worker.join(60)
+        count = len(committed)
+        # One after the other, so each stands where its number says, and nothing else is there.
+        assert committed == [(number, number) for number in range(count)]
+        assert values(hub, "b") == [b"%d" % number for number in range(count)]
+        assert Counter(values(hub, "a")) == {b"%d" % number: 3 for number in range(count)}
