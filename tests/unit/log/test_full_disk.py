@@ -419,6 +419,9 @@ def test_a_whole_transaction_waits_for_room_or_is_refused(rig):
     rig.log.commit_whole(5, batches, (), answers.append)
     rig.log.batcher.drive()
     assert isinstance(answers.pop(), DiskFull)
+    rig.free()
+    rig.log.space.look()
+    rig.disk.free = 0
     rig.log.commit_whole(6, batches, (), answers.append, patience=rig.clock.monotonic() + 60.0)
     rig.log.batcher.drive()
     assert rig.log.batcher.is_holding
