@@ -6,13 +6,16 @@ from benchmarks.scenarios import (
     delete,
     embedded,
     fanout,
+    group_of_two,
     latency,
     many_producers,
     memory,
     merger,
     produce,
+    rebalance,
     rows,
     send_batch,
+    transactions,
     upkeep,
     written_rows,
 )
@@ -37,6 +40,9 @@ _MODULES = (
     merger,
     delete,
     backup,
+    rebalance,
+    transactions,
+    group_of_two,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

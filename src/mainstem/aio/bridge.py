@@ -230,6 +230,7 @@ class LoopPort:
         self.checks_values = port.checks_values
         self.ask = port.ask
         self.stage = port.stage
+        self.commit_whole = port.commit_whole
         self.append = port.append
         self.can_take = port.can_take
         self.append_unacknowledged = port.append_unacknowledged

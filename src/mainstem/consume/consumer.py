@@ -448,7 +448,7 @@ class Consumer(Reading):
 
     def _go_to(self, offsets: Sequence[int]) -> None:
         self._drop_subscription()
-        self._current, self._records = None, iter(())
+        self._drop_current()
         self._parts.clear()
         self._offsets = list(offsets)
         self._watermark_us = 0

@@ -10,14 +10,15 @@ where it stands: then whatever another may have read there has had no effect on 
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, Literal
 
 from mainstem.cluster.events import Subscription as Wanted
 from mainstem.consume.consumer import Start
 from mainstem.consume.member import Member, News, Unit, Wishes
 from mainstem.consume.part import Part, Restored
-from mainstem.consume.record import RecordBatch
+from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import ReadOptions, Several, list_streams, names_wanted
 from mainstem.core.cursor import Cursors
 from mainstem.core.errors import (
@@ -38,6 +39,9 @@ Commit = Literal["auto", "manual"]
 _COMMIT_SECONDS: Final = 30.0
 # How often it is looked whether the others have read the rest, by who has read its own to the end.
 _FINISH_SECONDS: Final = 0.2
+# How long records of one batch are yielded without a look at anything else; and how many at once, however fast it goes.
+_PIECE_SECONDS: Final = 0.05
+_PIECE_MAX: Final = 1 << 16
 # How many session timeouts long it is waited to hear why a commit was refused.
 _DOUBT_SESSIONS: Final = 2
 
@@ -96,6 +100,7 @@ class GroupConsumer(Several[Part]):
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
         self._news_seen: tuple[int, int] = (0, 0)
+        self._looked_at = self._clock.monotonic()
         self._ends = {
             (part.stream.id, shard): end
             for part in self._lanes.values()
@@ -148,7 +153,7 @@ class GroupConsumer(Several[Part]):
         """Go back to where the group stands: what was yielded and not committed comes again."""
         self._check_open()
         changed = self._changed()
-        self._current, self._records = None, iter(())
+        self._drop_current()
         for unit in changed:
             self._lanes[unit[0]].hold(unit[1], self._committed[unit])
         self._let_go_of_asked()
@@ -230,6 +235,37 @@ class GroupConsumer(Several[Part]):
 
     # Reading.
 
+    def poll(self, timeout: float | None = 0.0) -> Record | None:
+        self._look_between()
+        return super().poll(timeout)
+
+    def _record_lists(self) -> Iterator[Iterator[Record]]:
+        """The records of a batch in pieces that take a moment each: between them it is looked after the membership."""
+        count = 1
+        while True:
+            begun = self._clock.monotonic()
+            yield islice(self._records, count)
+            took = self._clock.monotonic() - begun
+            if took < _PIECE_SECONDS / 2:
+                count = min(2 * count, _PIECE_MAX)
+            elif took > _PIECE_SECONDS:
+                count = max(1, int(count * _PIECE_SECONDS / took))
+            self._look_between()
+            if self._current is None or self._current_offset() == self._current.end:
+                batch = self._next_batch(None)
+                if batch is None:
+                    return
+                self._take_apart(batch)
+
+    def _look_between(self) -> None:
+        """The same as before a batch, now and then, between the records of one."""
+        now = self._clock.monotonic()
+        if self._current is None or now < self._looked_at + _PIECE_SECONDS:
+            return
+        self._check_open()
+        self._looked_at = now
+        self._keep_up()
+
     def _take(self, timeout: float | None) -> RecordBatch | None:
         batch = super()._take(timeout)
         if batch is not None:
@@ -242,6 +278,10 @@ class GroupConsumer(Several[Part]):
 
     def _look_after(self) -> None:
         self._in_hand = None
+        self._keep_up()
+
+    def _keep_up(self) -> None:
+        """Hear what was said meanwhile, and have committed what was yielded."""
         self._hear_commit()
         self._hear_news()
         if self._is_auto and self._flight is None:
@@ -361,9 +401,6 @@ class GroupConsumer(Several[Part]):
     def _drop_committed(self) -> bool:
         """Let go of what is asked for and committed; whether there was something."""
         changed = self._changed()
-        if self._current is not None and self._current_offset() < self._current.end:
-            # What is left of it is still to be yielded.
-            changed[self._unit_of(self._current)] = self._current.end
         ready = [unit for unit in self._asked if unit not in changed]
         for unit in ready:
             self._drop(unit)
@@ -396,6 +433,8 @@ class GroupConsumer(Several[Part]):
         self._drop(unit)
 
     def _drop(self, unit: Unit) -> None:
+        if self._current is not None and self._unit_of(self._current) == unit:
+            self._drop_current()
         del self._committed[unit]
         self._asked.discard(unit)
         self._lanes[unit[0]].drop(unit[1])

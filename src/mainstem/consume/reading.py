@@ -2,6 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 
 from mainstem.consume.record import Record, RecordBatch
@@ -84,6 +85,11 @@ class Reading(ABC):
     def _is_between(self) -> bool:
         """Whether everything was yielded of the batch being taken apart."""
         return self._current is None or not _left(self._records)
+
+    def _drop_current(self) -> None:
+        """Yield nothing more of the batch being taken apart, also to who is iterating over its records."""
+        deque(self._records, maxlen=0)
+        self._current, self._records = None, iter(())
 
     def _last_yielded(self) -> int:
         """The offset of the record of the batch being taken apart that was yielded last; its first if none was."""

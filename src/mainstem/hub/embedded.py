@@ -38,7 +38,7 @@ from mainstem.hub.local_subscription import LocalSubscription
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
-from mainstem.log.coordinator import Coordinator, GroupCall
+from mainstem.log.coordinator import Coordinator, GroupCall, committed_answer
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
@@ -64,7 +64,7 @@ from mainstem.transport.port import (
     StreamInfo,
     checked,
 )
-from mainstem.transport.sharing import Staging
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -183,6 +183,28 @@ class LogPort:
         except MainstemError as error:
             answered(error)
         self._pump.wake()
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        self.check_usable()
+        results: list[Outcomes | MainstemError] = []
+        answered = threading.Event()
+
+        def done(result: Outcomes | MainstemError) -> None:
+            results.append(result)
+            answered.set()
+
+        patience = self.log.clock.monotonic() + timeout
+        self._coordinator.commit_whole(call, self._described(batches), done, patience=patience)
+        self._pump.wake()
+        self.wait(answered, None)
+        result = results[0]
+        if isinstance(result, MainstemError):
+            raise result
+        if isinstance(result[0], Rejected):
+            raise result[0].error
+        return committed_answer(result[0])
 
     def _described(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, those that are large enough with statistics: a server's gateway does the same."""
@@ -447,6 +469,11 @@ class FolderPort:
         raise ReadOnly("this hub only reads")
 
     def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        raise ReadOnly("this hub only reads")
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
         raise ReadOnly("this hub only reads")
 
     def can_take(self) -> bool:

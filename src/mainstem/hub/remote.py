@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from mainstem.core.batch import Batch, Buffer
@@ -50,6 +51,7 @@ from mainstem.hub.requests import (
     Request,
     RequestIds,
     StageRequest,
+    WholeRequest,
     gather,
 )
 from mainstem.hub.stall import Stall
@@ -70,7 +72,7 @@ from mainstem.transport.port import (
     checked,
 )
 from mainstem.transport.retry import Attempt, RetryPolicy, RetryRatio
-from mainstem.transport.sharing import Staging
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 from mainstem.transport.wire import Append, Credit, Kind, Message, Welcome, error_from, pack
 
 logger = logging.getLogger("mainstem.hub")
@@ -148,13 +150,7 @@ class RemotePort:
 
         def once(attempt: Attempt) -> Answer:
             nonlocal sent_before
-            answer = Awaited()
-            deadline = self._clock.monotonic() + attempt.timeout
-            self._soon(self._begin, CallRequest(call, deadline, answer.set))
-            # The I/O thread keeps the deadline; the rest is for the case that it has ended meanwhile.
-            if not answer.wait(attempt.timeout + _END_SECONDS):
-                raise DeadlineExceeded(f"{self._where} did not answer in time")
-            result = answer.result
+            result = self._await(partial(CallRequest, call), attempt.timeout)
             if isinstance(result, Answer):
                 return result
             error, sent = result
@@ -171,6 +167,15 @@ class RemotePort:
             if stream.schema_bytes and self._schemas.at_hand(stream.schema_id) is None:
                 self._schemas.add(stream.schema_id, Schema.parse(stream.schema_bytes))
         return answer
+
+    def _await(self, request: Callable[[float, Callable[[Any], None]], Request], timeout: float) -> Any:
+        """What comes of a request, given its deadline and what to do with the answer."""
+        answer = Awaited()
+        self._soon(self._begin, request(self._clock.monotonic() + timeout, answer.set))
+        # The I/O thread keeps the deadline; the rest is for the case that it has ended meanwhile.
+        if not answer.wait(timeout + _END_SECONDS):
+            raise DeadlineExceeded(f"{self._where} did not answer in time")
+        return answer.result
 
     def ask(self, call: Call, timeout: float, done: Answered) -> None:
         self.check_usable()
@@ -203,6 +208,22 @@ class RemotePort:
 
     def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         self._soon(self._begin, StageRequest(staging, batches, self._clock.monotonic() + timeout, done))
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        self.check_usable()
+        check_may_wait("a commit")
+        # Sent again over the next connection if this one breaks; tried again if the server says so.
+        policy = replace(_CALL, attempt_timeout=timeout, deadline=timeout)
+
+        def once(attempt: Attempt) -> Answer:
+            result = self._await(partial(WholeRequest, staging, batches, call), attempt.timeout)
+            if isinstance(result, Answer):
+                return result
+            raise result[0]
+
+        return retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
 
     def can_take(self) -> bool:
         connection = self._link.connection

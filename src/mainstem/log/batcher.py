@@ -18,7 +18,7 @@ A flush that is durable already and finds no room in the ledger is applied again
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -30,7 +30,16 @@ from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, MIB, PENDING_BYTES_MAX
 from mainstem.log.disk import is_out_of_space
-from mainstem.log.flush import Appended, Flush, Item, Outcome, Replacement, large_command_bytes
+from mainstem.log.flush import (
+    Appended,
+    Flush,
+    Item,
+    Outcome,
+    Replacement,
+    TransactionCommitted,
+    WholeTransaction,
+    large_command_bytes,
+)
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import Changes, ShardKey
@@ -63,7 +72,7 @@ class Submission:
     is submitted.
     """
 
-    __slots__ = ("done", "is_append", "items", "patience", "schemas", "size")
+    __slots__ = ("count", "done", "is_append", "items", "patience", "schemas", "size")
 
     def __init__(
         self, items: Sequence[Item], done: Callable[[Outcomes | MainstemError], None], patience: float = 0.0
@@ -72,7 +81,8 @@ class Submission:
         self.done = done
         self.patience = patience
         self.size = sum(map(_stored_bytes, items))
-        self.is_append = any(isinstance(item, Batch) for item in items)
+        self.is_append = any(isinstance(item, Batch | WholeTransaction) for item in items)
+        self.count = sum(map(_batches_of, items))
         self.schemas: dict[int, int] = {}
 
 
@@ -320,13 +330,13 @@ class Batcher:
                     continue
                 more = sum(length for schema, length in first.schemas.items() if schema not in schemas)
                 is_over = size + first.size + described + more > FLUSH_BYTES_MAX
-                if taken and (is_over or count + len(first.items) > FLUSH_BATCHES_MAX):
+                if taken and (is_over or count + first.count > FLUSH_BATCHES_MAX):
                     break
                 taken.append(self._pending.popleft())
                 size += first.size
                 described += more
                 schemas.update(first.schemas)
-                count += len(first.items)
+                count += first.count
             self._pending_bytes -= size
         return taken
 
@@ -359,16 +369,29 @@ class Batcher:
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]
         by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
-        if changes.shared is not None:
-            # What transactions have staged is on the disk: the tails of these shards begin anew behind it.
-            for committed in changes.shared.transactions.values():
-                for stream, shard, _, _ in committed.offsets:
-                    self._hot.break_off((stream, shard))
-        self._hot.append(_appended(items, outcomes))
+        self._keep_hot(items, outcomes)
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
         results = [(submission, [by_item[id(item)] for item in submission.items]) for submission in submissions]
         return _Committed(results, notice)
+
+    def _keep_hot(self, items: list[Item], outcomes: Outcomes) -> None:
+        """Let the hot tail have what readers may want next, in the order of its offsets."""
+        fresh: list[FetchedBatch] = []
+        for item, outcome in zip(items, outcomes, strict=True):
+            if isinstance(outcome, Appended):
+                if isinstance(item, Batch) and not outcome.duplicate:
+                    fresh.append(FetchedBatch(outcome.base, _bare(item.header), item.payload))
+            elif isinstance(outcome, TransactionCommitted) and not outcome.duplicate:
+                if isinstance(item, WholeTransaction):
+                    fresh += _numbered(item, outcome)
+                    continue
+                # What it has staged before is on the disk: the tails of these shards begin anew behind it.
+                broken = {(stream, shard) for stream, shard, _, _ in outcome.offsets}
+                for key in broken:
+                    self._hot.break_off(key)
+                fresh = [batch for batch in fresh if (batch.header.stream, batch.header.shard) not in broken]
+        self._hot.append(fresh)
 
     # A full disk.
 
@@ -511,14 +534,21 @@ def _stored_bytes(item: Item) -> int:
     """Bytes of payload and statistics that an item adds to a block, and those of a command that is not small."""
     if isinstance(item, Batch):
         return item.header.stored_len + len(item.header.statistics)
-    if isinstance(item, Replacement):
+    if isinstance(item, Replacement | WholeTransaction):
         return sum(batch.header.stored_len + len(batch.header.statistics) for batch in item.batches)
     return size if (size := large_command_bytes(item)) > _COMMAND_BYTES else 0
 
 
+def _batches_of(item: Item) -> int:
+    """What an item counts for in the limit of batches in a flush."""
+    return len(item.batches) if isinstance(item, WholeTransaction) else 1
+
+
 def _bare(header: BatchHeader) -> BatchHeader:
-    """For readers, who get the records themselves."""
-    return msgspec.structs.replace(header, statistics=b"")
+    """For readers, who get the records themselves, and whatever they see is committed."""
+    if header.statistics or header.transaction:
+        return msgspec.structs.replace(header, statistics=b"", transaction=0)
+    return header
 
 
 def _is_large(submission: Submission) -> bool:
@@ -548,9 +578,10 @@ def _run_of(batch: Batch) -> tuple[int, int, int]:
     return (header.transaction, header.stream, header.shard)
 
 
-def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:
-    return [
-        FetchedBatch(outcome.base, _bare(item.header) if item.header.statistics else item.header, item.payload)
-        for item, outcome in zip(items, outcomes, strict=True)
-        if isinstance(item, Batch) and isinstance(outcome, Appended) and not outcome.duplicate
-    ]
+def _numbered(item: WholeTransaction, outcome: TransactionCommitted) -> Iterator[FetchedBatch]:
+    """The batches of a transaction where they stand now."""
+    places = {(stream, shard): base for stream, shard, base, _ in outcome.offsets}
+    for batch in item.batches:
+        key = (batch.header.stream, batch.header.shard)
+        yield FetchedBatch(places[key], _bare(batch.header), batch.payload)
+        places[key] += batch.header.count

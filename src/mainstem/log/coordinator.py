@@ -12,7 +12,7 @@ group begins with a generation in which nobody owns anything.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
@@ -42,12 +42,13 @@ from mainstem.cluster.events import (
 )
 from mainstem.cluster.events import Answer as MemberAnswer
 from mainstem.cluster.group import Group, GroupOptions
+from mainstem.core.batch import Batch
 from mainstem.core.errors import Busy, Closed, Fenced, GroupBusy, InvalidRequest, MainstemError, UnknownGroup
 from mainstem.core.events import Event as LogEvent
 from mainstem.core.limits import CLIENT_NAME_CHARS_MAX, GROUP_MEMBERS_MAX
 from mainstem.core.names import check_group_name
 from mainstem.log.batcher import FlushNotice, Outcomes
-from mainstem.log.flush import Assigned, GroupCursors, Position, Rejected, TransactionCommitted
+from mainstem.log.flush import Assigned, GroupCursors, Outcome, Position, Rejected, TransactionCommitted
 from mainstem.log.group_report import GroupReports, Owners
 from mainstem.log.groups import KnownGroup
 from mainstem.log.ledger.base import StreamRow
@@ -155,15 +156,34 @@ class Coordinator:
                 return
             for cursors in moved:
                 self._note_committed(cursors.group, cursors.offsets)
-            answered(_committed(result))
+            assert not isinstance(result, MainstemError)
+            answered(committed_answer(result[0]))
 
         if isinstance(call, CommitTransactionCall):
-            cursors = [GroupCursors(each.group, each.member, each.offsets, each.generation) for each in call.cursors]
             writer = Writer(call.writer, call.epoch)
-            self._log.commit_transaction(call.transaction, call.batches, cursors, done, writer=writer)
+            self._log.commit_transaction(call.transaction, call.batches, _group_cursors(call), done, writer=writer)
         else:
             self._log.groups.commit(call.group, call.member, call.offsets, done, generation=call.generation)
         self._wake_log()
+
+    def commit_whole(
+        self,
+        call: CommitTransactionCall,
+        batches: Sequence[Batch],
+        done: Callable[[Outcomes | MainstemError], None],
+        *,
+        patience: float = 0.0,
+    ) -> None:
+        """The same for all of a transaction at once. The caller wakes the log."""
+
+        def committed(result: Outcomes | MainstemError) -> None:
+            if _error(result) is None:
+                for moved in call.cursors:
+                    self._note_committed(moved.group, moved.offsets)
+            done(result)
+
+        cursors, writer = _group_cursors(call), Writer(call.writer, call.epoch)
+        self._log.commit_whole(call.transaction, batches, cursors, committed, writer=writer, patience=patience)
 
     def _note_committed(self, group: str, offsets: Iterable[Position]) -> None:
         """Cursors of this group have moved. Any thread."""
@@ -594,9 +614,12 @@ def _error(result: Outcomes | MainstemError) -> MainstemError | None:
     return outcome.error if isinstance(outcome, Rejected) else None
 
 
-def _committed(result: Outcomes | MainstemError) -> Answer:
-    assert not isinstance(result, MainstemError)
-    outcome = result[0]
+def _group_cursors(call: CommitTransactionCall) -> list[GroupCursors]:
+    return [GroupCursors(each.group, each.member, each.offsets, each.generation) for each in call.cursors]
+
+
+def committed_answer(outcome: Outcome) -> Answer:
+    """What a client hears of its commit."""
     if not isinstance(outcome, TransactionCommitted):
         return Answer()
     return Answer(committed=tuple(CommittedRecords(*place) for place in outcome.offsets))

@@ -11,6 +11,7 @@ import msgspec
 
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.errors import MainstemError
+from mainstem.core.statistics import summary
 
 # Ids are drawn from these at random.
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
@@ -251,6 +252,21 @@ class StagedFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_high: int
     summary: bytes = b""
 
+    @classmethod
+    def of(cls, header: BatchHeader, block: int, position: int, length: int) -> "StagedFrame":
+        return cls(
+            block,
+            position,
+            length,
+            header.stream,
+            header.shard,
+            header.count,
+            header.generation,
+            header.schema_id,
+            header.time_high,
+            summary(header.statistics),
+        )
+
 
 class GroupCursors(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far a member of a group has come: see CommitCursors."""
@@ -273,6 +289,9 @@ class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
 
     `batches` is how many its client has staged; if these are not all of them, it is refused. One that was committed
     before gets its offsets again. `writer` and `epoch` are those of its writer, if it has a name.
+
+    A small one is staged and committed in one flush: then `frames` says how many staged frames stand right behind the
+    command, and `staged` is empty.
     """
 
     id: int
@@ -282,6 +301,7 @@ class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
     time_us: int
     writer: str = ""
     epoch: int = 0
+    frames: int = 0
 
 
 class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions"):
@@ -378,9 +398,25 @@ class WrittenReplacement:
     frames: tuple[WrittenBatch, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WholeTransaction:
+    """All batches of a transaction, with the command that commits it."""
+
+    command: CommitTransaction
+    batches: tuple[StagedBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTransaction:
+    """The same, when its frames lie where they lie."""
+
+    command: CommitTransaction
+    frames: tuple[WrittenBatch, ...]
+
+
 # What is handed to a flush, and the same when it is written.
-Item = Batch | Command | Replacement
-WrittenItem = WrittenBatch | WrittenStaged | Command | WrittenReplacement
+Item = Batch | Command | Replacement | WholeTransaction
+WrittenItem = WrittenBatch | WrittenStaged | Command | WrittenReplacement | WrittenTransaction
 
 
 @dataclass(frozen=True, slots=True)

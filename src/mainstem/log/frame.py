@@ -38,7 +38,7 @@ A moved frame holds a batch that was written before and is stored anew: its `pro
 `sequence` the number of offsets it covers. Moved frames stand behind the command that says what they replace.
 
 A staged frame holds a batch of a transaction. It means nothing until a command of a later flush commits the transaction
-and names it by its place; then it is like a data frame.
+and names it by its place, or where it stands right behind such a command; then it is like a data frame.
 
 The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc32c of every header_crc of the flush
 in order), rules u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py). `rules` has bit 0 set if moments are

@@ -245,6 +245,19 @@ class Log:
         or `Rejected`."""
         self.transactions.commit(transaction, batches, cursors, done, writer=writer)
 
+    def commit_whole(
+        self,
+        transaction: int,
+        batches: Sequence[Batch],
+        cursors: Sequence[GroupCursors],
+        done: Callable[[Outcomes | MainstemError], None],
+        *,
+        writer: Writer = NO_WRITER,
+        patience: float = 0.0,
+    ) -> None:
+        """The same for a transaction of which nothing is written yet, in one flush."""
+        self.transactions.commit_whole(transaction, batches, cursors, done, writer=writer, patience=patience)
+
     def abort_transaction(self, transaction: int) -> bool:
         """Forget what was staged; whether the transaction was open."""
         return self.transactions.abort(transaction)

@@ -10,12 +10,14 @@ import msgspec
 from mainstem.log.blocks.base import BlockStore
 from mainstem.log.flush import (
     Command,
+    CommitTransaction,
     Flush,
     ReplaceEntries,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
     WrittenStaged,
+    WrittenTransaction,
     decode_command,
 )
 from mainstem.log.frame import (
@@ -122,7 +124,7 @@ class BlockScanner:
             if headers and header.flush != headers[0].flush:
                 raise FrameDamaged(position, f"flush {headers[0].flush} has no commit frame")
             if header.kind == FrameKind.COMMIT:
-                read = self._committed(header, headers, _with_moved(header, items, moved), damaged)
+                read = self._committed(header, headers, _with_frames(header, items, moved), damaged)
                 return read, position + header.total_len
             if header.kind == FrameKind.COMMAND:
                 items.append(_command(header, self._frame(position)[1]))
@@ -180,19 +182,32 @@ class BlockScanner:
         return memoryview(self._window)[at : at + length]
 
 
-def _with_moved(
+def _with_frames(
     commit: FrameHeader, items: list[WrittenBatch | WrittenStaged | Command], moved: list[WrittenBatch]
 ) -> tuple[WrittenItem, ...]:
-    """The items, each command that replaces entries with the moved frames that stand behind it."""
+    """The items, each command that replaces entries with the moved frames that stand behind it, and each that commits
+    what is staged in this flush with those."""
     if sum(item.frames for item in items if isinstance(item, ReplaceEntries)) != len(moved):
         raise FrameDamaged(
             commit.position, f"flush {commit.flush} has {len(moved)} moved frames, its commands say others"
         )
     frames = iter(moved)
-    return tuple(
-        WrittenReplacement(item, tuple(islice(frames, item.frames))) if isinstance(item, ReplaceEntries) else item
-        for item in items
-    )
+    found: list[WrittenItem] = []
+    left = iter(items)
+    for item in left:
+        if isinstance(item, ReplaceEntries):
+            found.append(WrittenReplacement(item, tuple(islice(frames, item.frames))))
+        elif isinstance(item, CommitTransaction) and item.frames:
+            staged = [each.batch for each in islice(left, item.frames) if isinstance(each, WrittenStaged)]
+            if len(staged) != item.frames:
+                raise FrameDamaged(
+                    commit.position,
+                    f"flush {commit.flush} has {len(staged)} of the {item.frames} frames of a transaction",
+                )
+            found.append(WrittenTransaction(item, tuple(staged)))
+        else:
+            found.append(item)
+    return tuple(found)
 
 
 def _command(header: FrameHeader, payload: memoryview) -> Command:

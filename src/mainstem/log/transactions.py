@@ -12,6 +12,9 @@ What a crash leaves. This registry is memory only, so a start knows no open tran
 are dead bytes of their blocks, as they were from the first moment. Whether one was committed is known by its id, which
 the ledger remembers for a while: a client that has got no answer repeats its commit and gets the same offsets.
 
+A transaction that its client hands over whole is never open: its frames and the command that commits them are one
+flush.
+
 A block that holds staged frames of an open transaction is *pinned*: its file stays, though nothing points into it yet.
 What was staged twice, because an answer got lost, is in the transaction once: stagings are numbered by their client.
 """
@@ -41,7 +44,6 @@ from mainstem.core.limits import (
     TRANSACTIONS_OPEN_MAX,
 )
 from mainstem.core.names import check_group_name
-from mainstem.core.statistics import summary
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import (
     CommitTransaction,
@@ -51,6 +53,7 @@ from mainstem.log.flush import (
     StagedBatch,
     StagedFrame,
     TransactionCommitted,
+    WholeTransaction,
 )
 
 TRANSACTION_ID_MAX: Final = (1 << 63) - 1
@@ -310,6 +313,33 @@ class Transactions:
                     return
         self._submit_commit(opened, made, raises=True)
 
+    def commit_whole(
+        self,
+        transaction: int,
+        batches: Sequence[Batch],
+        cursors: Sequence[GroupCursors],
+        done: Answer,
+        *,
+        writer: Writer = NO_WRITER,
+        patience: float = 0.0,
+    ) -> None:
+        """Stage all batches of a transaction and commit it, in one flush; `done` as for `commit`. Repeated, it has the
+        same answer. `patience` is that of a Submission."""
+        _check_id(transaction)
+        _check_commit(len(batches), cursors, writer)
+        # Stable: in each shard they keep their order, and those of a shard are one run of bytes.
+        staged = sorted([_staged(batch, transaction) for batch in batches], key=_shard_of)
+        with self._lock:
+            self._require_not_ended(transaction)
+            if transaction in self._open:
+                raise InvalidRequest(f"transaction {transaction:x} was begun already; commit what is staged")
+        command = CommitTransaction(
+            transaction, len(staged), (), tuple(cursors), self._clock.now_us(), *writer, frames=len(staged)
+        )
+        opened, commit = _Transaction(transaction, 0.0, writer), _Commit(len(staged), (), writer, [done])
+        whole = WholeTransaction(command, tuple(staged))
+        self._submit(Submission((whole,), partial(self._on_committed, opened, commit), patience))
+
     def _submit_commit(self, opened: _Transaction, commit: _Commit, *, raises: bool = False) -> None:
         frames = _that_fit(opened.frames(), commit.cursors)
         command = CommitTransaction(
@@ -468,19 +498,11 @@ def _staged(batch: Batch, transaction: int) -> StagedBatch:
 
 def _frame(batch: StagedBatch, outcome: object) -> StagedFrame:
     assert isinstance(outcome, Staged), "nothing that is staged is refused"
-    header = batch.header
-    return StagedFrame(
-        outcome.block,
-        outcome.position,
-        outcome.length,
-        header.stream,
-        header.shard,
-        header.count,
-        header.generation,
-        header.schema_id,
-        header.time_high,
-        summary(header.statistics),
-    )
+    return StagedFrame.of(batch.header, outcome.block, outcome.position, outcome.length)
+
+
+def _shard_of(batch: StagedBatch) -> tuple[int, int]:
+    return batch.header.stream, batch.header.shard
 
 
 def _that_fit(frames: tuple[StagedFrame, ...], cursors: Sequence[GroupCursors]) -> tuple[StagedFrame, ...]:

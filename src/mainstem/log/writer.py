@@ -30,10 +30,12 @@ from mainstem.log.flush import (
     Replacement,
     SealBlock,
     StagedBatch,
+    WholeTransaction,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
     WrittenStaged,
+    WrittenTransaction,
     encode_command,
 )
 from mainstem.log.frame import BlockHeader, FlushWriter, Place
@@ -230,6 +232,9 @@ class FlushFile:
             elif isinstance(item, Replacement):
                 frames.add_command(encode_command(item.command), now_us)
                 written.append(WrittenReplacement(item.command, tuple(_moved(frames, item))))
+            elif isinstance(item, WholeTransaction):
+                frames.add_command(encode_command(item.command), now_us)
+                written.append(WrittenTransaction(item.command, tuple(_staged(frames, item))))
             else:
                 frames.add_command(encode_command(item), now_us)
                 written.append(item)
@@ -299,11 +304,17 @@ def _schemas_of(items: Sequence[Item]) -> Iterator[int]:
         if isinstance(item, Batch):
             if item.header.schema_id:
                 yield item.header.schema_id
-        elif isinstance(item, Replacement):
+        elif isinstance(item, Replacement | WholeTransaction):
             yield from (batch.header.schema_id for batch in item.batches if batch.header.schema_id)
 
 
 def _moved(frames: FlushWriter, replacement: Replacement) -> Iterator[WrittenBatch]:
     for batch in replacement.batches:
         position = frames.add_moved(batch.base, batch.header, batch.payload)
+        yield WrittenBatch(batch.header, position, frames.end - position)
+
+
+def _staged(frames: FlushWriter, transaction: WholeTransaction) -> Iterator[WrittenBatch]:
+    for batch in transaction.batches:
+        position = frames.add_staged(batch.header, batch.payload)
         yield WrittenBatch(batch.header, position, frames.end - position)

@@ -2,7 +2,8 @@
 
 What is sent in a transaction is gathered, encoded and shipped by an ordinary producer, whose port writes it as parts of
 the transaction instead of appending it. So it is on disk, and nobody sees it, when the commit names it; a transaction
-can be larger than memory. Nothing is numbered before the commit, so there are no acknowledgements of single records.
+can be larger than memory. A small one is held back until its commit and travels with it: one way there and back, and
+one flush. Nothing is numbered before the commit, so there are no acknowledgements of single records.
 """
 
 import secrets
@@ -12,7 +13,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from mainstem.core.batch import Batch
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     Closed,
     InvalidRequest,
@@ -22,10 +26,10 @@ from mainstem.core.errors import (
     StaleGeneration,
     TransactionAborted,
 )
-from mainstem.core.limits import TRANSACTION_SECONDS_MAX
+from mainstem.core.limits import APPEND_BATCHES_MAX, MIB, TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Headers, Key, Producer, Value
-from mainstem.transport.port import Answer, AppendDone, Call, Port, Query, StreamInfo, Subscription
+from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, Port, Query, StreamInfo, Subscription
 from mainstem.transport.sharing import (
     AbortTransactionCall,
     CommitCursorsCall,
@@ -33,13 +37,19 @@ from mainstem.transport.sharing import (
     Staging,
 )
 
-_NOT_BEGUN: Final = Staging(0, 0, 0.0)
+_NOTHING: Final = Staging(0, 0, 0.0)
 # Nobody sees what is written before the commit, which ships all of it: small parts would only cost flushes.
 _LINGER_SECONDS: Final = 10.0
 # How long whoever aborts waits for the log.
 _ABORT_SECONDS: Final = 5.0
 # Errors that say that nothing was committed.
 _REFUSALS: Final = (InvalidRequest, Refused, StaleGeneration)
+# What is held back for the commit at most.
+_HELD_BYTES_MAX: Final = 1 * MIB
+_HELD_BATCHES_MAX: Final = 1_024
+# How long the commit of a small one tries: as long as a producer would.
+_COMMIT_SECONDS: Final = ProducerOptions().delivery_timeout
+assert _HELD_BATCHES_MAX <= APPEND_BATCHES_MAX
 
 
 class Advancing(Protocol):
@@ -63,13 +73,18 @@ class Advancing(Protocol):
 
 
 class StagingPort:
-    """A port whose appends are parts of a transaction. One transaction at a time."""
+    """A port whose appends are parts of a transaction. One transaction at a time, and one thread at a time.
+
+    The first of them are held back, as long as they are few, and count as taken; `check` says if something was wrong
+    with them. `seconds_left` is how long the transaction may still last.
+    """
 
     def __init__(self, port: Port) -> None:
         self._port = port
         self.checks_values = port.checks_values
         self.ask = port.ask
         self.stage = port.stage
+        self.commit_whole = port.commit_whole
         self.schema = port.schema
         self.schema_at_hand = port.schema_at_hand
         self.schedule = port.schedule
@@ -78,17 +93,22 @@ class StagingPort:
         self.check_writable = port.check_writable
         self.can_take = port.can_take
         self.close = port.close
-        self._next = _NOT_BEGUN
-        # Batches that were handed over since the transaction began.
-        self.batches = 0
+        self.begin(_NOTHING, lambda: 0.0)
 
-    def begin(self, staging: Staging) -> None:
+    def begin(self, staging: Staging, seconds_left: Callable[[], float]) -> None:
         """What comes from now on belongs to this transaction."""
-        self._next, self.batches = staging, 0
+        self._next = staging
+        self._seconds_left = seconds_left
+        # Batches that came, and those of them that are held back.
+        self.batches = 0
+        self._held: list[Batch] = []
+        self._held_bytes = 0
+        # What was wrong with what was held back, once it was written.
+        self._error: MainstemError | None = None
 
     @property
     def is_begun(self) -> bool:
-        """Whether something was handed over."""
+        """Whether something was written."""
         return self._next.index > 0
 
     @property
@@ -99,10 +119,41 @@ class StagingPort:
         return self._port.call(call, timeout)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        staging = self._next
-        self._next = Staging(staging.transaction, staging.index + 1, staging.seconds, staging.writer, staging.epoch)
         self.batches += len(batches)
+        if not self.is_begun and self._can_hold(batches):
+            self._held += batches
+            done([0] * len(batches))
+            return
+        if not self.is_begun:
+            # The log counts from now on.
+            self._next = msgspec.structs.replace(self._next, seconds=max(self._seconds_left(), 0.001))
+        held = self.take_held()
+        if held:
+            self._stage(held, timeout, self._on_held)
+        self._stage(batches, timeout, done)
+
+    def _can_hold(self, batches: Sequence[Batch]) -> bool:
+        self._held_bytes += sum(batch.header.stored_len for batch in batches)
+        return self._held_bytes <= _HELD_BYTES_MAX and self.batches <= _HELD_BATCHES_MAX
+
+    def _stage(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        staging = self._next
+        self._next = msgspec.structs.replace(staging, index=staging.index + 1)
         self._port.stage(staging, batches, timeout, done)
+
+    def _on_held(self, results: Sequence[AppendResult]) -> None:
+        self._error = next((result for result in results if isinstance(result, MainstemError)), None)
+
+    def take_held(self) -> Sequence[Batch]:
+        """What is held back, for who writes it."""
+        held, self._held = self._held, []
+        return held
+
+    def check(self) -> None:
+        """Raise what was wrong with what was held back and then written before everything else: that it was answered is
+        known when everything else was."""
+        if self._error is not None:
+            raise self._error
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
         raise InvalidRequest("what is written in a transaction is acknowledged by its commit")
@@ -155,16 +206,26 @@ class Transaction:
     """Writes and cursors that become visible together. One thread; use it as a context manager: it commits when the
     block ends, and aborts if that raises. It ends by itself `seconds` after its first records were written."""
 
-    def __init__(self, port: Port, writings: Writings, seconds: float, writer: str = "", epoch: int = 0) -> None:
+    def __init__(
+        self,
+        port: Port,
+        writings: Writings,
+        seconds: float,
+        writer: str = "",
+        epoch: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         if not 0 < seconds <= TRANSACTION_SECONDS_MAX:
             raise InvalidSetting(f"a transaction may last up to {TRANSACTION_SECONDS_MAX} seconds, not {seconds:g}")
         port.check_usable()
         port.check_writable()
         self.id = secrets.randbits(62) + 1
         self._port = port
+        self._clock = clock
         self._writings = writings
         self._writing: Writing | None = None
         self._staging = Staging(self.id, 0, seconds, writer, epoch)
+        self._deadline = 0.0
         self._advanced: dict[Advancing, CommitCursorsCall] = {}
         self._offsets: dict[tuple[str, int], tuple[int, int]] | None = None
         self._is_over = False
@@ -205,11 +266,18 @@ class Transaction:
             self._advanced[consumer] = cursors
 
     def _producer(self) -> Producer:
+        if self._writing is not None and not self._is_over:
+            # It looks for itself whether the hub can still be used.
+            return self._writing.producer
         self._check_open()
         if self._writing is None:
             self._writing = self._writings.take()
-            self._writing.port.begin(self._staging)
+            self._writing.port.begin(self._staging, self._seconds_left)
+            self._deadline = self._clock.monotonic() + self._staging.seconds
         return self._writing.producer
+
+    def _seconds_left(self) -> float:
+        return self._deadline - self._clock.monotonic()
 
     # Ending.
 
@@ -244,16 +312,26 @@ class Transaction:
             self._writings.give_back(self._writing)
 
     def _commit(self) -> Answer:
-        batches = 0
+        batches, whole = 0, False
         if self._writing is not None:
             self._writing.producer.flush()
-            batches = self._writing.port.batches
+            self._writing.port.check()
+            batches, whole = self._writing.port.batches, not self._writing.port.is_begun
         cursors = tuple(self._advanced.values())
         if not batches and not cursors:
             return Answer()
         call = CommitTransactionCall(self.id, batches, cursors, self._staging.writer, self._staging.epoch)
+        if not batches or not whole:
+            self._is_asked = True
+            return self._port.call(call)
+        assert self._writing is not None
+        if self._seconds_left() <= 0:
+            raise TransactionAborted(
+                f"transaction {self.id:x} was not committed within {self._staging.seconds:g} s. Nothing of it was "
+                "kept; do its work again in a new one"
+            )
         self._is_asked = True
-        return self._port.call(call)
+        return self._port.commit_whole(self._staging, self._writing.port.take_held(), call, _COMMIT_SECONDS)
 
     def _name(self, stream: int) -> str:
         assert self._writing is not None

@@ -36,12 +36,13 @@ from mainstem.core.limits import (
     WINDOW_US_MIN,
 )
 from mainstem.log.batcher import Outcomes, Submission
+from mainstem.log.coordinator import committed_answer
 from mainstem.log.flush import Appended, Rejected, Staged
 from mainstem.log.transactions import Writer
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
 from mainstem.transport.port import Answer, CommitCall, GetStreamCall, MembershipCall
-from mainstem.transport.sharing import Staging
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -90,6 +91,7 @@ class PendingAppend:
     __slots__ = (
         "acknowledge",
         "admitted",
+        "commit",
         "deadline",
         "errors",
         "id",
@@ -108,10 +110,12 @@ class PendingAppend:
         deadline: float,
         patience: float = 0.0,
         staging: Staging | None = None,
+        commit: CommitTransactionCall | None = None,
     ) -> None:
         self.id = id_
-        # Which part of a transaction it is, if it is one.
+        # Which part of a transaction it is, if it is one; and its commit, if it is all of one.
         self.staging = staging
+        self.commit = commit
         self.acknowledge = acknowledge
         self.total = total
         self.deadline = deadline
@@ -298,12 +302,13 @@ class Session:
 
     def _on_append(self, message: Message) -> None:
         append: Append | Stage = message.header
-        staging = append.staging if isinstance(append, Stage) else None
+        staging, commit = (append.staging, append.commit) if isinstance(append, Stage) else (None, None)
         is_acknowledged = isinstance(append, Stage) or append.acknowledge
         now = self._server.clock.monotonic()
         timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
         patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if is_acknowledged else 0.0
-        pending = PendingAppend(message.id, is_acknowledged, len(append.batches), now + timeout, patience, staging)
+        deadline = now + timeout
+        pending = PendingAppend(message.id, is_acknowledged, len(append.batches), deadline, patience, staging, commit)
         if pending.total > _PLAIN_BATCHES_MAX and sum([header.raw_len for header in append.batches]) > (
             APPEND_RAW_BYTES_MAX
         ):
@@ -435,6 +440,9 @@ class Session:
         if staging is None:
             log.batcher.submit(Submission(pending.admitted, done, pending.patience), wake=False)
             return
+        if pending.commit is not None:
+            self._server.coordinator.commit_whole(pending.commit, pending.admitted, done, patience=pending.patience)
+            return
         log.stage(
             staging.transaction,
             staging.index,
@@ -469,6 +477,9 @@ class Session:
     def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:
         if not pending.acknowledge:
             return
+        if pending.commit is not None:
+            self._answer_commit(pending, outcomes)
+            return
         bases = [-1] * pending.total
         errors = pending.errors
         for index, outcome in zip(pending.places, outcomes, strict=True):
@@ -482,6 +493,14 @@ class Session:
                 if outcome.duplicate:
                     self._server.batches_repeated += 1
         self._send(Kind.APPENDED, pending.id, WireAppended(bases, _wire_errors(errors) if errors else {}))
+
+    def _answer_commit(self, pending: PendingAppend, outcomes: Outcomes) -> None:
+        """All of a transaction, or none of it."""
+        outcome = outcomes[0] if outcomes else Rejected(next(iter(pending.errors.values()), _nothing_to_commit()))
+        if isinstance(outcome, Rejected):
+            self._send(Kind.ERROR, pending.id, wire_error(outcome.error))
+        else:
+            self._send(Kind.ANSWER, pending.id, committed_answer(outcome))
 
     def _on_subscribe(self, message: Message) -> None:
         subscribe: Subscribe = message.header
@@ -556,6 +575,10 @@ class Session:
     def _send(self, kind: Kind, id_: int, header: Any) -> None:
         if self.connection is not None:
             self.connection.send(pack(kind, id_, header))
+
+
+def _nothing_to_commit() -> InvalidRequest:
+    return InvalidRequest("a transaction without batches is committed by a call")
 
 
 def _too_busy() -> DeadlineExceeded:

@@ -500,6 +500,13 @@ class Port(Protocol):
         they have no place yet."""
         ...
 
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        """Write all batches of a transaction and commit it, and wait for that: one way there and back, and one flush,
+        where `stage` and the call would be two. At most as many batches as one append may have."""
+        ...
+
     def can_take(self) -> bool:
         """Whether `append_unacknowledged` would find someone to hand over to now."""
         ...

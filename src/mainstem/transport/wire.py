@@ -163,11 +163,13 @@ class Append(msgspec.Struct, frozen=True, array_like=True):
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
     """Batches of a transaction, to be written and not to be seen. `timeout_ms` as in append; answered with appended,
-    with 0 for each batch that is durable. From version 4 on."""
+    with 0 for each batch that is durable. With `commit` they are all that it has, and it is committed: answered as that
+    call is. From version 4 on."""
 
     batches: list[BatchHeader]
     staging: Staging
     timeout_ms: U32 = 0
+    commit: CommitTransactionCall | None = None
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True):

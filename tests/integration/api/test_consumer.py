@@ -422,6 +422,16 @@ def test_seek_in_the_middle_of_a_batch_forgets_the_rest_of_it(hub, orders):
         assert consumer.poll_batch(10).offset == 56
 
 
+def test_seek_while_iterating(hub, orders):
+    seen = []
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        for record in consumer:
+            seen.append(record.offset)
+            if len(seen) == 5:
+                consumer.seek_shard(0, 90)
+    assert seen == [*range(5), *range(90, 100)]
+
+
 def test_seek_shard_leaves_the_others(hub, wide):
     ends = hub.streams.get("wide").ends
     with hub.consumer("wide", start="earliest", follow=False) as consumer:

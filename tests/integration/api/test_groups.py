@@ -151,6 +151,54 @@ def test_two_members_share_the_shards(hub):
     assert sum(cursors(hub, "g").values()) == 200
 
 
+def test_a_member_that_is_slow_with_a_batch_shares_all_the_same(hub):
+    """What it is to do between records does not wait for the end of a batch."""
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in (0, 1):
+            producer.send_many("orders", [b"%d" % number for number in range(1000)], shard=shard)
+    found: Counter[tuple[int, int]] = Counter()
+    is_shared = threading.Event()
+
+    def read_slowly(consumer):
+        for record in consumer:
+            found[record.shard, record.offset] += 1
+            if is_shared.is_set():
+                break
+            time.sleep(0.02)
+
+    with hub.consumer("orders", group="g", start="earliest") as slow:
+        reader = threading.Thread(target=read_slowly, args=(slow,))
+        reader.start()
+        deadline = time.monotonic() + 15
+        while not found or not sum(cursors(hub, "g").values()):
+            assert time.monotonic() < deadline, "nothing is committed before the end of the batch"
+            time.sleep(0.02)
+        with hub.consumer("orders", group="g") as other:
+            while (record := other.poll(0.05)) is None:
+                assert time.monotonic() < deadline, "nothing is let go before the end of the batch"
+            found[record.shard, record.offset] += 1
+            is_shared.set()
+            reader.join()
+    assert sum(found.values()) < 1000
+    assert set(found.values()) == {1}
+
+
+def test_going_back_while_iterating(hub):
+    hub.streams.create("orders")
+    with hub.producer() as producer:
+        producer.send_many("orders", [b"%d" % number for number in range(100)])
+    seen = []
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        for record in consumer:
+            seen.append(record.offset)
+            if len(seen) == 10:
+                consumer.commit()
+            if len(seen) == 30:
+                consumer.rewind()
+    assert seen == [*range(30), *range(10, 100)]
+
+
 def test_a_predicate_and_batches(hub):
     hub.streams.create("rows", schema={"id": "int64", "amount": "float64"}, shards=2)
     with hub.producer() as producer:

@@ -1,6 +1,9 @@
 """Transactions: writes to several streams, and cursors, together or not at all."""
 
+import random
+import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,7 +21,6 @@ from mainstem.core.errors import (
 )
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
-from mainstem.transport.sharing import CommitTransactionCall
 from tests.integration.api.conftest import read_all
 
 
@@ -40,6 +42,26 @@ def fill(hub, stream, count):
     with hub.producer() as producer:
         for number in range(count):
             producer.send(stream, b"%d" % number)
+
+
+@pytest.fixture(params=["held back", "written"])
+def put(request):
+    """Sends a record in a transaction. A small one is all held back until its commit; this makes it a large one, of
+    which everything is written when it is sent."""
+
+    def put_one(hub, tx, stream, value):
+        tx.send(stream, value)
+        if request.param == "written":
+            write(hub, tx)
+        tx._writing.producer.flush()
+        assert tx._writing.port.is_begun == (request.param == "written")
+
+    return put_one
+
+
+def write(hub, tx):
+    hub.streams.create("ballast", exist_ok=True)
+    tx.send_many("ballast", [random.Random(7).randbytes(500_000) for _ in range(3)])
 
 
 def send_and_fail(transaction, stream="a", consumer=None):
@@ -143,11 +165,10 @@ def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
             tx.advance(consumer)
 
 
-def test_a_newer_writer_fences_the_older(hub):
+def test_a_newer_writer_fences_the_older(hub, put):
     hub.streams.create("a")
     old = hub.transaction(writer="billing")
-    old.send("a", b"old")
-    old._writing.producer.flush()
+    put(hub, old, "a", b"old")
     hub._writers.clear()
     with hub.transaction(writer="billing") as new:
         new.send("a", b"new")
@@ -157,26 +178,28 @@ def test_a_newer_writer_fences_the_older(hub):
     assert values(hub, "a") == [b"new"]
 
 
-def test_one_whose_time_is_over_is_aborted(hub):
+def commit_late(hub, tx, put):
+    put(hub, tx, "a", b"late")
+    time.sleep(0.3)
+    tx.commit()
+
+
+def test_one_whose_time_is_over_is_aborted(hub, put):
     hub.streams.create("a")
     tx = hub.transaction(timeout="100ms")
-    tx.send("a", b"late")
-    tx._writing.producer.flush()
-    time.sleep(0.3)
     with pytest.raises(TransactionAborted):
-        tx.commit()
+        commit_late(hub, tx, put)
     assert values(hub, "a") == []
     with pytest.raises(InvalidSetting):
         hub.transaction(timeout="2h")
 
 
-def test_a_stream_that_was_deleted_meanwhile(hub):
+def test_a_stream_that_was_deleted_meanwhile(hub, put):
     hub.streams.create("a")
     hub.streams.create("b")
     tx = hub.transaction()
     tx.send("a", b"1")
-    tx.send("b", b"1")
-    tx._writing.producer.flush()
+    put(hub, tx, "b", b"1")
     hub.streams.delete("a")
     with pytest.raises(mainstem.MainstemError):
         tx.commit()
@@ -184,6 +207,39 @@ def test_a_stream_that_was_deleted_meanwhile(hub):
     with hub.transaction() as tx:
         tx.send("b", b"2")
     assert values(hub, "b") == [b"2"]
+
+
+def test_a_small_one_is_one_flush(hub):
+    for stream in ("a", "b", "c"):
+        hub.streams.create(stream)
+    flushes = []
+    for _ in range(5):
+        before = hub.statistics()["flushes_applied"]
+        with hub.transaction() as tx:
+            tx.send("a", b"1")
+            tx.send_many("b", [b"2", b"3"])
+            tx.send("c", b"4")
+            tx.send_many("b", [b"5"])
+        flushes.append(hub.statistics()["flushes_applied"] - before)
+    # Now and then one of upkeep comes between.
+    assert min(flushes) == 1
+    assert tx.offsets == {("a", 0): (4, 1), ("b", 0): (12, 3), ("c", 0): (4, 1)}
+    assert values(hub, "b") == [b"2", b"3", b"5"] * 5
+
+
+def test_what_grows_beyond_what_is_held_back_is_all_there(hub):
+    hub.streams.create("a", shards=3)
+    sent = []
+    with hub.transaction() as tx:
+        for number in range(200):
+            sent.append(random.Random(number).randbytes(20_000))
+            tx.send("a", sent[-1], key=b"%d" % number)
+            if number % 10 == 0:
+                tx.send_many("a", [b"%d" % number], keys=[b"%d" % number])
+                sent.append(b"%d" % number)
+        assert tx._writing.port.is_begun
+        assert values(hub, "a") == []
+    assert Counter(values(hub, "a")) == Counter(sent)
 
 
 def test_an_empty_one(hub):
@@ -198,15 +254,19 @@ def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
         hub.streams.create("a")
         tx = hub.transaction()
         tx.send("a", b"lost")
+        write(hub, tx)
         assert tx._writing is not None
         tx._writing.producer.flush()
+        held = hub.transaction()
+        held.send("a", b"held back")
         with hub.transaction() as kept:
             kept.send("a", b"kept")
         server.kill()
         server.start()
         with pytest.raises(TransactionAborted):
             tx.commit()
-        assert values(hub, "a") == [b"kept"]
+        held.commit()
+        assert values(hub, "a") == [b"kept", b"held back"]
 
 
 @pytest.mark.parametrize("is_done", [True, False], ids=["it was done", "it was not"])
@@ -214,15 +274,13 @@ def test_a_commit_that_nobody_answered_is_looked_up(hub, is_done, monkeypatch):
     """Whether the work is to be done again is for the log to say."""
     fill(hub, "orders", 20)
     hub.streams.create("totals")
-    call = hub._port.call
+    commit_whole = hub._port.commit_whole
 
-    def no_answer(request, timeout=None):
-        if isinstance(request, CommitTransactionCall):
-            monkeypatch.setattr(hub._port, "call", call)
-            if is_done:
-                call(request, timeout)
-            raise DeadlineExceeded("nobody answered")
-        return call(request, timeout)
+    def no_answer(*args):
+        monkeypatch.setattr(hub._port, "commit_whole", commit_whole)
+        if is_done:
+            commit_whole(*args)
+        raise DeadlineExceeded("nobody answered")
 
     def work(batch):
         with hub.transaction() as tx:
@@ -232,7 +290,7 @@ def test_a_commit_that_nobody_answered_is_looked_up(hub, is_done, monkeypatch):
 
     with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
         batches = consumer.batches()
-        monkeypatch.setattr(hub._port, "call", no_answer)
+        monkeypatch.setattr(hub._port, "commit_whole", no_answer)
         with pytest.raises(DeadlineExceeded) as raised:
             work(next(batches))
         assert "not known whether" in raised.value.__notes__[0]
@@ -270,3 +328,41 @@ def test_an_abort_waits_for_no_server_that_is_away(tmp_path):
         began = time.monotonic()
         tx.abort()
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow("a server is killed and started again, three times")
+def test_small_ones_happen_once_while_the_server_is_killed(tmp_path):
+    """What was under way when it was killed is sent again; what was committed has the same answer."""
+    committed = []
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a", shards=2)
+        hub.streams.create("b")
+        is_over = threading.Event()
+
+        def work():
+            number = 0
+            while not is_over.is_set():
+                with hub.transaction() as tx:
+                    tx.send_many("a", [b"%d" % number] * 3)
+                    tx.send("b", b"%d" % number)
+                committed.append((number, tx.offsets["b", 0][0]))
+                number += 1
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for _ in range(3):
+                before = len(committed)
+                while len(committed) < before + 20:
+                    assert worker.is_alive()
+                    time.sleep(0.01)
+                server.kill()
+                server.start()
+        finally:
+            is_over.set()
+            worker.join(60)
+        count = len(committed)
+        # One after the other, so each stands where its number says, and nothing else is there.
+        assert committed == [(number, number) for number in range(count)]
+        assert values(hub, "b") == [b"%d" % number for number in range(count)]
+        assert Counter(values(hub, "a")) == {b"%d" % number: 3 for number in range(count)}

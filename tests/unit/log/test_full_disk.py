@@ -412,6 +412,26 @@ def test_what_is_staged_waits_for_room_and_the_commit_waits_for_it(rig):
     assert rig.values() == [b"a" * 100]
 
 
+def test_a_whole_transaction_waits_for_room_or_is_refused(rig):
+    answers: list[Any] = []
+    rig.disk.free = 0
+    batches = [make_batch([b"a" * 100], stream=rig.stream), make_batch([b"b" * 100], stream=rig.stream)]
+    rig.log.commit_whole(5, batches, (), answers.append)
+    rig.log.batcher.drive()
+    assert isinstance(answers.pop(), DiskFull)
+    rig.free()
+    rig.log.space.look()
+    rig.disk.free = 0
+    rig.log.commit_whole(6, batches, (), answers.append, patience=rig.clock.monotonic() + 60.0)
+    rig.log.batcher.drive()
+    assert rig.log.batcher.is_holding
+    assert (answers, rig.values()) == ([], [])
+    rig.free()
+    rig.log.batcher.drive()
+    assert answers == [[TransactionCommitted(((rig.stream, 0, 0, 2),))]]
+    assert rig.values() == [b"a" * 100, b"b" * 100]
+
+
 def test_nothing_is_staged_on_a_full_disk_and_what_was_can_be_committed(watched):
     log, answers = watched.log, list[Any]()
     batches = [make_batch([b"a"], stream=watched.stream)]

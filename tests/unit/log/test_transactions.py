@@ -81,6 +81,18 @@ def commit(
     return outcome
 
 
+def commit_whole(
+    log: Log, transaction: int, *batches: Batch, cursors: Sequence[GroupCursors] = (), **other: Any
+) -> TransactionCommitted:
+    waiter = Waiter()
+    log.commit_whole(transaction, batches, cursors, waiter.set, **other)
+    (outcome,) = waiter.wait(log.batcher)
+    if isinstance(outcome, Rejected):
+        raise outcome.error
+    assert isinstance(outcome, TransactionCommitted)
+    return outcome
+
+
 def assign(log: Log, name: str, generation: int, *owners: tuple[int, int, int]) -> Outcome:
     waiter = Waiter()
     log.groups.assign(name, generation, owners, waiter.set)
@@ -798,3 +810,99 @@ def test_transactions_are_remembered_for_a_day(keeping, log):
     keeping.keep(6 * DAY)
     assert [number for number in range(1, 4) if log._ledger.load_transaction(number)] == []
     assert [number for number in range(1, 4) if log._ledger.load_writer(f"w{number}")] == [2, 3]
+
+
+# Whole ones, in one flush.
+
+
+def test_a_whole_transaction_is_one_flush(log):
+    append_values(log, 1, b"before")
+    flushes = log.batcher._written
+    found = commit_whole(
+        log, 5, make_batch([b"a", b"b"]), make_batch([b"c"], shard=1), make_batch([b"d"]), make_batch([b"e"], stream=2)
+    )
+    assert log.batcher._written == flushes + 1
+    assert found == TransactionCommitted(((1, 0, 1, 3), (1, 1, 0, 1), (2, 0, 0, 1)))
+    assert (read(log, 1), read(log, 1, 1), read(log, 2)) == ([b"before", b"a", b"b", b"d"], [b"c"], [b"e"])
+    append_values(log, 1, b"after")
+    assert read(log, 1) == [b"before", b"a", b"b", b"d", b"after"]
+    assert log.transactions.counters()["transactions_open"] == 0
+    assert log.transactions.counters()["transactions_committed"] == 1
+    assert log.ledger.dead_totals() == {}
+
+
+def test_a_whole_transaction_is_in_the_hot_tail(log):
+    commit_whole(log, 5, make_batch([b"a"]), make_batch([b"b"]))
+    (first, second) = log.hot.find(1, 0, 0, 1 << 20)
+    assert (values_of(first), values_of(second)) == ([b"a"], [b"b"])
+    assert (first.base, second.base, first.header.transaction) == (0, 1, 0)
+
+
+def test_a_whole_transaction_that_is_repeated_has_the_same_answer(log):
+    found = commit_whole(log, 5, make_batch([b"a"]))
+    append_values(log, 1, b"between")
+    again = commit_whole(log, 5, make_batch([b"a"]))
+    assert (again.offsets, again.duplicate) == (found.offsets, True)
+    assert read(log, 1) == [b"a", b"between"]
+    assert commit(log, 5, 1).offsets == found.offsets
+
+
+def test_a_whole_transaction_moves_cursors_or_does_nothing(log):
+    append_values(log, 1, b"x", b"y")
+    assert isinstance(assign(log, "g", 1, (1, 0, 77)), Assigned)
+    with pytest.raises(Fenced):
+        commit_whole(log, 5, make_batch([b"a"], stream=2), cursors=[GroupCursors("g", 78, ((1, 0, 1),))])
+    assert read(log, 2) == []
+    assert sum(log.ledger.dead_totals().values()) > 0
+    with pytest.raises(TransactionAborted):
+        commit_whole(log, 5, make_batch([b"a"], stream=2))
+    commit_whole(log, 6, make_batch([b"a"], stream=2), cursors=[GroupCursors("g", 77, ((1, 0, 1),))])
+    assert read(log, 2) == [b"a"]
+    assert log.groups.get("g").shards[1, 0].offset == 1
+
+
+def test_a_whole_transaction_of_a_deleted_stream_or_an_older_writer_is_refused(log):
+    old = log.open_writer("w")
+    log.open_writer("w")
+    with pytest.raises(Fenced):
+        commit_whole(log, 4, make_batch([b"a"]), writer=old)
+    log.execute(DeleteStream(2, log.clock.now_us()))
+    with pytest.raises(MainstemError):
+        commit_whole(log, 5, make_batch([b"a"]), make_batch([b"b"], stream=2))
+    assert read(log, 1) == []
+
+
+def test_what_was_begun_cannot_be_committed_whole(log):
+    stage(log, 5, 0, make_batch([b"a"]))
+    with pytest.raises(InvalidRequest):
+        commit_whole(log, 5, make_batch([b"b"]))
+    commit(log, 5, 1)
+    assert read(log, 1) == [b"a"]
+
+
+def test_whole_staged_and_plain_in_one_flush(log):
+    """The hot tail has no gaps, whatever comes together."""
+    stage(log, 5, 0, make_batch([b"b"]))
+    done: list[object] = []
+    log.commit_whole(6, [make_batch([b"a"]), make_batch([b"a2"], stream=2)], (), done.append)
+    log.commit_transaction(5, 1, (), done.append)
+    log.commit_whole(7, [make_batch([b"c"])], (), done.append)
+    log.append([make_batch([b"d"])], done.append)
+    log.batcher.drive()
+    assert len(done) == 4
+    assert read(log, 1) == [b"a", b"b", b"c", b"d"]
+    assert read(log, 2) == [b"a2"]
+    assert [batch.base for batch in log.hot.find(1, 0, 2, 1 << 20)] == [2, 3]
+    assert log.hot.find(1, 0, 0, 1 << 20) == []
+
+
+def test_whole_transactions_are_the_same_when_the_ledger_is_rebuilt(keeping, log):
+    commit_whole(log, 5, make_batch([b"a"]), make_batch([b"b"], shard=1), make_batch([b"c"]))
+    with pytest.raises(MainstemError):
+        commit_whole(log, 6, make_batch([b"no"], shard=9))
+    append_values(log, 1, b"d")
+    before = (read(log, 1), read(log, 1, 1), log.ledger.dead_totals())
+    keeping.reopen(without_ledger=True)
+    again = keeping.log
+    assert (read(again, 1), read(again, 1, 1), again.ledger.dead_totals()) == before
+    assert commit_whole(again, 5, make_batch([b"a"])).duplicate

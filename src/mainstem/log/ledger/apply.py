@@ -40,6 +40,7 @@ from mainstem.log.flush import (
     WrittenItem,
     WrittenReplacement,
     WrittenStaged,
+    WrittenTransaction,
 )
 from mainstem.log.ledger.base import Changes
 from mainstem.log.ledger.current import CurrentRows
@@ -84,6 +85,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     WrittenStaged: transactions.stage,
     OpenWriter: transactions.open_writer,
     CommitTransaction: transactions.commit,
+    WrittenTransaction: transactions.commit_whole,
     ForgetTransactions: transactions.forget,
 }
 

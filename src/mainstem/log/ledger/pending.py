@@ -121,7 +121,9 @@ class PendingRows:
         """An entry points to these bytes, which were wasted before."""
         self.live[block] = self.live.get(block, 0) + size
         dead = self.changes.dead
-        dead[stream, block] = dead.get((stream, block), 0) - size
+        left = dead.pop((stream, block), 0) - size
+        if left:
+            dead[stream, block] = left
 
     def waste(self, frames: Sequence[WrittenBatch]) -> None:
         """These are in the block, and nothing will ever point to them."""

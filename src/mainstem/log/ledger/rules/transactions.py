@@ -6,6 +6,8 @@ are, and no further word about it is needed.
 
 from typing import Final
 
+import msgspec
+
 from mainstem.core.errors import Fenced, InvalidRequest, Refused, StaleGeneration, UnknownTransaction
 from mainstem.core.limits import WRITERS_MAX
 from mainstem.log.flush import (
@@ -19,6 +21,7 @@ from mainstem.log.flush import (
     TransactionCommitted,
     WriterOpened,
     WrittenStaged,
+    WrittenTransaction,
 )
 from mainstem.log.ledger.base import (
     Entry,
@@ -41,6 +44,13 @@ _EVER_US: Final = 1 << 62
 def stage(rows: PendingRows, item: WrittenStaged) -> Outcome:
     rows.waste((item.batch,))
     return Staged(rows.flush.block, item.batch.position, item.batch.length)
+
+
+def commit_whole(rows: PendingRows, item: WrittenTransaction) -> Outcome:
+    """Batches that stand behind the command that commits them."""
+    rows.waste(item.frames)
+    staged = tuple(StagedFrame.of(each.header, rows.flush.block, each.position, each.length) for each in item.frames)
+    return commit(rows, msgspec.structs.replace(item.command, staged=staged))
 
 
 def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
