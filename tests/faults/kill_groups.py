@@ -49,7 +49,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     try:
         with ServerProcess(place, *QUICK) as server, mainstem.connect(server.url) as hub, ExitStack() as stack:
             hub.streams.create(_STREAM, shards=SHARDS)
-            load = _Load(lambda: mainstem.connect(server.url), _STREAM, history, pause=0.03)
+            load = _Load(lambda: mainstem.connect(server.url), _STREAM, history, pause=0.1)
             stack.callback(load.leave)
             watch = CursorWatch(hub, [account.name for account in accounts])
             stack.callback(watch.stop)
@@ -61,7 +61,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             load.stop()
             ends = hub.streams.get(_STREAM).ends
             for account in accounts:
-                if come_to(hub, _STREAM, account.name, ends, _CATCH_UP_SECONDS_MAX) is False:
+                if come_to(hub, _STREAM, account.name, ends, _CATCH_UP_SECONDS_MAX, killing.members) is False:
                     where = hub.groups.get(account.name)
                     result.add_finding(f"seed {seed}: group {account.name} hangs: {where.shards} of {where.members}")
             killing.leave()
@@ -88,35 +88,35 @@ class _Killing:
         self._hub = hub
         self._accounts = {account.name: account for account in accounts}
         self._result = result
-        self._members: list[MemberProcess] = []
+        self.members: list[MemberProcess] = []
         self._sleeping: list[threading.Thread] = []
         for account in accounts:
             for _ in range(MEMBERS):
                 self._join(account.name)
-        for member in self._members:
+        for member in self.members:
             member.await_ready()
 
     def _join(self, group: str) -> None:
         account = self._accounts[group]
-        self._members.append(MemberProcess(self._server.url, _STREAM, group, account.commit, account))
+        self.members.append(MemberProcess(self._server.url, _STREAM, group, account.commit, account))
 
     def strike(self, name: str) -> None:
         time.sleep(self._rng.uniform(0.05, _LIFE_SECONDS_MAX))
         what = self._rng.random()
-        if what < 0.55:
+        if what < 0.5:
             self._kill_member(name)
-        elif what < 0.8:
+        elif what < 0.7:
             self._kill_server(name)
         else:
             self._put_to_sleep(name)
 
     def _kill_member(self, name: str) -> None:
         """Its shards go to who is left, or to the one that takes its place."""
-        member = self._rng.choice(self._members)
+        member = self._rng.choice(self.members)
         ends = self._hub.streams.get(_STREAM).ends
         member.go_on()
         member.kill()
-        self._members.remove(member)
+        self.members.remove(member)
         is_replaced_at_once = self._rng.random() < 0.5
         if is_replaced_at_once:
             self._join(member.group)
@@ -133,7 +133,7 @@ class _Killing:
 
     def _put_to_sleep(self, name: str) -> None:
         """For longer than it may; it wakes up while others go on."""
-        member = self._rng.choice(self._members)
+        member = self._rng.choice(self.members)
         ends = self._hub.streams.get(_STREAM).ends
         member.stop()
         waking = threading.Timer(SESSION_SECONDS * self._rng.uniform(1.2, 2.0), member.go_on)
@@ -145,19 +145,19 @@ class _Killing:
     def _await_replaced(self, name: str, what: str, groups: "list[str] | dict[str, GroupAccount]", ends: object) -> None:
         assert isinstance(ends, tuple)
         for group in groups:
-            seconds = come_to(self._hub, _STREAM, group, ends, _CATCH_UP_SECONDS_MAX)
+            seconds = come_to(self._hub, _STREAM, group, ends, _CATCH_UP_SECONDS_MAX, self.members)
             self._result.took(seconds or _CATCH_UP_SECONDS_MAX)
             if seconds is False or seconds > REPLACED_SECONDS_MAX:
                 self._result.add_finding(f"{name}: {what}, and {group} came to where the stream ended after {seconds} s")
 
     def leave(self) -> None:
-        for member in self._members:
+        for member in self.members:
             member.await_ready()
             member.leave()
-        self._members.clear()
+        self.members.clear()
 
     def end(self) -> None:
         for waking in self._sleeping:
             waking.join()
-        for member in self._members:
+        for member in self.members:
             member.end()

@@ -76,7 +76,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                 load.stop()
             ends = {stream: hub.streams.get(stream).ends for stream in INPUTS}
             for stream in INPUTS:
-                if come_to(hub, stream, _group(stream), ends[stream], _CATCH_UP_SECONDS_MAX) is False:
+                if not killing.await_end(hub, stream, ends[stream]):
                     result.add_finding(f"seed {seed}: the group of {stream} hangs: {hub.groups.get(_group(stream))}")
             killing.end()
             looks.stop()
@@ -240,7 +240,7 @@ class _Killing:
         if what < 0.5:
             self._put_to_sleep()
         else:
-            self._lose_answers(is_killed=what < 0.75)
+            self._lose_answers(is_killed=what < 0.7)
 
     def _bury(self) -> None:
         """Count who has died, and have others take their places."""
@@ -259,7 +259,7 @@ class _Killing:
 
     def _lose_answers(self, *, is_killed: bool) -> None:
         """The server does what it was asked; nobody hears of it."""
-        if self._rng.random() < 0.7:
+        if self._rng.random() < 0.8:
             self._link.hold_answers()
             time.sleep(self._rng.uniform(0.0, 0.1))
         if is_killed:
@@ -268,6 +268,15 @@ class _Killing:
         if is_killed:
             self._server.start()
             self.worst_start_seconds = max(self.worst_start_seconds, self._server.start_seconds)
+
+    def await_end(self, hub: Hub, stream: str, ends: tuple[int, ...]) -> bool:
+        """Whether the workers come to these ends; they still kill themselves."""
+        deadline = time.monotonic() + _CATCH_UP_SECONDS_MAX
+        while time.monotonic() < deadline:
+            self._bury()
+            if come_to(hub, stream, _group(stream), ends, 1.0) is not False:
+                return True
+        return False
 
     def end(self) -> None:
         for worker in self._workers:

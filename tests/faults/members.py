@@ -33,8 +33,9 @@ SESSION_SECONDS = 1.0
 
 _START_SECONDS_MAX = 60.0
 _END_SECONDS_MAX = 60.0
-# A member commits after this many batches.
+# A member commits after this many batches, and takes its time for each: most of the time it has something in hand.
 _BATCHES_PER_COMMIT = 3
+_WORK_SECONDS = 0.005
 
 Range = tuple[int, int]
 
@@ -66,9 +67,12 @@ class MemberProcess:
     def await_ready(self) -> None:
         assert self._ready.wait(_START_SECONDS_MAX), f"member {self.number} does not start"
 
+    def check_lives(self) -> None:
+        assert self._child.poll() is None, f"member {self.number} ended by itself: {self._stderr()}"
+
     def kill(self) -> None:
         """`kill -9`, and hear what it had said."""
-        assert self._child.poll() is None, f"member {self.number} ended by itself: {self._stderr()}"
+        self.check_lives()
         self._child.kill()
         self._end()
 
@@ -240,11 +244,16 @@ class CursorWatch:
         self.looks += 1
 
 
-def come_to(hub: Hub, stream: str, group: str, ends: Iterable[int], seconds: float) -> float | Literal[False]:
-    """How many seconds it took until the group had come to these ends of a stream; False if it was too long."""
+def come_to(
+    hub: Hub, stream: str, group: str, ends: Iterable[int], seconds: float, members: Iterable[MemberProcess] = ()
+) -> float | Literal[False]:
+    """How many seconds it took until the group had come to these ends of a stream; False if it was too long.
+    AssertionError if one of these members dies of itself meanwhile."""
     began = time.monotonic()
     wanted = tuple(ends)
     while time.monotonic() < began + seconds:
+        for member in members:
+            member.check_lives()
         with suppress(MainstemError):
             at = {shard.shard: shard.offset for shard in hub.groups.get(group).shards if shard.stream == stream}
             if all(at.get(shard, 0) >= end for shard, end in enumerate(wanted)):
@@ -290,6 +299,7 @@ class _Member:
         except Retriable:
             return
         if batch is not None:
+            time.sleep(_WORK_SECONDS)
             producers, sequences, _ = read_stamps(batch.to_arrow().column("value"))
             _say("read", batch.shard, batch.offset, producers.tolist(), sequences.tolist())
             first, after = self._pending.get(batch.shard, (batch.offset, batch.offset))
