@@ -341,7 +341,7 @@ class _Worker:
 
 
 def _live(url: str, seed: str) -> None:
-    with mainstem.connect(url) as hub, ExitStack() as stack:
+    with mainstem.connect(url, timeout=_CATCH_UP_SECONDS_MAX) as hub, ExitStack() as stack:
         consumers: list[GroupConsumer] = []
         for stream in INPUTS:
             consumer = hub.consumer(stream, group=_group(stream), start="earliest", commit="manual")

@@ -269,7 +269,7 @@ def _live(url: str, stream: str, group: str, commit: Commit) -> None:
     leaving = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     with (
-        mainstem.connect(url) as hub,
+        mainstem.connect(url, timeout=_START_SECONDS_MAX) as hub,
         hub.consumer(stream, group=group, start="earliest", commit=commit) as consumer,
     ):
         assert isinstance(consumer, GroupConsumer)

@@ -145,6 +145,15 @@ class GroupConsumer(Several[Part]):
         self._committed.update((unit, at) for unit, at in moved.items() if unit in self._committed)
         self._let_go_of_asked()
 
+    def doubt(self) -> None:
+        """Whether the transaction was committed is not known, and it may still be on its way. As another member this
+        one is told where the group stands, and from then on the ledger refuses what comes from the one it was."""
+        self._current, self._records = None, iter(())
+        for unit in tuple(self._committed):
+            self._drop(unit)
+        self._news_seen = 0, 0
+        self._member.join_anew()
+
     def _commit_all(self, offsets: Mapping[Unit, int] | None = None) -> None:
         self._end_flight()
         while True:
@@ -373,6 +382,7 @@ class GroupConsumer(Several[Part]):
         self._committed.clear()
         self._asked.clear()
         self._flight = None
+        self._news_seen = 0, 0
         self._member.join_anew()
 
     def _forget_deleted(self) -> None:

@@ -111,9 +111,16 @@ class Member:
         self._send()
 
     def join_anew(self) -> None:
-        """The log is another one than before: whatever the reader holds is to be asked for again."""
+        """Be another member: whatever the reader holds is to be asked for again."""
         with self._lock:
+            if self._is_over:
+                return
+            call = LeaveGroupCall(self._wishes.group, self.id)
             self._become_new()
+        try:
+            self._port.ask(call, _LEAVE_SECONDS, lambda answer: None)
+        except MainstemError:
+            pass  # the join says as much
         self._send()
 
     def leave(self, *, wait: bool = True) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from mainstem.core.batch import Batch
-from mainstem.core.errors import Closed, InvalidRequest, InvalidSetting, MainstemError, TransactionAborted
+from mainstem.core.errors import Closed, InvalidRequest, InvalidSetting, MainstemError, Refused, TransactionAborted
 from mainstem.core.limits import TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Headers, Key, Producer, Value
@@ -42,6 +42,10 @@ class Advancing(Protocol):
 
     def rewind(self) -> None:
         """It was not: go on where the group stands."""
+        ...
+
+    def doubt(self) -> None:
+        """Nobody knows: find out where the group stands, and see to it that this does not change any more."""
         ...
 
 
@@ -203,12 +207,15 @@ class Transaction:
 
     def commit(self) -> None:
         """Make everything visible, and wait for it. If that is refused, nothing has happened, and consumers go back to
-        where their groups stand."""
+        where their groups stand. After any other error it may have happened or not: consumers find out."""
         self._check_open()
         try:
             answer = self._commit()
-        except BaseException:
+        except (Refused, InvalidRequest):
             self.abort()
+            raise
+        except BaseException:
+            self._abort(is_known=False)
             raise
         self._is_over = True
         for consumer, cursors in self._advanced.items():
@@ -236,6 +243,9 @@ class Transaction:
 
     def abort(self) -> None:
         """Let go of everything; consumers go back to where their groups stand."""
+        self._abort()
+
+    def _abort(self, *, is_known: bool = True) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -244,7 +254,10 @@ class Transaction:
             self._writings.forget()
             self._let_go(writing)
         for consumer in self._advanced:
-            consumer.rewind()
+            if is_known:
+                consumer.rewind()
+            else:
+                consumer.doubt()
 
     def _let_go(self, writing: Writing) -> None:
         # What is still under way must not come after the end.

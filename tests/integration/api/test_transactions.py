@@ -5,8 +5,17 @@ import time
 import pytest
 
 import mainstem
-from mainstem.core.errors import Closed, Fenced, InvalidRequest, InvalidSetting, Refused, TransactionAborted
+from mainstem.core.errors import (
+    Closed,
+    DeadlineExceeded,
+    Fenced,
+    InvalidRequest,
+    InvalidSetting,
+    Refused,
+    TransactionAborted,
+)
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.sharing import CommitTransactionCall
 from tests.integration.api.conftest import values
 
 
@@ -189,3 +198,28 @@ def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
         with pytest.raises(TransactionAborted):
             tx.commit()
         assert values(hub, "a") == [b"kept"]
+
+
+def test_after_a_commit_of_which_nothing_was_heard_the_consumer_goes_on_where_the_group_stands(hub, monkeypatch):
+    """It was carried out, and only the answer was lost: reading the same again would do its work twice."""
+    fill(hub, "orders", 10)
+    hub.streams.create("totals")
+    carry_out = hub._port.call
+
+    def lose_answer(call, timeout=None):
+        answer = carry_out(call, timeout)
+        if isinstance(call, CommitTransactionCall):
+            raise DeadlineExceeded("the outcome is not known")
+        return answer
+
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        records = [consumer.poll(10) for _ in range(4)]
+        transaction = hub.transaction()
+        transaction.send("totals", records[0].value)
+        transaction.advance(consumer)
+        monkeypatch.setattr(hub._port, "call", lose_answer)
+        with pytest.raises(DeadlineExceeded):
+            transaction.commit()
+        monkeypatch.undo()
+        assert consumer.poll(10).offset == 4
+    assert values(hub, "totals") == [b"0"]
