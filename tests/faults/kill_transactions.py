@@ -55,9 +55,10 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     rng = random.Random(f"kill transactions {seed}")
     place = folder / "transactions"
     histories = {stream: History() for stream in INPUTS}
+    server = ServerProcess(place, *QUICK, *ARGUMENTS)
     try:
         with (
-            ServerProcess(place, *QUICK, *ARGUMENTS) as server,
+            server,
             Link(server.address) as link,
             mainstem.connect(server.url) as hub,
             ExitStack() as stack,
@@ -89,7 +90,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             result.trials = killing.kills
             result.took(killing.worst_start_seconds)
     except (ServerFailed, MainstemError, AssertionError) as error:
-        result.add_finding(f"seed {seed}: {type(error).__name__}: {error}")
+        result.add_finding(f"seed {seed}: {type(error).__name__}: {error}\n{server.stderr()}")
     check_kept(result, place, f"seed {seed}")
     for stream, history in histories.items():
         count_report(result, history.check(), f"seed {seed}, stream {stream}")

@@ -14,7 +14,6 @@ from mainstem.core.errors import (
     Refused,
     Retriable,
     StreamDeleted,
-    UnknownGroup,
 )
 from mainstem.log import transactions
 from mainstem.testing.link import Link
@@ -186,7 +185,7 @@ def test_a_group_that_is_deleted_under_a_member_that_sleeps_begins_anew(quick, q
         link.hold_answers()
         come_to(lambda: delete(quick, "g"))
         link.release_answers()
-        with pytest.raises((Fenced, UnknownGroup)):
+        with pytest.raises(Fenced):
             consumer.commit()
         # There is another group of this name now, which it has begun.
         assert take(consumer, 10) == list(range(10))
@@ -335,10 +334,10 @@ def test_a_thousand_abandoned_transactions_give_everything_back(kept):
     with hub.transaction() as transaction:
         transaction.send("a", b"kept")
     for number in range(1_000):
-        abandoned = hub.transaction(timeout="3s")
-        abandoned.send("a", noise(number, 10_000))
+        abandoned = hub.transaction(timeout="6s")
+        abandoned.send("a", noise(number, 5_000))
         abandoned._writing.producer.flush()
-    assert hub.statistics()["transactions_open"] > 100
+    assert hub.statistics()["transactions_open"] > 10
     # Nobody else has to wait for them.
     with hub.producer() as producer:
         producer.send("a", b"beside").result(5)
@@ -347,6 +346,6 @@ def test_a_thousand_abandoned_transactions_give_everything_back(kept):
     assert counters["transactions_staged_batches"] == counters["transactions_staged_bytes"] == 0
     assert counters["transactions_timed_out"] >= 1_000
     kept.cool()
-    # Ten megabytes were written that nobody will ever see.
-    kept.come_to(lambda: kept.blocks_bytes() < 6 << 20, 30)
+    # Five megabytes were written that nobody will ever see, and one that is kept.
+    kept.come_to(lambda: kept.blocks_bytes() < 4 << 20, 30)
     assert values(hub, "a") == [b"kept", b"beside"]
