@@ -62,7 +62,7 @@ class CallQueue:
         line = self._lines.get(client) or self._lines.setdefault(client, Line(lane, 1))
         future = line.submit_to(lane, self._carry_out, call)
         self._unanswered[future] = answered
-        asyncio.wrap_future(future).add_done_callback(lambda _: self._finish(future, call))
+        asyncio.wrap_future(future).add_done_callback(lambda done: self._finish(future, done, call))
 
     def forget(self, client: Hashable) -> None:
         """The client is gone: what has not begun is not carried out."""
@@ -83,13 +83,14 @@ class CallQueue:
         for lane in self._lanes.values():
             lane.shutdown(wait=False, cancel_futures=True)
 
-    def _finish(self, future: Future[Answer], call: Call) -> None:
+    def _finish(self, future: Future[Answer], done: asyncio.Future[Answer], call: Call) -> None:
+        """`done` is the same in the loop, which complains of errors that nobody has asked it for."""
         answered = self._unanswered.pop(future)
-        if future.cancelled():
+        if done.cancelled():
             return
-        error = future.exception()
+        error = done.exception()
         if error is None:
-            answered(future.result())
+            answered(done.result())
         elif isinstance(error, MainstemError):
             answered(error)
         else:
