@@ -8,6 +8,7 @@ back, and nothing is committed by a member that slept and lost its shards.
 import random
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -142,13 +143,12 @@ class _Killing:
         self._await_replaced(name, f"a member of {member.group} sleeps", [member.group], ends)
         waking.join()
 
-    def _await_replaced(self, name: str, what: str, groups: "list[str] | dict[str, GroupAccount]", ends: object) -> None:
-        assert isinstance(ends, tuple)
+    def _await_replaced(self, name: str, what: str, groups: Iterable[str], ends: tuple[int, ...]) -> None:
         for group in groups:
             seconds = come_to(self._hub, _STREAM, group, ends, _CATCH_UP_SECONDS_MAX, self.members)
             self._result.took(seconds or _CATCH_UP_SECONDS_MAX)
             if seconds is False or seconds > REPLACED_SECONDS_MAX:
-                self._result.add_finding(f"{name}: {what}, and {group} came to where the stream ended after {seconds} s")
+                self._result.add_finding(f"{name}: {what}, and {group} was where the stream ended after {seconds} s")
 
     def leave(self) -> None:
         for member in self.members:

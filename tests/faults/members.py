@@ -169,7 +169,7 @@ class GroupAccount:
             for shard, end in enumerate(ends):
                 unread = first_gap(self._read[shard], end)
                 if unread is not None:
-                    wrong.append(f"group {self.name}, shard {shard}: nobody had time for offset {unread}; it is missing")
+                    wrong.append(f"group {self.name}, shard {shard}: offset {unread} is missing: nobody did it")
                 if self.commit == "manual":
                     steps = wrong_step(self._acked[shard], self._tried[shard], end)
                     wrong += [f"group {self.name}, shard {shard}: {text}" for text in steps]
@@ -239,7 +239,8 @@ class CursorWatch:
         info = self._hub.groups.get(group)
         found = {(group, shard.stream, shard.shard): shard.offset for shard in info.shards}
         found[group, "generation", 0] = info.generation
-        self.wrong += [f"{key} went back from {last[key]} to {at}" for key, at in found.items() if at < last.get(key, 0)]
+        back = [key for key, at in found.items() if at < last.get(key, 0)]
+        self.wrong += [f"{key} went back from {last[key]} to {found[key]}" for key in back]
         last.update(found)
         self.looks += 1
 

@@ -126,9 +126,7 @@ SUITES: dict[str, Suite] = {
     "rebalances": Suite(
         rebalances.run, slice=2, full=20, chunk=20, bugs={"forget_cursors": 2}, measures=True, on_disk=True
     ),
-    "rebalances_simulated": Suite(
-        rebalances_simulated.run, slice=50, full=500, chunk=50, bugs={"forget_cursors": 10}
-    ),
+    "rebalances_simulated": Suite(rebalances_simulated.run, slice=50, full=500, chunk=50, bugs={"forget_cursors": 10}),
     "backup_damage": Suite(backup_damage.run, slice=150, full=10_000, chunk=2_500, bugs={"restore_unchecked": 20}),
     "backup_kill": Suite(
         backup_kill.run, slice=4, full=200, chunk=50, bugs={"copy_in_place": 12}, measures=True, on_disk=True

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -117,10 +118,8 @@ class Member:
                 return
             call = LeaveGroupCall(self._wishes.group, self.id)
             self._become_new()
-        try:
+        with suppress(MainstemError):
             self._port.ask(call, _LEAVE_SECONDS, lambda answer: None)
-        except MainstemError:
-            pass  # the join says as much
         self._send()
 
     def leave(self, *, wait: bool = True) -> None:

@@ -1,6 +1,7 @@
 """What goes wrong in groups and transactions: a typed error for who did it, nothing for the others."""
 
 import time
+from functools import partial
 
 import pytest
 
@@ -46,7 +47,7 @@ def no_groups_left(request):
     hub = next((request.getfixturevalue(name) for name in ("hub", "quick") if name in request.fixturenames), None)
     yield
     for group in hub.groups.list() if hub is not None else ():
-        come_to(lambda: delete(hub, group.name))
+        come_to(partial(delete, hub, group.name))
 
 
 def delete(hub, group):
@@ -73,7 +74,7 @@ def fill(hub, stream, count, *, first=0, shards=None):
 
 
 def take(consumer, count, seconds=20.0):
-    found = []
+    found: list[int] = []
     deadline = time.monotonic() + seconds
     while len(found) < count:
         assert time.monotonic() < deadline, (len(found), consumer)
@@ -81,6 +82,11 @@ def take(consumer, count, seconds=20.0):
         if record is not None:
             found.append(record.offset)
     return found
+
+
+def write_out(transaction):
+    """Have everything on the disk that was sent so far."""
+    transaction._writing.producer.flush()
 
 
 def cursors(hub, group):
@@ -230,7 +236,7 @@ def test_more_shards_under_a_transaction(hub):
             transaction = hub.transaction()
             assert take(consumer, 1) == [0]
             transaction.send("totals", b"%d" % attempt, key=b"k")
-            transaction._writing.producer.flush()
+            write_out(transaction)
             transaction.advance(consumer)
             if attempt == 0:
                 hub.streams.alter("totals", shards=3)
@@ -271,7 +277,7 @@ def test_the_transactions_of_a_zombie_are_refused(quick, quick_server):
     with mainstem.connect(quick_server.url) as zombie, mainstem.connect(quick_server.url) as successor:
         begun = zombie.transaction(writer="billing")
         begun.send("totals", b"begun before")
-        begun._writing.producer.flush()
+        write_out(begun)
         with successor.transaction(writer="billing") as transaction:
             transaction.send("totals", b"new")
         with pytest.raises(Refused):
@@ -293,13 +299,13 @@ def test_limits_of_transactions(tmp_path, monkeypatch):
         hub.streams.create("a")
         monkeypatch.setattr(transactions, "TRANSACTION_BYTES_MAX", 3 << 20)
         large = hub.transaction()
+        large.send_many("a", [noise(number, 500_000) for number in range(10)])
         with pytest.raises(InvalidRequest, match="commit more often"):
-            large.send_many("a", [noise(number, 500_000) for number in range(10)])
             large.commit()
         monkeypatch.setattr(transactions, "TRANSACTIONS_OPEN_MAX", 1)
         held = hub.transaction()
         held.send("a", b"1")
-        held._writing.producer.flush()
+        write_out(held)
         monkeypatch.setattr(transactions, "TRANSACTION_BATCHES_MAX", 1)
         held.send("a", b"2")
         with pytest.raises(InvalidRequest, match="up to 1 batches"):
@@ -336,7 +342,7 @@ def test_a_thousand_abandoned_transactions_give_everything_back(kept):
     for number in range(1_000):
         abandoned = hub.transaction(timeout="6s")
         abandoned.send("a", noise(number, 5_000))
-        abandoned._writing.producer.flush()
+        write_out(abandoned)
     assert hub.statistics()["transactions_open"] > 10
     # Nobody else has to wait for them.
     with hub.producer() as producer:
