@@ -262,7 +262,7 @@ class _Killing:
         """The server does what it was asked; nobody hears of it."""
         if self._rng.random() < 0.8:
             self._link.hold_answers()
-            time.sleep(self._rng.uniform(0.0, 0.1))
+            time.sleep(self._rng.uniform(0.0, 0.4))
         if is_killed:
             self._server.kill()
         self._link.cut()
