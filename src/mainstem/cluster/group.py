@@ -62,7 +62,8 @@ class GroupOptions:
     that long."""
 
     heartbeat: float = 3.0
-    session_timeout: float = 10.0
+    # With the time until it is noticed, who was killed is replaced within ten seconds.
+    session_timeout: float = 8.0
     revocation_timeout: float = 30.0
     rebalance_interval: float = 30.0
 

@@ -28,6 +28,7 @@ from mainstem.core.errors import (
     InvalidSetting,
     MainstemError,
     StreamDeleted,
+    UnknownGroup,
     UnknownStream,
 )
 from mainstem.core.names import check_group_name
@@ -44,6 +45,8 @@ _PIECE_SECONDS: Final = 0.05
 _PIECE_MAX: Final = 1 << 16
 # How many session timeouts long it is waited to hear why a commit was refused.
 _DOUBT_SESSIONS: Final = 2
+# What the ledger says to a member that is none any more; the group itself may have been deleted meanwhile.
+_NO_MEMBER: Final = (Fenced, UnknownGroup)
 
 
 class _Flight:
@@ -96,6 +99,9 @@ class GroupConsumer(Several[Part]):
         self._asked: set[Unit] = set()
         # Units that were lost before what was read of them was committed.
         self._lost: list[Unit] = []
+        # Whether it is to be looked which streams are still there; and one that is read by its name and is not.
+        self._may_be_deleted = False
+        self._deleted: str | None = None
         self._flight: _Flight | None = None
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
@@ -192,8 +198,11 @@ class GroupConsumer(Several[Part]):
             state = self._news_seen
             try:
                 self._port.call(self._commit_call(changed))
-            except Fenced as error:
+            except _NO_MEMBER as error:
                 self._await_news(error, state)
+                continue
+            except StreamDeleted:
+                self._may_be_deleted = True
                 continue
             self._committed.update(changed)
             break
@@ -220,6 +229,8 @@ class GroupConsumer(Several[Part]):
         return CommitCursorsCall(self.group, self._member.id, places, self._member.generation)
 
     def _tell_lost(self) -> None:
+        if self._may_be_deleted:
+            self._forget_deleted()
         if self._lost:
             lost, self._lost = self._lost, []
             named = ", ".join(f"shard {shard} of stream {self._name(stream)!r}" for stream, shard in lost[:3])
@@ -284,9 +295,11 @@ class GroupConsumer(Several[Part]):
         """Hear what was said meanwhile, and have committed what was yielded."""
         self._hear_commit()
         self._hear_news()
+        self._tell_lost()
+        if self._deleted is not None:
+            raise StreamDeleted(f"stream {self._deleted!r} was deleted")
         if self._is_auto and self._flight is None:
             self._commit_soon()
-        self._tell_lost()
 
     def _next_in_turn(self) -> RecordBatch | None:
         try:
@@ -295,9 +308,9 @@ class GroupConsumer(Several[Part]):
             self._begin_anew()
             return None
         except StreamDeleted:
+            self._may_be_deleted = True
             if self._names:
                 raise
-            self._forget_deleted()
             return None
 
     def _commit_soon(self) -> None:
@@ -324,8 +337,10 @@ class GroupConsumer(Several[Part]):
             return
         self._flight = None
         result = flight.result
-        if isinstance(result, Fenced):
+        if isinstance(result, _NO_MEMBER):
             self._await_news(result, flight.member)
+        elif isinstance(result, StreamDeleted):
+            self._may_be_deleted = True
         elif isinstance(result, MainstemError):
             if not result.retriable:
                 raise result
@@ -345,7 +360,7 @@ class GroupConsumer(Several[Part]):
         if news is not None:
             self._act(news)
 
-    def _await_news(self, error: Fenced, state: tuple[int, int]) -> None:
+    def _await_news(self, error: Fenced | UnknownGroup, state: tuple[int, int]) -> None:
         """A commit was refused: something has happened to this member that it may not have heard of yet."""
         deadline = self._clock.monotonic() + _DOUBT_SESSIONS * self._member.session_timeout
         while self._news_seen == state:
@@ -394,7 +409,10 @@ class GroupConsumer(Several[Part]):
             self._port.wait(self._flight.is_over, _COMMIT_SECONDS)
         try:
             self._port.call(self._commit_call(changed))
-        except Fenced:
+        except _NO_MEMBER:
+            return
+        except StreamDeleted:
+            self._may_be_deleted = True
             return
         self._committed.update(changed)
 
@@ -428,6 +446,7 @@ class GroupConsumer(Several[Part]):
                     return  # it was deleted meanwhile: that is news, too
 
     def _lose(self, unit: Unit) -> None:
+        self._may_be_deleted = True
         if self._position(unit) != self._committed[unit]:
             self._lost.append(unit)
         self._drop(unit)
@@ -448,7 +467,7 @@ class GroupConsumer(Several[Part]):
 
     def _join_anew(self) -> None:
         """Nothing is held any more: be a new member."""
-        self._current, self._records = None, iter(())
+        self._drop_current()
         self._asked.clear()
         self._lost.clear()
         self._flight = None
@@ -456,11 +475,18 @@ class GroupConsumer(Several[Part]):
         self._member.join_anew()
 
     def _forget_deleted(self) -> None:
+        """What was read of a stream that is gone needs no commit, and nobody else has it."""
         there = {info.id for info in list_streams(self._port)}
-        for stream, part in list(self._lanes.items()):
-            if stream not in there:
-                for unit in [unit for unit in self._committed if unit[0] == stream]:
-                    self._drop(unit)
+        self._may_be_deleted = False
+        self._lost = [unit for unit in self._lost if unit[0] in there]
+        for stream, part in [(id_, part) for id_, part in self._lanes.items() if id_ not in there]:
+            for unit in [unit for unit in self._committed if unit[0] == stream]:
+                self._drop(unit)
+            if self._current is not None and self._current.stream == part.stream.name:
+                self._drop_current()
+            if self._names:
+                self._deleted = part.stream.name
+            else:
                 self._remove(part)
 
     # The end.

@@ -143,7 +143,7 @@ class SpreadConsumer(Several[_Lane]):
         member's."""
         self._check_open()
         self._hear_news()
-        self._current, self._records = None, iter(())
+        self._drop_current()
         for number, lane in self._reading.items():
             assert lane.lease is not None
             lane.hold(lane.lease.shard, self._done.get(number, lane.lease.first))
@@ -155,7 +155,7 @@ class SpreadConsumer(Several[_Lane]):
     def end_advance(self, cursors: CommitCursorsCall) -> None:
         """There is none to end."""
 
-    def rejoin(self) -> None:
+    def doubt(self) -> None:
         """Nor one whose end nobody knows."""
 
     def _position(self, lane: _Lane) -> int:
@@ -182,7 +182,7 @@ class SpreadConsumer(Several[_Lane]):
         self._turns.remove(lane)
         if self._in_hand is not None and self._in_hand[0] is lane:
             self._in_hand = None
-            self._current, self._records = None, iter(())
+            self._drop_current()
         lane.end()
         self._free[lane.stream.id].append(lane)
 
@@ -279,7 +279,7 @@ class SpreadConsumer(Several[_Lane]):
             lane, first = self._in_hand
             if self._current is not None:
                 first = self._last_yielded()
-            self._current, self._records = None, iter(())
+            self._drop_current()
             assert lane.lease is not None
             lane.hold(lane.lease.shard, first)
 

@@ -20,6 +20,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from mainstem.cluster.group import Group
 from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload, schema
 from mainstem.core.batch import Buffer
@@ -39,7 +42,7 @@ from mainstem.log import (
 )
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
-from mainstem.log.ledger.rules import appends
+from mainstem.log.ledger.rules import appends, groups, transactions
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
 from mainstem.log.upgrade import Backup
 from mainstem.produce.gateway import Gateway
@@ -403,6 +406,53 @@ def overflow_fails_the_batch() -> Iterator[None]:
 
     raising = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
     with _patched(application, "_KERNELS", raising):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- sharing
+
+
+@_bug
+def believe_members() -> Iterator[None]:
+    """Whoever says that it has read so far in a group is believed, whether the shard is its own or not."""
+    moved = groups.moved_cursors
+
+    def believe(rows: Any, cursors: Any, time_us: int) -> Any:
+        group = rows.group(cursors.group)
+        found: dict[Any, Any] = {}
+        for place in cursors.offsets:
+            row = rows.group_shard((group.id, *place[:2]))
+            owner = groups.NOBODY if row is None else row.owner
+            said = msgspec.structs.replace(cursors, member=owner, offsets=(place,), generation=None)
+            found |= moved(rows, said, time_us)
+        return found
+
+    with _patched(groups, "moved_cursors", believe), _patched(transactions, "moved_cursors", believe):
+        yield
+
+
+@_bug
+def forget_cursors() -> Iterator[None]:
+    """The next owner of a shard is told to begin at its beginning."""
+    note = Group._note_owner
+
+    def note_wrong(self: Group, unit: Any, owner: int, cursors: Any) -> None:
+        note(self, unit, owner, dict.fromkeys(cursors, 0))
+
+    with _patched(Group, "_note_owner", note_wrong):
+        yield
+
+
+@_bug
+def commit_by_halves() -> Iterator[None]:
+    """Of what a transaction has written to several streams, only what is in the first becomes visible."""
+    add = transactions._Numbering.add
+
+    def add_some(self: Any, frame: Any) -> None:
+        if not self._shards or frame.stream in {stream for stream, _ in self._shards}:
+            add(self, frame)
+
+    with _patched(transactions._Numbering, "add", add_some):
         yield
 
 

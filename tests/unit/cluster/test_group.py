@@ -90,6 +90,15 @@ def test_a_silent_member_is_forgotten_and_told_to_join_anew():
     assert shell.beat(2) == [JoinAnew(2)]
 
 
+def test_a_killed_member_is_replaced_within_ten_seconds():
+    """Though it was heard of just before, and ticks come as seldom as they do where all is quiet."""
+    shell = Shell((ORDERS,))
+    shell.join(1, 2)
+    shell.run(5.0)
+    shell.run(10.0 - shell.group._options.heartbeat / 4, silent=frozenset({2}))
+    assert counts(shell) == [8]
+
+
 def test_a_coordinator_that_slept_gives_members_time():
     shell = Shell((ORDERS,))
     shell.join(1)

@@ -253,7 +253,7 @@ class Settings:
     )
     group_session_timeout: float = _setting(
         DurationKind(),
-        "10s",
+        "8s",
         "A member that is silent for longer loses its shards to the others. At least twice the group_heartbeat.",
         example="30s",
         commands=SERVER,
