@@ -80,6 +80,8 @@ class Selection:
     ) -> None:
         self.view = view
         self.is_plain = not where and view.columns is None
+        # Stands for it where what it left of batches is kept.
+        self.token: Final = object()
         # Who reads with it now.
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._predicate = _bind(where, view) if where else None
@@ -104,6 +106,11 @@ class Selection:
         self.part = self._part()
         # Whether that is given as it is. A key may have to be made of columns.
         self._is_taken = self._predicate is None and "_key" not in (view.columns or ())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several readers want the same now."""
+        return len(self.readers) >= _READERS_SHARING
 
     # Whether a batch must be opened at all.
 
@@ -189,7 +196,7 @@ class Selection:
         is_whole = self.is_plain and not self._is_to_convert(header)
         if not header.count or is_whole or (self._is_taken and isinstance(fetched, FetchedPart)):
             return (fetched,)
-        if self._cache is None or len(self.readers) < _READERS_SHARING:
+        if self._cache is None or not self.is_shared:
             return self._apply(fetched)
         content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
         return self._cache.get((*content, *self._identity), lambda: self._apply(fetched))
@@ -200,7 +207,7 @@ class Selection:
 
     def _is_to_convert(self, header: BatchHeader) -> bool:
         """Values that are JSON are made columns of if several readers want them so: one of them can do it himself."""
-        return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
+        return not header.schema_id and self.view.schema is not None and self.is_shared
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
         try:

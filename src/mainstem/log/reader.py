@@ -14,6 +14,7 @@ from mainstem.core.limits import (
     READ_ENTRIES_MAX,
     RECENT_READS_BYTES_MAX,
     RECENT_STATISTICS_BYTES_MAX,
+    SHARED_READS_BYTES_MAX,
 )
 from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.statistics import length_of, pieces_in
@@ -31,6 +32,7 @@ from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
 from mainstem.log.read_ahead import Begun, ReadAhead
 from mainstem.log.recent_reads import RecentReads
+from mainstem.log.shared_reads import SharedReads, about
 
 # What comes last in a shard is looked into without asking the ledger if it is not more than this.
 _TAIL_BYTES_MAX: Final = 32 * 1_024
@@ -60,9 +62,13 @@ class LogReader:
         self._blocks = blocks
         self._hot = hot
         self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        # Only who hears of erasures may remember batches by their offsets: who has the hot tail.
+        self.shared = SharedReads(SHARED_READS_BYTES_MAX if hot is not None else 0)
         self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
         self._ahead = ReadAhead()
+        # Reads of blocks, and the bytes they brought.
         self.disk_reads = 0
+        self.disk_bytes = 0
 
     def close(self) -> None:
         """Read ahead no more."""
@@ -86,11 +92,22 @@ class LogReader:
         if offset >= end:
             return []
         hot = self._find_hot(stream.id, shard, offset, bytes_max)
-        return hot or list(
+        if hot:
+            return hot
+        shared = self.shared.find((stream.id, shard), None, offset)
+        if shared is not None:
+            return shared.after(offset, bytes_max)
+        version = self.shared.version
+        # Also if he wants less now: the rest is what he, and others, want next.
+        size = bytes_max if self._hot is None else max(bytes_max, READ_BYTES_MAX)
+        batches = list(
             self._from_entries(
-                stream, shard, offset, entries_max, lambda entries: self._batches(stream, entries, offset, bytes_max)
+                stream, shard, offset, entries_max, lambda entries: self._batches(stream, entries, offset, size)
             )
         )
+        if batches:
+            self.shared.keep((stream.id, shard), None, batches, version)
+        return about(batches, bytes_max)
 
     def walk(
         self,
@@ -342,8 +359,10 @@ class LogReader:
             raise self._damaged(stream, first, wanted, last.end - 1, first.position, str(error)) from error
 
     def _read_block(self, block: int, position: int, length: int) -> bytes:
+        data = self._blocks.read(block, position, length)
         self.disk_reads += 1
-        return self._blocks.read(block, position, length)
+        self.disk_bytes += len(data)
+        return data
 
     def _end_in_block(self, entry: Entry) -> int:
         """Where the shard leaves the block of this entry: a missing file is told as one range."""
