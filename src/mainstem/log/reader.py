@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from mainstem.core import pieces
@@ -31,7 +32,7 @@ from mainstem.log.frame import (
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
 from mainstem.log.read_ahead import Begun, ReadAhead
-from mainstem.log.recent_reads import RecentReads
+from mainstem.log.recent_reads import RecentBytes, RecentReads
 from mainstem.log.shared_reads import SharedReads, about
 
 # What comes last in a shard is looked into without asking the ledger if it is not more than this.
@@ -61,7 +62,7 @@ class LogReader:
         self._ledger = ledger
         self._blocks = blocks
         self._hot = hot
-        self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        self._recent = RecentBytes(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
         # Only who hears of erasures may remember batches by their offsets: who has the hot tail.
         self.shared = SharedReads(SHARED_READS_BYTES_MAX if hot is not None else 0)
         self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
@@ -221,10 +222,17 @@ class LogReader:
         if batches:
             return _Brought(batches)
         try:
-            batches.extend(self._run(stream, run.entries, offset, part))
+            batches.extend(self._run(stream, self._known(run.entries), offset, part))
         except (DataLoss, _FileMissing) as error:
             return _Brought(batches, error)
         return _Brought(batches)
+
+    def _known(self, entries: list[Entry]) -> list[Entry]:
+        """Those of the first of these entries that were read a moment ago, for whoever can ask for the others later;
+        all if there are none."""
+        end = entries[0].position + self._recent.known(entries[0].block, entries[0].position)
+        known = list(takewhile(lambda entry: entry.position + entry.length <= end, entries))
+        return known or entries
 
     def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
         return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
@@ -248,7 +256,7 @@ class LogReader:
         if not length:
             return b""
         try:
-            return self._statistics.read(entry.block, entry.position, FRAME_BYTES + length)
+            return bytes(self._statistics.read(entry.block, entry.position, FRAME_BYTES + length))
         except (FrameDamaged, BlockMissing, OSError):
             return b""
 
@@ -346,7 +354,7 @@ class LogReader:
                 base += header.span
                 at += header.total_len
 
-    def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> bytes:
+    def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> Buffer:
         first, last = run[0], run[-1]
         length = last.position + last.length - first.position
         try:
@@ -375,7 +383,9 @@ class LogReader:
             if not following:
                 return entry.end
 
-    def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
+    def _header(
+        self, stream: StreamRow, data: Buffer, at: int, position: int, entry: Entry, wanted: int
+    ) -> FrameHeader:
         try:
             header = parse_header(data, at, position, entry.block)
             if not _is_of(header, entry):
@@ -386,7 +396,7 @@ class LogReader:
             raise self._damaged(stream, entry, wanted, entry.end - 1, error.position, error.reason) from error
 
     def _checked(
-        self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int, wanted: int
+        self, stream: StreamRow, data: Buffer, at: int, header: FrameHeader, base: int, wanted: int
     ) -> memoryview:
         try:
             return payload_of(data, at, header)

@@ -116,8 +116,9 @@ class PushSubscription:
     """Pushes one feed to one connection. The loop's thread only.
 
     At most one read from disk is under way; while it is, the feed belongs to the worker and news of grown shards wait
-    in `_touched`. What another subscription is reading already is waited for. Nothing is queued: a batch is looked for only when it can be sent. A client whose `version` of the
-    protocol cannot say which offsets a batch has gets an error in its place.
+    in `_touched`. What another subscription is reading already is not read again: its end is waited for. Nothing is
+    queued: a batch is looked for only when it can be sent. A client whose `version` of the protocol cannot say which
+    offsets a batch has gets an error in its place.
     """
 
     def __init__(
@@ -146,11 +147,11 @@ class PushSubscription:
         self._encoder = encoder
         self._pool = pool
         self._touched: set[int] = set()
+        # The read that is under way, and whether it is ours or that of another subscription.
         self._reading: asyncio.Future[list[FetchedBatch]] | None = None
-        # Whether it has been sent something and goes on when others have had their turn.
-        self._goes_on = False
-        # Whether it is ours, or that of another subscription.
         self._is_own = False
+        # Whether it goes on as soon as others have had their turn.
+        self._goes_on = False
         self._ended = False
         self._totals = totals or PushTotals()
         self._under_way = under_way or ReadsUnderWay()

@@ -305,7 +305,8 @@ def test_s47_the_next_place_is_asked(tmp_path, monkeypatch):
             assert one.opened == other.opened > 0
             with hub.consumer("orders", start="earliest", follow=False, where=where) as third:
                 assert sum(batch.count for batch in third.batches()) == expected.num_rows
-        assert made.shared > 0  # what was made for one, another got
+                assert third.opened == other.opened
+        assert made.made == other.opened  # what was made for one, another got
     with embedded(tmp_path, hot_tail_bytes=0) as hub:
         log = hub._port.log  # type: ignore[attr-defined]
         assert rows_of(hub).equals(expected)
