@@ -224,7 +224,7 @@ class Feed:
 
     @property
     def _wanted(self) -> Wanted:
-        return self._selection.token if self.is_selected and self._selection is not None else None
+        return self._selection.wanted if self.is_selected and self._selection is not None else None
 
     def _needs_work(self, batch: FetchedBatch) -> bool:
         """Whether a batch may have to be made rows of, which takes too long for whoever has no thread to spare."""
@@ -331,10 +331,10 @@ class Feed:
                 self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
         finally:
             found = looked.close()
-            if found and selection.is_shared:
+            if found:
                 opened, skipped, undecoded = map(int.__sub__, self._counted_now(), before)
                 told = opened, skipped, undecoded
-                self._reader.shared.keep((self.stream.id, shard), selection.token, found, version, told)
+                self._reader.shared.keep((self.stream.id, shard), selection.wanted, found, version, told)
             passed.add_all(found)
         if self._offsets[shard] > begin:
             self._advance(shard, self._offsets[shard])

@@ -80,12 +80,11 @@ class Selection:
     ) -> None:
         self.view = view
         self.is_plain = not where and view.columns is None
-        # Stands for it where what it left of batches is kept.
-        self.token: Final = object()
         # Who reads with it now.
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._predicate = _bind(where, view) if where else None
-        self._identity = (view.schema_id, where, view.columns)
+        # What is wanted: of the same batches, the same is left for all who want the same.
+        self.wanted = (view.schema_id, where, view.columns, view.key)
         self._schema_of = schema_of
         self._compression = compression
         self._cache = cache
@@ -199,7 +198,7 @@ class Selection:
         if self._cache is None or not self.is_shared:
             return self._apply(fetched)
         content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
-        return self._cache.get((*content, *self._identity), lambda: self._apply(fetched))
+        return self._cache.get((*content, *self.wanted), lambda: self._apply(fetched))
 
     def needs(self, header: BatchHeader) -> bool:
         """Whether a batch has to go through `apply`."""
