@@ -99,13 +99,15 @@ class LogReader:
         if shared is not None:
             return shared.after(offset, bytes_max)
         version = self.shared.version
+        known = self.shared.next_base((stream.id, shard), None, offset)
         # Also if he wants less now: the rest is what he, and others, want next.
         size = bytes_max if self._hot is None else max(bytes_max, READ_BYTES_MAX)
-        batches = list(
-            self._from_entries(
-                stream, shard, offset, entries_max, lambda entries: self._batches(stream, entries, offset, size)
-            )
-        )
+
+        def read(entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
+            unknown = [entry for entry in entries if known is None or entry.base < known]
+            return self._batches(stream, unknown, offset, size)
+
+        batches = list(self._from_entries(stream, shard, offset, entries_max, read))
         if batches:
             self.shared.keep((stream.id, shard), None, batches, version)
         return about(batches, bytes_max)

@@ -86,6 +86,13 @@ class SharedReads:
             self._kept.move_to_end((key, bases[index]))
             return found
 
+    def next_base(self, shard: ShardKey, wanted: Wanted, offset: int) -> int | None:
+        """Where the first stretch behind `offset` begins: no need to read further."""
+        with self._lock:
+            bases = self._bases.get((shard, wanted), [])
+            index = bisect.bisect_right(bases, offset)
+            return bases[index] if index < len(bases) else None
+
     def keep(
         self,
         shard: ShardKey,
