@@ -1,5 +1,6 @@
 """What readers share: found from any offset in it, bounded, and gone when something of it is erased."""
 
+import itertools
 import random
 from contextlib import closing
 
@@ -108,7 +109,7 @@ def test_readers_anywhere_soon_share_their_reads(tmp_path):
             at = chance.choice(readers)
             batches = log.reader.read(row, 0, positions[at], appetites[at])
             assert batches[0].base <= positions[at] < batches[0].end
-            for one, other in zip(batches, batches[1:], strict=False):
+            for one, other in itertools.pairwise(batches):
                 assert one.end == other.base
             positions[at] = batches[-1].end
         assert size <= log.counters()["block_read_bytes"] < 1.3 * size
