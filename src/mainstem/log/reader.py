@@ -16,6 +16,7 @@ from mainstem.core.limits import (
     RECENT_READS_BYTES_MAX,
     RECENT_STATISTICS_BYTES_MAX,
     SHARED_READS_BYTES_MAX,
+    SHARED_READS_BYTES_MIN,
 )
 from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.statistics import length_of, pieces_in
@@ -64,7 +65,7 @@ class LogReader:
         self._hot = hot
         self._recent = RecentBytes(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
         # Only who hears of erasures may remember batches by their offsets: who has the hot tail.
-        self.shared = SharedReads(SHARED_READS_BYTES_MAX if hot is not None else 0)
+        self.shared = SharedReads(SHARED_READS_BYTES_MAX if hot is not None else 0, SHARED_READS_BYTES_MIN)
         self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
         self._ahead = ReadAhead()
         # Reads of blocks, and the bytes they brought.

@@ -12,6 +12,9 @@ follow him closely.
 
 Readers who want only some records share in the same way what is left of the batches, with those who want the same.
 
+How much is kept depends on who comes: for a reader alone little, so that its memory is used again while it is in the
+processor's caches; when somebody asks for what has just been let go, twice as much from then on.
+
 Stretches are found by their offsets. What stands there may be stored anew, with fewer records, at any time, and a
 reader may get what was there before for as long as it is kept; but not what was erased: then `forget` is called.
 """
@@ -28,6 +31,8 @@ from mainstem.log.ledger.base import ShardKey
 
 # What a batch costs beside its payload, and a stretch beside its batches.
 _OVERHEAD_BYTES: Final = 512
+# For so many bytes that nobody else came for, one byte less is kept.
+_SHRINKING: Final = 8
 
 # What readers want the same of: None is everything.
 Wanted = Hashable
@@ -53,15 +58,22 @@ class Stretch(NamedTuple):
 
 
 class SharedReads:
-    """Stretches by shard and by what is wanted of it, the most recently used within `bytes_max`. Any thread."""
+    """Stretches by shard and by what is wanted of it, the most recently used within a room that grows from `bytes_min`
+    (if not given, `bytes_max`) to `bytes_max` while readers share. Any thread."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, bytes_min: int | None = None) -> None:
         self._bytes_max = bytes_max
+        self._bytes_min = self._room = bytes_max if bytes_min is None else min(bytes_min, bytes_max)
         self._bytes = 0
         # Of each, where its stretches begin, ascending. They may overlap.
         self._bases: dict[_Key, list[int]] = {}
         # The least recently used first.
         self._kept: OrderedDict[tuple[_Key, int], Stretch] = OrderedDict()
+        # Those that a second reader has come to.
+        self._met: set[tuple[_Key, int]] = set()
+        # Sizes of those that were let go and would still be here if there was all the room.
+        self._gone: OrderedDict[tuple[_Key, int], int] = OrderedDict()
+        self._gone_bytes = 0
         self._lock = threading.Lock()
         # How often something was forgotten: what was looked up before that is not kept after it.
         self.version = 0
@@ -74,17 +86,24 @@ class SharedReads:
         """A stretch that holds `offset`."""
         key = shard, wanted
         with self._lock:
-            bases = self._bases.get(key)
-            if bases is None:
-                return None
+            bases = self._bases.get(key, [])
             index = bisect.bisect_right(bases, offset) - 1
-            if index < 0:
+            found = self._kept[key, bases[index]] if index >= 0 else None
+            if found is None or found.batches[-1].end <= offset:
+                self._miss(key, offset)
                 return None
-            found = self._kept[key, bases[index]]
-            if found.batches[-1].end <= offset:
-                return None
-            self._kept.move_to_end((key, bases[index]))
+            place = key, found.base
+            self._kept.move_to_end(place)
+            if offset == found.base:
+                # Who has read it himself stands further on.
+                self._met.add(place)
             return found
+
+    def _miss(self, key: _Key, offset: int) -> None:
+        size = self._gone.pop((key, offset), None)
+        if size is not None:
+            self._gone_bytes -= size
+            self._room = min(2 * self._room, self._bytes_max)
 
     def next_base(self, shard: ShardKey, wanted: Wanted, offset: int) -> int | None:
         """Where the first stretch behind `offset` begins: no need to read further."""
@@ -110,6 +129,7 @@ class SharedReads:
         with self._lock:
             if version != self.version:
                 return
+            self._gone_bytes -= self._gone.pop((key, stretch.base), 0)
             before = self._kept.pop((key, stretch.base), None)
             if before is None:
                 bisect.insort(self._bases.setdefault(key, []), stretch.base)
@@ -117,8 +137,8 @@ class SharedReads:
                 self._bytes -= before.size
             self._kept[key, stretch.base] = stretch
             self._bytes += stretch.size
-            while self._bytes > self._bytes_max:
-                self._drop(*next(iter(self._kept)))
+            while self._bytes > self._room and len(self._kept) > 1:
+                self._let_go(*next(iter(self._kept)))
 
     def forget(self, shard: ShardKey) -> None:
         """Let go of all that was read of a shard: something of it is no longer to be seen."""
@@ -128,8 +148,20 @@ class SharedReads:
                 for base in tuple(self._bases[key]):
                     self._drop(key, base)
 
+    def _let_go(self, key: _Key, base: int) -> None:
+        """Make room. If nobody else came for it, there was more than enough."""
+        size = self._kept[key, base].size
+        if (key, base) not in self._met:
+            self._room = max(self._room - size // _SHRINKING, self._bytes_min)
+        self._drop(key, base)
+        self._gone[key, base] = size
+        self._gone_bytes += size
+        while self._gone and self._gone_bytes > self._bytes_max - self._room:
+            self._gone_bytes -= self._gone.popitem(last=False)[1]
+
     def _drop(self, key: _Key, base: int) -> None:
         self._bytes -= self._kept.pop((key, base)).size
+        self._met.discard((key, base))
         bases = self._bases[key]
         del bases[bisect.bisect_left(bases, base)]
         if not bases:

@@ -47,6 +47,32 @@ def test_what_was_not_used_for_longest_goes_first():
     assert shared.find(SHARD, None, 20) is not None
 
 
+def test_there_is_as_much_room_as_readers_share():
+    """One reader alone keeps little. When a second comes from far behind the room grows, until all between them is
+    kept; when he is gone it shrinks again."""
+    shared = SharedReads(100_000, 10_000)
+
+    def read(base: int) -> bool:
+        """Whether it was there."""
+        if shared.find(SHARD, None, base) is not None:
+            return True
+        shared.keep(SHARD, None, [fetched(base)], shared.version)
+        return False
+
+    for base in range(0, 1_000, 10):
+        assert not read(base)
+    assert shared.bytes <= 10_000
+    found = []
+    for base in range(1_000, 5_000, 10):
+        assert not read(base)
+        found.append(read(base - 150))
+    assert sum(found[-100:]) == 100
+    assert 20_000 < shared.bytes <= 100_000
+    for base in range(5_000, 20_000, 10):
+        read(base)
+    assert shared.bytes <= 10_000
+
+
 def test_a_stretch_that_begins_where_another_did_takes_its_place():
     shared = SharedReads(1 << 20)
     shared.keep(SHARD, None, [fetched(0)], shared.version)
