@@ -5,7 +5,7 @@ there: all shards at first, later those that a flush has touched.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -21,6 +21,7 @@ from mainstem.core.schema import Schema
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import Entry, MomentRow, StreamRow
 from mainstem.log.reader import LogReader
+from mainstem.log.shared_reads import Stretch, Wanted
 from mainstem.transport.port import ReadCounts
 
 _ENTRIES_FIRST: Final = 4
@@ -66,6 +67,7 @@ class Feed:
         self._selection: Selection | None = None
         # Whether it wants everything, if need be in another form.
         self._is_plain = is_plain
+        self.is_selected = select is not None and not is_plain
         self._clock = clock
         self.counts = ReadCounts()
         # By shard, up to where `counts` has what was skipped: a look may ask about more than it takes.
@@ -248,8 +250,29 @@ class Feed:
 
     def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
         """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
-        if self._select is not None and not self._is_plain:
+        if self.is_selected:
             return []
+        return self._take(lambda shard, offset: tail.find(self.stream.id, shard, offset, bytes_max))
+
+    def shared(self, bytes_max: int) -> list[FetchedBatch]:
+        """The next batches if a reader who wants the same has read them a moment ago; else as `hot`. Not for a feed in
+        order, which may have to cut them."""
+        if self._order is not None or (self.is_selected and self._selection is None):
+            return []
+        stretch: Stretch | None = None
+
+        def find(shard: int, offset: int) -> list[FetchedBatch]:
+            nonlocal stretch
+            stretch = self._reader.shared.find((self.stream.id, shard), self._wanted, offset)
+            return [] if stretch is None else stretch.after(offset, bytes_max)
+
+        batches = self._take(find)
+        if batches and stretch is not None and batches[0] is stretch.batches[0]:
+            self.counts.add(*stretch.told)
+        return batches
+
+    def _take(self, find: Callable[[int, int], list[FetchedBatch]]) -> list[FetchedBatch]:
+        """The next batches if they can be found without work."""
         while self._ready:
             shard = self._ready[0]
             offset = self._offsets[shard]
@@ -259,8 +282,8 @@ class Feed:
                 continue
             if self._is_held(shard):
                 continue
-            batches = tail.find(self.stream.id, shard, offset, bytes_max) if offset >= row.start else []
-            if self._select is not None and any(map(self._needs_work, batches)):
+            batches = find(shard, offset) if offset >= row.start else []
+            if self._select is not None and not self.is_selected and any(map(self._needs_work, batches)):
                 return []
             if not batches:
                 return []
@@ -270,6 +293,18 @@ class Feed:
                 return batches
         return []
 
+    @property
+    def place(self) -> Hashable:
+        """What would be read next; the same for all readers that would read the same. None if that is not known."""
+        if not self._ready or (self.is_selected and self._selection is None):
+            return None
+        shard = self._ready[0]
+        return self.stream.id, shard, self._wanted, self._offsets[shard]
+
+    @property
+    def _wanted(self) -> Wanted:
+        return self._selection.wanted if self.is_selected and self._selection is not None else None
+
     def _needs_work(self, batch: FetchedBatch) -> bool:
         """Whether a batch may have to be made rows of, which takes too long for whoever has no thread to spare."""
         return not batch.header.schema_id and (self._selection is None or self._selection.needs(batch.header))
@@ -277,7 +312,7 @@ class Feed:
     def read(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches of one shard, from memory or disk; [] when there is nothing now. DataLoss moves on behind
         the lost range; any other error comes again."""
-        if self._select is not None and not self._is_plain:
+        if self.is_selected:
             return self._read_selected(self._bound(), bytes_max)
         while self._ready:
             shard = self._ready[0]
@@ -330,13 +365,17 @@ class Feed:
         deadline = self._clock.monotonic() + _LOOK_SECONDS
         passed = _Passed(self.stream.id)
 
-        def is_enough() -> bool:
-            return passed.bytes >= bytes_max or self._clock.monotonic() >= deadline
+        def is_enough(more: int = 0) -> bool:
+            return passed.bytes + more >= bytes_max or self._clock.monotonic() >= deadline
 
         while self._ready and (passed.is_empty or not is_enough()):
-            shard = self._ready[0]
-            if self._is_held(shard):
+            shared = self.shared(bytes_max - passed.bytes)
+            if shared:
+                passed.add_all(shared)
                 continue
+            if not self._ready:
+                break
+            shard = self._ready[0]
             try:
                 self._look(selection, shard, passed, is_enough)
             except Exception as error:
@@ -348,30 +387,44 @@ class Feed:
                 raise
         return passed.close()
 
-    def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[], bool]) -> None:
+    def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[int], bool]) -> None:
         """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
         an error it stands where it was met."""
         begin = self._offsets[shard]
-        # What may have to be cut is read whole.
+        # What may have to be cut is read whole, and is nobody else's.
         part = selection.part if self._order is None else None
-        for batch in self._reader.walk(
-            self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=part
-        ):
-            allowed = self._allowed(shard, [batch])
-            if not allowed:
-                return
-            for piece in allowed:
-                self._sift(selection, piece, passed)
-                self._offsets[shard] = piece.end
-            if self._is_done(shard) or self._offsets[shard] < batch.end or is_enough():
-                self._entries_looked = max(self._entries_looked // 2, _ENTRIES_FIRST)
-                break
-        else:
-            self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
+        looked = _Passed(self.stream.id)
+        version = self._reader.shared.version
+        before = self._counted_now()
+        try:
+            for batch in self._reader.walk(
+                self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=part
+            ):
+                allowed = self._allowed(shard, [batch])
+                if not allowed:
+                    return
+                for piece in allowed:
+                    self._sift(selection, piece, looked)
+                    self._offsets[shard] = piece.end
+                if self._is_done(shard) or self._offsets[shard] < batch.end or is_enough(looked.bytes):
+                    self._entries_looked = max(self._entries_looked // 2, _ENTRIES_FIRST)
+                    break
+            else:
+                self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
+        finally:
+            found = looked.close()
+            if found and self._order is None:
+                opened, skipped, undecoded = map(int.__sub__, self._counted_now(), before)
+                told = opened, skipped, undecoded
+                self._reader.shared.keep((self.stream.id, shard), selection.wanted, found, version, told)
+            passed.add_all(found)
         if self._offsets[shard] > begin:
             self._advance(shard, self._offsets[shard])
         else:
             self._rest(shard)
+
+    def _counted_now(self) -> tuple[int, int, int]:
+        return self.counts.opened, self.counts.skipped, self.counts.undecoded
 
     def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> None:
         """Let through what is wanted of a batch."""
@@ -474,6 +527,10 @@ class _Passed:
             self.batches.append(nothing(self._stream, shard, *gap))
         self.batches.append(batch)
         self.bytes += len(batch.payload) + BATCH_OVERHEAD_BYTES
+
+    def add_all(self, batches: Iterable[FetchedBatch]) -> None:
+        for batch in batches:
+            self.add(batch)
 
     def close(self) -> list[FetchedBatch]:
         for shard, gap in self._gaps.items():

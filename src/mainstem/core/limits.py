@@ -156,6 +156,11 @@ BATCH_OVERHEAD_BYTES: Final = 128
 READ_BYTES_MAX: Final = 1 * MIB
 # Bytes read from blocks a moment ago that are kept for the next who asks.
 RECENT_READS_BYTES_MAX: Final = 8 * MIB
+# Batches from these reads, for others who read the same at about the same time. A server delivers some 1.5 GB/s, to
+# fifty readers 30 MB/s each: so far apart are those of whom one began, or was held up, two seconds longer.
+SHARED_READS_BYTES_MAX: Final = 64 * MIB
+# And as long as nobody does.
+SHARED_READS_BYTES_MIN: Final = RECENT_READS_BYTES_MAX
 # And statistics, which whoever looks for a record asks of every batch.
 RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256

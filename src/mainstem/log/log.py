@@ -290,6 +290,8 @@ class Log:
             "pending_bytes": self.batcher.pending_bytes,
             "hot_tail_bytes": self.hot.bytes,
             "block_reads": self.reader.disk_reads,
+            "block_read_bytes": self.reader.disk_bytes,
+            "shared_reads_bytes": self.reader.shared.bytes,
             "bytes_written": self._file.bytes_written,
             "groups": self._applier.group_count,
             **self.transactions.counters(),
@@ -389,13 +391,17 @@ class _Kept:
         self.commit_nothing = log.commit_nothing
         self.is_disk_full = log.space.look
         self.has_failed = lambda: log.batcher.failure is not None
-        self.forget_hot = log.hot.forget
+        self._hot, self._shared = log.hot, log.reader.shared
         self.request_roll = log.batcher.request_roll
         self.request_snapshot = log._maintenance.request_snapshot
         self.pinned = log.transactions.pinned
         self.end_overdue = log.transactions.tick
         self.streams = log._applier.streams
         self.shard = log._applier.shard
+
+    def forget_hot(self, key: ShardKey, before: int) -> None:
+        self._hot.forget(key, before)
+        self._shared.forget(key)
 
 
 class _Missing(NamedTuple):

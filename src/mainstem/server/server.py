@@ -32,7 +32,7 @@ from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.line import Line
 from mainstem.server.session import PendingAppend, Session
-from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
+from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.port import (
     Answer,
@@ -101,6 +101,7 @@ class Server:
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
         self.push_encoder = PushEncoder()
+        self.reads_under_way = ReadsUnderWay()
         self.selections = Selections(self.log.schema, "lz4")
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
@@ -372,6 +373,7 @@ class Server:
             "append_bytes": self._append_bytes,
             "appends_in_line": len(self._in_line),
             "batches_pushed_hot": self.pushed.batches_hot,
+            "batches_pushed_shared": self.pushed.batches_shared,
             "batches_pushed_disk": self.pushed.batches_disk,
             "records_pushed": self.pushed.records,
             "bytes_pushed": self.pushed.bytes,

@@ -206,9 +206,14 @@ class Session:
         handler(message)
 
     def on_blocked(self, is_blocked: bool) -> None:
-        if not is_blocked:
-            for subscription in tuple(self.subscriptions.values()):
-                subscription.push()
+        if is_blocked:
+            return
+        for id_, subscription in tuple(self.subscriptions.items()):
+            if self.connection is None or self.connection.is_blocked:
+                return
+            # The next time others come first: else whoever was there first would get everything.
+            self.subscriptions[id_] = self.subscriptions.pop(id_)
+            subscription.push()
 
     def on_lost(self, error: BaseException | None) -> None:
         for subscription in self.subscriptions.values():
@@ -543,6 +548,7 @@ class Session:
             self._reads,
             self._version,
             server.pushed,
+            server.reads_under_way,
             server.clock,
         )
         self.subscriptions[message.id] = subscription

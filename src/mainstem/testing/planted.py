@@ -44,11 +44,13 @@ from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
 from mainstem.log.ledger.rules import appends, groups, transactions
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
+from mainstem.log.shared_reads import SharedReads
 from mainstem.log.upgrade import Backup
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import promotion
 from mainstem.transport.wire import MessageReader
 
+_MISSING: Final[Any] = object()
 # What is planted in this process now, in the order in which it was.
 _active: list[str] = []
 
@@ -77,12 +79,15 @@ def _bug(planting: Callable[[], Iterator[None]]) -> Bug:
 
 @contextmanager
 def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    original = getattr(owner, name, _MISSING)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if original is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 # ------------------------------------------------------------------------------------------------------ the writer
@@ -453,6 +458,32 @@ def commit_by_halves() -> Iterator[None]:
             add(self, frame)
 
     with _patched(transactions._Numbering, "add", add_some):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- readers
+
+
+@_bug
+def read_for_each() -> Iterator[None]:
+    """Every reader reads and checks for itself: nothing of what was read from blocks is kept for others."""
+    with _patched(reader, "RECENT_READS_BYTES_MAX", 0), _patched(reader, "SHARED_READS_BYTES_MAX", 0):
+        yield
+
+
+@_bug
+def push_without_credit() -> Iterator[None]:
+    """A server pushes whatever there is, whether the reader has room for it or not."""
+    from mainstem.server.subscription import PushSubscription
+
+    with _patched(PushSubscription, "_credit", property(lambda self: 1 << 40, lambda self, value: None)):
+        yield
+
+
+@_bug
+def share_what_was_erased() -> Iterator[None]:
+    """What readers share is not let go of when a key is erased."""
+    with _patched(SharedReads, "forget", lambda self, shard: None):
         yield
 
 

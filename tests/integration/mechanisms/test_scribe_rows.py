@@ -23,6 +23,7 @@ from mainstem.consume.consumer import Consumer
 from mainstem.consume.record import RecordBatch
 from mainstem.core import layouts, payload
 from mainstem.hub.hub import Hub
+from mainstem.log.shared_reads import SharedReads
 from mainstem.testing.server import ServerProcess
 from tests.integration.mechanisms.rig import SlowLink, changed_servers, embedded
 
@@ -304,7 +305,8 @@ def test_s47_the_next_place_is_asked(tmp_path, monkeypatch):
             assert one.opened == other.opened > 0
             with hub.consumer("orders", start="earliest", follow=False, where=where) as third:
                 assert sum(batch.count for batch in third.batches()) == expected.num_rows
-        assert made.shared > 0  # what was made for one, another got
+                assert third.opened == other.opened
+        assert made.made == other.opened  # what was made for one, another got
     with embedded(tmp_path, hot_tail_bytes=0) as hub:
         log = hub._port.log  # type: ignore[attr-defined]
         assert rows_of(hub).equals(expected)
@@ -312,6 +314,7 @@ def test_s47_the_next_place_is_asked(tmp_path, monkeypatch):
         assert first > 0
         assert rows_of(hub).equals(expected)
         assert log.reader.disk_reads < 2 * first  # some was read a moment ago
+        monkeypatch.setattr(log.reader, "shared", SharedReads(0))
         monkeypatch.setattr(log.reader._recent, "_keep", lambda *args: None)
         log.reader._recent._kept.clear()
         before = log.reader.disk_reads
@@ -334,11 +337,13 @@ from mainstem.consume.transcoded import Transcoded
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.reader import LogReader
 from mainstem.log.recent_reads import RecentReads
+from mainstem.log.shared_reads import SharedReads
 
 def is_gone(name):
     return pathlib.Path({folder!r}, name).exists()
 
 get, find, read, load = Transcoded.get, HotTail.find, RecentReads.read, LogReader._read_block
+share = SharedReads.find
 
 def load_or_fail(self, *place):
     if is_gone("blocks"):
@@ -348,6 +353,7 @@ def load_or_fail(self, *place):
 Transcoded.get = lambda self, key, make: make() if is_gone("made") else get(self, key, make)
 HotTail.find = lambda self, *place: [] if is_gone("hot") else find(self, *place)
 RecentReads.read = lambda self, *place: (self._read if is_gone("recent") else read.__get__(self))(*place)
+SharedReads.find = lambda self, *place: None if is_gone("recent") else share(self, *place)
 LogReader._read_block = load_or_fail
 """
 TIERS = ("made", "hot", "recent")
