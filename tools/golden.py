@@ -7,8 +7,8 @@ fills a folder and gets SIGKILL; the folder is packed as it was left, then a cop
 everything that the format can have: keys, headers, times, tombstones, all ways of compression, large and tiny batches,
 streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
-merged, compacted, emptied and dropped; since format 3 streams with schemas, streams that got more shards, groups, and
-transactions that were committed, aborted and left open.
+merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards; since
+format 4 groups, and transactions that were committed, aborted and left open.
 """
 
 import json

@@ -391,7 +391,7 @@ class _Kept:
         self.commit_nothing = log.commit_nothing
         self.is_disk_full = log.space.look
         self.has_failed = lambda: log.batcher.failure is not None
-        self._hot, self._shared = log.hot, log.reader.shared
+        self._hot, self.forget_shared = log.hot, log.reader.shared.forget
         self.request_roll = log.batcher.request_roll
         self.request_snapshot = log._maintenance.request_snapshot
         self.pinned = log.transactions.pinned
@@ -401,7 +401,7 @@ class _Kept:
 
     def forget_hot(self, key: ShardKey, before: int) -> None:
         self._hot.forget(key, before)
-        self._shared.forget(key)
+        self.forget_shared(key)
 
 
 class _Missing(NamedTuple):

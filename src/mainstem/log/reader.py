@@ -73,8 +73,9 @@ class LogReader:
         self.disk_bytes = 0
 
     def close(self) -> None:
-        """Read ahead no more."""
+        """Read ahead no more, and nothing from memory: who reads on is told that the log is closed."""
         self._ahead.close()
+        self.shared.close()
 
     def shard(self, stream: int, shard: int) -> ShardRow:
         """Where the shard starts and ends now."""

@@ -140,6 +140,14 @@ class SharedReads:
             while self._bytes > self._room and len(self._kept) > 1:
                 self._let_go(*next(iter(self._kept)))
 
+    def close(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self.version += 1
+            self._bytes_max = self._bytes_min = self._room = self._bytes = self._gone_bytes = 0
+            for kept in (self._bases, self._kept, self._met, self._gone):
+                kept.clear()
+
     def forget(self, shard: ShardKey) -> None:
         """Let go of all that was read of a shard: something of it is no longer to be seen."""
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from mainstem.core.limits import PRODUCER_RECENT_MAX
 from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow, TransactionRow
 
-LEDGER_FORMAT: Final = 3
+LEDGER_FORMAT: Final = 4
 
 # What a ledger of format 1 had already, with the columns of today.
 _SCHEMA_1 = """
@@ -57,6 +57,9 @@ _SCHEMA_3 = """
 CREATE TABLE stream_schemas(
     stream INTEGER, version INTEGER, schema_id INTEGER NOT NULL, created_us INTEGER NOT NULL,
     PRIMARY KEY(stream, version)) WITHOUT ROWID;
+"""
+# The same of format 4.
+_SCHEMA_4 = """
 CREATE TABLE groups(
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, generation INTEGER NOT NULL, created_us INTEGER NOT NULL,
     changed_us INTEGER NOT NULL);
@@ -69,7 +72,7 @@ CREATE TABLE writers(name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, seen_us INTE
 CREATE TABLE moments(
     stream INTEGER, time_us INTEGER, ends BLOB NOT NULL, PRIMARY KEY(stream, time_us)) WITHOUT ROWID;
 """
-SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4
 
 # From format 1 to 2. The database puts new columns last, which is where the schema above has them.
 _UPGRADE_1 = (
@@ -94,11 +97,13 @@ ALTER TABLE streams ADD COLUMN schema_version INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE streams ADD COLUMN key_columns TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE streams ADD COLUMN index_columns TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE streams ADD COLUMN compatibility TEXT NOT NULL DEFAULT 'backward';
-DROP TABLE cursors;
 """
     + _SCHEMA_3
 )
-UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2}
+
+# From format 3 to 4. Nobody ever wrote to the table of cursors.
+_UPGRADE_3 = "DROP TABLE cursors;" + _SCHEMA_4
+UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2, 3: _UPGRADE_3}
 
 ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 STREAM_COLUMNS = (
