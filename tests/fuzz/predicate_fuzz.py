@@ -134,7 +134,7 @@ class Mutator:
                 f"small IN ({', '.join(['1'] * self._chance.choice((10, 490, 30_000)))})",
                 " OR ".join([f"name = '{word.replace(chr(39), '')}'"] * self._chance.choice((10, 240, 5_000))),
                 "+".join(["small"] * many) + " > 1",
-                " AND ".join([self._chance.choice(_COSTLY)] * self._chance.choice((80, 120, 160))),
+                " AND ".join([self._chance.choice(_COSTLY)] * self._chance.choice((40, 80, 120))),
                 "'" + "x" * self._chance.choice((10, 16_000, 200_000)),
             )
         )
