@@ -55,8 +55,8 @@ BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
 KEY_FIELDS_MAX: Final = 8
 INDEX_FIELDS_MAX: Final = 8
 
-# One predicate, as text; together they keep reading any text under 50 ms, also on a slow core. The depth counts brackets,
-# CASE and signs.
+# One predicate, as text; together they keep reading any text under 50 ms, also on a slow core. The depth counts
+# brackets, CASE and signs.
 PREDICATE_BYTES_MAX: Final = 16 * KIB
 PREDICATE_TOKENS_MAX: Final = 1_000
 # The same without literals and commas, so that a list of values may be long.
