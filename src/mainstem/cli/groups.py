@@ -98,6 +98,7 @@ def reset(
         print_json({"group": name, "done": yes, "shards": shown})
         return
     _print_changes(changes)
+    sys.stdout.flush()  # it stands before the sum also where both go to one file
     again = sum(max(one.records, 0) for one in changes)
     passed = sum(max(-one.records, 0) for one in changes)
     verb = "are" if yes else "would be"

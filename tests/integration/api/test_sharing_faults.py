@@ -17,6 +17,7 @@ from mainstem.core.errors import (
     StreamDeleted,
 )
 from mainstem.log import transactions
+from mainstem.produce import transaction as transaction_module
 from mainstem.testing.link import Link
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.sharing import BeatGroupCall, JoinGroupCall
@@ -82,6 +83,11 @@ def take(consumer, count, seconds=20.0):
         if record is not None:
             found.append(record.offset)
     return found
+
+
+def stage_at_once(monkeypatch):
+    """Small transactions are staged as they come too, as large ones are."""
+    monkeypatch.setattr(transaction_module, "_HELD_BYTES_MAX", 0)
 
 
 def write_out(transaction):
@@ -298,6 +304,7 @@ def test_limits_of_transactions(tmp_path, monkeypatch):
     with mainstem.open(tmp_path) as hub:
         hub.streams.create("a")
         monkeypatch.setattr(transactions, "TRANSACTION_BYTES_MAX", 3 << 20)
+        stage_at_once(monkeypatch)
         large = hub.transaction()
         large.send_many("a", [noise(number, 500_000) for number in range(10)])
         with pytest.raises(InvalidRequest, match="commit more often"):
@@ -334,7 +341,8 @@ def test_a_transaction_larger_than_the_memory_it_may_use(tmp_path):
 
 
 @pytest.mark.slow("1,000 transactions, and the time until they are over")
-def test_a_thousand_abandoned_transactions_give_everything_back(kept):
+def test_a_thousand_abandoned_transactions_give_everything_back(kept, monkeypatch):
+    stage_at_once(monkeypatch)
     hub = kept.hub
     hub.streams.create("a")
     with hub.transaction() as transaction:
