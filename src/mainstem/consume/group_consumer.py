@@ -69,7 +69,7 @@ class GroupConsumer(Several[Part]):
     another member before what was read of it could be committed; that member reads it again. The next call goes on.
 
     With `follow=False` reading ends when the group has come to where the streams ended when the consumer was opened:
-    what this one does not hold is left to others as long as they live.
+    what this one does not hold is left to others if they live, which takes a session timeout to know.
     """
 
     def __init__(
@@ -106,6 +106,8 @@ class GroupConsumer(Several[Part]):
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
         self._news_seen: tuple[int, int] = (0, 0)
+        # What others have to read to its end, each with who has it, and since when that is so.
+        self._left_to_others: tuple[set[tuple[Unit, int]], float] | None = None
         self._looked_at = self._clock.monotonic()
         self._ends = {
             (part.stream.id, shard): end
@@ -500,16 +502,25 @@ class GroupConsumer(Several[Part]):
         if not all(part.is_at_end for part in self._turns):
             return False
         shards = {(shard.stream_id, shard.shard): shard for shard in self._group_shards()}
-        return all(self._is_done(unit, end, shards.get(unit)) for unit, end in self._ends.items())
+        left = [unit for unit, end in self._ends.items() if not self._is_done(unit, end, shards.get(unit))]
+        owners = {(unit, shards[unit].member) for unit in left if unit in shards}
+        others = {0, self._member.id}
+        if len(owners) < len(left) or any({shards[unit].next_member, owner} & others for unit, owner in owners):
+            self._left_to_others = None
+            return False
+        # They live if they are members still when one that is dead would be missed.
+        now = self._clock.monotonic()
+        if self._left_to_others is None or not owners <= self._left_to_others[0]:
+            self._left_to_others = owners, now
+        return not left or now - self._left_to_others[1] > self._member.session_timeout + self._member.heartbeat
 
     def _is_done(self, unit: Unit, end: int, shard: GroupShard | None) -> bool:
-        """Whether a unit is read to its end, or another member's to read."""
+        """Whether a unit is read to its end."""
         if unit in self._committed:
             return True
         if shard is None:
             return unit[0] not in self._lanes
-        others = {0, self._member.id}
-        return shard.offset >= end or (shard.member not in others and shard.next_member not in others)
+        return shard.offset >= end
 
     def _group_shards(self) -> list[GroupShard]:
         found: list[GroupShard] = []

@@ -379,6 +379,18 @@ def test_a_killed_member_is_replaced(quick_server):
                     found.add(int(record.value))
 
 
+def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server):
+    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive."""
+    with mainstem.connect(quick_server.url) as hub:
+        fill(hub, "orders", 100, shards=4)
+        lines = Lines(member_process(quick_server, "orders", "g", "first"))
+        lines.come_to(lambda one: len(one.numbers()) == 100)
+        lines.end()
+        fill(hub, "orders", 50, first=100)
+        with hub.consumer("orders", group="g", follow=False) as consumer:
+            assert set(numbers(consumer)) >= set(range(100, 150))
+
+
 def test_a_member_that_was_stopped_cannot_commit_and_joins_anew(quick_server):
     with mainstem.connect(quick_server.url) as hub:
         fill(hub, "orders", 20)
