@@ -94,7 +94,8 @@ INDEX = """
     with mainstem.connect(url) as hub, hub.consumer("docs", group="index", start="earliest", commit=commit) as consumer:
         documents, flushing, read = {}, None, 0
         while True:
-            record = consumer.poll(0.5)
+            # Longer than it takes until the one before is known to be dead.
+            record = consumer.poll(0.5 if documents else 5.0)
             if record is None and not documents:
                 break
             if record is not None:
