@@ -89,10 +89,11 @@ def test_s11(tmp_path):
     with weighted(tmp_path / "data") as (hub, members, writer):
         come_to(lambda: imbalance(hub.groups.get("g")) <= 1.2, 20, lambda: hub.groups.get("g"))
         killed = members.pop()
+        come_to(lambda: len(killed.reads) >= 20, 20)
         killed.kill()
         killed_at = time.time()
         come_to(lambda: _members_with_shards(hub) == 2 and all(s.member for s in hub.groups.get("g").shards), 10)
-        time.sleep(0.5)
+        time.sleep(1.5)
         writer.stop()
         come_to(lambda: hub.groups.get("g").records == 0, 20)
         everybody = (*members, killed)
