@@ -36,6 +36,7 @@ from mainstem.core.limits import (
     JSON_ROWS_BYTES_MAX,
     KEY_BYTES_MAX,
     KIB,
+    MIB,
 )
 from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
@@ -47,7 +48,9 @@ from mainstem.registry.rows import converter_of, verify
 _KNOWN_MAX: Final = 10_000
 # What a field of a row in JSON counts beside its size: making the smallest takes half a microsecond.
 _VALUE_BYTES: Final = 32
-# Batches that are larger take milliseconds to look through; rows, which are proven column by column, begin sooner.
+# Batches that are larger take a millisecond or more to look through: plain values are gone over a few times, keys and
+# headers are looked at one by one, and rows are proven column by column.
+_LONG_VALUES_BYTES: Final = 2 * MIB
 _LONG_BYTES: Final = 256 * KIB
 _LONG_ROWS_BYTES: Final = 64 * KIB
 
@@ -96,10 +99,10 @@ class Gateway:
 
     def is_long(self, header: BatchHeader) -> bool:
         """Whether a batch takes so long to admit that others should not wait for it."""
-        if header.raw_len > (_LONG_ROWS_BYTES if header.schema_id else _LONG_BYTES):
-            return True
         if header.schema_id:
-            return False
+            return header.raw_len > _LONG_ROWS_BYTES
+        if header.raw_len > (_LONG_BYTES if header.layout & (HAS_KEY | HAS_HEADERS) else _LONG_VALUES_BYTES):
+            return True
         row = self._stream_of(header.stream)
         # JSON is to be read, and a single `{}` may be a row of two thousand columns.
         return row is not None and row.schema_id != 0
