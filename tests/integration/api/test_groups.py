@@ -379,10 +379,12 @@ def test_a_killed_member_is_replaced(quick_server):
                     found.add(int(record.value))
 
 
-def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server):
-    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive."""
+@pytest.mark.parametrize("shards", [1, 4])
+def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server, shards):
+    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive: of one
+    shard, or of the half that is not to move, nothing else says so."""
     with mainstem.connect(quick_server.url) as hub:
-        fill(hub, "orders", 100, shards=4)
+        fill(hub, "orders", 100, shards=shards)
         lines = Lines(member_process(quick_server, "orders", "g", "first"))
         lines.come_to(lambda one: len(one.numbers()) == 100)
         lines.end()
