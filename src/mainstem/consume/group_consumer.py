@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import Start
 from mainstem.consume.member import Member, News, Unit, Wishes
 from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
+from mainstem.consume.places import Start
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import ReadOptions, list_streams, names_wanted
 from mainstem.core.cursor import Cursors

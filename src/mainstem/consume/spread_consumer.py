@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import Start
 from mainstem.consume.lessee import Lessee
 from mainstem.consume.member import Unit, Wishes
 from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
+from mainstem.consume.places import Start
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.several import ReadOptions, list_streams, names_wanted
 from mainstem.core.cursor import Cursors
