@@ -12,34 +12,28 @@ where it stands: then whatever another may have read there has had no effect on 
 import threading
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final, Literal
+from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import Start
 from mainstem.consume.member import Member, News, Unit, Wishes
+from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
+from mainstem.consume.places import Start
 from mainstem.consume.record import Record, RecordBatch
-from mainstem.consume.several import ReadOptions, Several, list_streams, names_wanted
+from mainstem.consume.several import ReadOptions, list_streams, names_wanted
 from mainstem.core.cursor import Cursors
 from mainstem.core.errors import (
     Fenced,
     InvalidCursor,
     InvalidRequest,
-    InvalidSetting,
     MainstemError,
     StreamDeleted,
     UnknownGroup,
     UnknownStream,
 )
-from mainstem.core.names import check_group_name
 from mainstem.transport.port import Answer, GetStreamCall, Port
-from mainstem.transport.sharing import CommitCursorsCall, GetGroupCall, GroupShard
+from mainstem.transport.sharing import CommitCursorsCall, GroupShard
 
-Commit = Literal["auto", "manual"]
-
-_COMMIT_SECONDS: Final = 30.0
-# How often it is looked whether the others have read the rest, by who has read its own to the end.
-_FINISH_SECONDS: Final = 0.2
 # How long records of one batch are yielded without a look at anything else; and how many at once, however fast it goes.
 _PIECE_SECONDS: Final = 0.05
 _PIECE_MAX: Final = 1 << 16
@@ -59,7 +53,7 @@ class _Flight:
         self.is_over = threading.Event()
 
 
-class GroupConsumer(Several[Part]):
+class GroupConsumer(MemberConsumer[Part]):
     """Reads its share of one or several streams. One thread; use it as a context manager, or call `close`.
 
     `for record in consumer`, `for batch in consumer.batches()` and `consumer.poll(timeout)` may be mixed. The group
@@ -82,13 +76,7 @@ class GroupConsumer(Several[Part]):
         options: ReadOptions,
         commit: Commit = "auto",
     ) -> None:
-        check_group_name(group)
-        if commit not in ("auto", "manual"):
-            raise InvalidSetting(f"commit must be 'auto' or 'manual', not {commit!r}")
-        port.check_writable()
-        super().__init__(port, options)
-        self.group = group
-        self._is_auto = commit == "auto"
+        super().__init__(port, group, options, commit)
         self._names = streams
         self._wanted = Wanted(frozenset(streams), pattern)
         for name in streams or names_wanted(port, self._wanted):
@@ -106,8 +94,6 @@ class GroupConsumer(Several[Part]):
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
         self._news_seen: tuple[int, int] = (0, 0)
-        # What others have to read to its end, each with who has it, and since when that is so.
-        self._left_to_others: tuple[set[tuple[Unit, int]], float] | None = None
         self._looked_at = self._clock.monotonic()
         self._ends = {
             (part.stream.id, shard): end
@@ -119,12 +105,8 @@ class GroupConsumer(Several[Part]):
         self._member = Member(port, Wishes(group, streams, pattern, starts), self)
         self._member.start()
 
-    # What its member asks of it, in any thread.
-
-    def on_news(self) -> None:
-        self.wake()
-
     def read_bytes(self) -> Mapping[Unit, int]:
+        """How many bytes were read of each unit so far. Any thread."""
         parts = tuple(self._lanes.items())
         return {(stream, shard): count for stream, part in parts for shard, count in dict(part.read_bytes).items()}
 
@@ -329,7 +311,7 @@ class GroupConsumer(Several[Part]):
                 self.wake()
 
         try:
-            self._port.ask(self._commit_call(changed), _COMMIT_SECONDS, done)
+            self._port.ask(self._commit_call(changed), COMMIT_SECONDS, done)
         except MainstemError as error:
             done(error)
 
@@ -352,7 +334,7 @@ class GroupConsumer(Several[Part]):
 
     def _end_flight(self) -> None:
         if self._flight is not None:
-            self._port.wait(self._flight.is_over, _COMMIT_SECONDS)
+            self._port.wait(self._flight.is_over, COMMIT_SECONDS)
             self._hear_commit()
 
     # Membership.
@@ -408,7 +390,7 @@ class GroupConsumer(Several[Part]):
         if not changed:
             return
         if self._flight is not None:
-            self._port.wait(self._flight.is_over, _COMMIT_SECONDS)
+            self._port.wait(self._flight.is_over, COMMIT_SECONDS)
         try:
             self._port.call(self._commit_call(changed))
         except _NO_MEMBER:
@@ -503,16 +485,12 @@ class GroupConsumer(Several[Part]):
             return False
         shards = {(shard.stream_id, shard.shard): shard for shard in self._group_shards()}
         left = [unit for unit, end in self._ends.items() if not self._is_done(unit, end, shards.get(unit))]
-        owners = {(unit, shards[unit].member) for unit in left if unit in shards}
+        owners = frozenset((unit, shards[unit].member) for unit in left if unit in shards)
         others = {0, self._member.id}
         if len(owners) < len(left) or any({shards[unit].next_member, owner} & others for unit, owner in owners):
             self._left_to_others = None
             return False
-        # They live if they are members still when one that is dead would be missed.
-        now = self._clock.monotonic()
-        if self._left_to_others is None or not owners <= self._left_to_others[0]:
-            self._left_to_others = owners, now
-        return not left or now - self._left_to_others[1] > self._member.session_timeout + self._member.heartbeat
+        return self._is_left_to_others(owners)
 
     def _is_done(self, unit: Unit, end: int, shard: GroupShard | None) -> bool:
         """Whether a unit is read to its end."""
@@ -522,35 +500,9 @@ class GroupConsumer(Several[Part]):
             return unit[0] not in self._lanes
         return shard.offset >= end
 
-    def _group_shards(self) -> list[GroupShard]:
-        found: list[GroupShard] = []
-        while True:
-            answer = self._port.call(GetGroupCall(self.group, len(found)))
-            found += answer.groups[0].shards
-            if not answer.more:
-                return found
-
-    def _pause_max(self) -> float | None:
-        return None if self._options.follow else _FINISH_SECONDS
-
-    def close(self) -> None:
-        """Commit what was yielded, unless that is up to the user, and leave the group. What was not committed is read
-        again by whoever reads next."""
-        self._close(is_clean=True)
-
-    def abandon(self) -> None:
-        """The same when something went wrong: what was yielded last is not committed."""
-        self._close(is_clean=False)
-
-    def _close(self, *, is_clean: bool) -> None:
-        if self._closed:
-            return
-        try:
-            if self._is_auto and (self._flight is not None or self._lost or self._changed()):
-                self._commit_all(None if is_clean else self._before_hand())
-        finally:
-            self._end()
-            self._member.leave()
+    def _commit_last(self, *, is_clean: bool) -> None:
+        if self._flight is not None or self._lost or self._changed():
+            self._commit_all(None if is_clean else self._before_hand())
 
     def _before_hand(self) -> dict[Unit, int]:
         """What was read, without what was yielded last: nobody knows what has become of that."""
@@ -563,14 +515,3 @@ class GroupConsumer(Several[Part]):
             if unit in changed:
                 changed[unit] = min(changed[unit], first)
         return changed
-
-    def __enter__(self) -> "GroupConsumer":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self._close(is_clean=kind is None)
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        places = ", ".join(f"{stream}:{shard} at {at}" for (stream, shard), at in list(self.positions.items())[:8])
-        return f"<GroupConsumer {self.group}: {places or 'nothing'}{state}>"

@@ -27,10 +27,8 @@ class Lessee(Member):
         self._told: dict[int, int] = {}
         self._asked: dict[int, int] = {}
         self._lost: set[int] = set()
-        # Whether other members have something to read, as of the answer to the newest request.
-        self.others = False
-        # Whether the coordinator has answered once.
-        self.is_known = False
+        # Whether other members have something to read; None until the newest request is answered.
+        self.others: bool | None = None
         # Set when all that is done was acknowledged.
         self.settled = threading.Event()
 
@@ -56,6 +54,14 @@ class Lessee(Member):
         if over:
             self._send()
 
+    def want(self, count: int) -> None:
+        """So many leases are wanted, with those that the reader has."""
+        with self._lock:
+            if count == self._wanted:
+                return
+            self._wanted = count
+        self._send()
+
     def settle(self, timeout: float) -> None:
         """Wait until the coordinator has heard of all that is done; raises what it says."""
         with self._lock:
@@ -75,7 +81,7 @@ class Lessee(Member):
 
     def _next_call(self) -> LeaseGroupCall:
         group, streams, pattern, starts = self._wishes
-        self.others = False
+        self.others = None
         held = tuple(number for number, lease in self._leases.items() if self._done.get(number, 0) < lease.end)
         self._asked = self._unsettled()
         wanted = max(self._wanted - len(held), 0)
@@ -104,7 +110,6 @@ class Lessee(Member):
             self.settled.set()
             return None
         self._failures = 0
-        self.is_known = True
         self.heartbeat, self.session_timeout, self.others = found.heartbeat, found.session_timeout, found.others
         leases = {lease.number: lease for lease in found.leases}
         over = {number for number, at in self._asked.items() if at >= self._leases[number].end}

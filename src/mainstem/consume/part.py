@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import Final
 
-from mainstem.consume.consumer import Consumer, Start
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import Start, offsets_at
 from mainstem.consume.several import ReadOptions
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.cursor import Cursors
@@ -52,7 +53,7 @@ class Part(Consumer):
         """Where every shard of the stream would begin."""
         if isinstance(start, Cursors):
             start = start.of(self._info.uuid) or "earliest"
-        return tuple(self._resolve(start, self._info))
+        return tuple(offsets_at(self._port, start, self._info))
 
     def hold(self, shard: int, offset: int) -> None:
         """Read this shard, from here on."""

@@ -22,7 +22,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from mainstem.consume.consumer import Consumer, Start
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import Start
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.tabular import Tabular
 from mainstem.core.batch import TIME_US_MAX

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad
+from mainstem.consume.places import Start
 from mainstem.consume.reading import Reading
 from mainstem.consume.record import RecordBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock

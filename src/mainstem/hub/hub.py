@@ -7,9 +7,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad
 from mainstem.consume.found import Found, find
-from mainstem.consume.group_consumer import Commit, GroupConsumer
+from mainstem.consume.group_consumer import GroupConsumer
+from mainstem.consume.member_consumer import Commit
+from mainstem.consume.places import Start
 from mainstem.consume.sequence import OrderedBatches
 from mainstem.consume.several import ReadOptions, SeveralConsumer, checked_streams
 from mainstem.consume.spread_consumer import SpreadConsumer

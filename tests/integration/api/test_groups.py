@@ -14,7 +14,7 @@ import pytest
 
 import mainstem
 from mainstem.consume.record import Record
-from mainstem.core.errors import Fenced, GroupBusy, InvalidSetting, ReadOnly, UnknownGroup
+from mainstem.core.errors import Fenced, GroupBusy, InvalidCursor, InvalidSetting, ReadOnly, UnknownGroup
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 
@@ -269,6 +269,50 @@ def test_reset_says_what_it_would_do_and_refuses_a_busy_group(hub):
         hub.groups.get("g")
 
 
+def test_reset_takes_what_seek_takes(hub):
+    for stream in ("orders", "returns"):
+        fill(hub, stream, 10)
+    with hub.consumer(["orders", "returns"], group="g", start="earliest") as consumer:
+        take(consumer, 20)
+    with hub.consumer(["orders", "returns"], start="earliest") as reader:
+        take(reader, 13)
+        several = reader.cursor
+    with hub.consumer("orders", start="earliest") as reader:
+        take(reader, 4)
+        one = reader.cursor
+    hub.groups.reset("g", several, dry_run=False)
+    assert sum(cursors(hub, "g").values()) == 13
+    assert len(hub.groups.reset("g", one, dry_run=False)) == 1
+    assert cursors(hub, "g")["orders", 0] == 4
+    with hub.consumer(["orders", "returns"], group="g", commit="manual") as member:
+        take(member, 1)
+        positions = member.positions
+    hub.groups.reset("g", positions, dry_run=False)
+    assert sum(cursors(hub, "g").values()) == sum(positions.values())
+    with pytest.raises(InvalidCursor, match="none of these streams: returns"):
+        hub.groups.reset("g", one, streams=["returns"])
+    # What was trimmed is told to who reads there.
+    hub.streams.trim("orders", offset=6)
+    hub.groups.reset("g", one, dry_run=False)
+    with (
+        hub.consumer("orders", group="g", follow=False) as consumer,
+        pytest.raises(mainstem.DataLoss, match="4 to 5"),
+    ):
+        list(consumer)
+    hub.groups.reset("g", {("orders", 0): 3}, dry_run=False)
+    assert cursors(hub, "g")["orders", 0] == 3
+    # New shards begin where they do; a stream that was created again is another.
+    hub.streams.alter("orders", shards=2)
+    assert [(change.shard, change.after) for change in hub.groups.reset("g", one)] == [(0, 4), (1, 0)]
+    hub.streams.delete("orders")
+    fill(hub, "orders", 10)
+    with hub.consumer("orders", group="g", start="earliest") as consumer:
+        take(consumer, 1)
+    for to in (one, several):
+        with pytest.raises(InvalidCursor, match="created again is another"):
+            hub.groups.reset("g", to)
+
+
 def test_lag_in_records_and_in_seconds(hub):
     fill(hub, "orders", 10)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
@@ -379,10 +423,12 @@ def test_a_killed_member_is_replaced(quick_server):
                     found.add(int(record.value))
 
 
-def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server):
-    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive."""
+@pytest.mark.parametrize("shards", [1, 4])
+def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server, shards):
+    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive: of one
+    shard, or of the half that is not to move, nothing else says so."""
     with mainstem.connect(quick_server.url) as hub:
-        fill(hub, "orders", 100, shards=4)
+        fill(hub, "orders", 100, shards=shards)
         lines = Lines(member_process(quick_server, "orders", "g", "first"))
         lines.come_to(lambda one: len(one.numbers()) == 100)
         lines.end()

@@ -1,6 +1,8 @@
 """Groups that spread their shards: every record is read, by whichever member, and none twice while nobody dies."""
 
 import os
+import queue
+import random
 import signal
 import time
 
@@ -8,6 +10,8 @@ import pytest
 
 import mainstem
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.port import Answer
+from mainstem.transport.sharing import LeaseGroupCall
 from tests.integration.mechanisms.members import QUICK, MemberProcess, come_to, killed_at_last, missing, times_read
 
 
@@ -179,6 +183,43 @@ def test_what_was_trimmed_is_told(hub):
     assert cursors(hub, "g") == {("clicks", 0): 30}
 
 
+@pytest.fixture
+def quick_hub(tmp_path):
+    """Connected to a server that notices soon that a member is gone."""
+    with ServerProcess(tmp_path / "data", *QUICK) as server, mainstem.connect(server.url) as hub:
+        yield hub
+
+
+def lease_and_die(hub, group, stream):
+    """Be a member that gets something to read, and is never heard of again."""
+    answers: queue.Queue[Answer | mainstem.MainstemError] = queue.Queue()
+    starts = ((hub.streams.get(stream).id, (0,)),)
+    hub._port.ask(LeaseGroupCall(group, 1, (stream,), starts=starts, wanted=8), 10.0, answers.put)
+    answer = answers.get(timeout=10)
+    assert isinstance(answer, Answer)
+    assert answer.leases is not None
+    assert answer.leases.leases
+
+
+def test_what_a_dead_member_had_is_read_before_reading_ends(quick_hub):
+    fill(quick_hub, "clicks", 100)
+    lease_and_die(quick_hub, "g", "clicks")
+    with quick_hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+        assert numbers(consumer) == list(range(100))
+    assert cursors(quick_hub, "g") == {("clicks", 0): 100}
+
+
+def test_what_a_member_has_that_lives_is_left_to_it(quick_hub):
+    fill(quick_hub, "clicks", 100)
+    with quick_hub.consumer("clicks", group="g", spread=True, start="earliest", commit="manual") as other:
+        take(other, 1)
+        began = time.monotonic()
+        with quick_hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+            assert list(consumer) == []
+        assert time.monotonic() > began + 1.0  # the session timeout
+        assert len(take(other, 99)) == 99
+
+
 @pytest.mark.slow("members in processes of their own, one of which is killed and one stopped for a while")
 def test_members_that_die_or_sleep(tmp_path):
     with (
@@ -210,3 +251,48 @@ def test_members_that_die_or_sleep(tmp_path):
         come_to(lambda: hub.groups.get("g").records == 0, 30)
         time.sleep(0.3)
         assert missing(hub, "clicks", [read for member in members for read in member.reads]) == 0
+
+
+def test_reading_ends_also_if_commits_are_by_hand(hub):
+    fill(hub, "clicks", 100)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False, commit="manual") as consumer:
+        assert numbers(consumer) == list(range(100))
+        assert cursors(hub, "g") == {("clicks", 0): 0}
+        consumer.commit()
+        assert list(consumer) == []
+    assert cursors(hub, "g") == {("clicks", 0): 100}
+
+
+def test_what_is_not_committed_keeps_nobody_from_more_up_to_a_limit(hub):
+    hub.streams.create("clicks")
+    with hub.consumer("clicks", group="g", spread=True, commit="manual", start="earliest") as consumer:
+        for first in range(0, 100, 10):  # each is a range of its own
+            fill(hub, "clicks", 10, first=first)
+            assert numbers(take(consumer, 10)) == list(range(first, first + 10))
+        assert cursors(hub, "g") == {("clicks", 0): 0}
+        consumer.commit()
+    assert cursors(hub, "g") == {("clicks", 0): 100}
+    with hub.producer() as producer:
+        for _ in range(20):
+            producer.send("clicks", random.randbytes(1_200_000)).result(10)
+    with hub.consumer("clicks", group="g", spread=True, commit="manual", follow=False) as consumer:
+        with pytest.raises(mainstem.InvalidRequest, match="call commit"):
+            list(consumer)
+        consumer.commit()
+        assert cursors(hub, "g") == {("clicks", 0): 116}
+        assert len(list(consumer)) == 4
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_reading_ends_when_a_stream_is_deleted(hub, is_named):
+    fill(hub, "clicks", 100)
+    fill(hub, "clicks-2", 100)
+    what = {"stream": ["clicks", "clicks-2"]} if is_named else {"pattern": "clicks*"}
+    with hub.consumer(**what, group="g", spread=True, start="earliest", follow=False) as consumer:
+        found = [consumer.poll_batch(5)]
+        hub.streams.delete("clicks")
+        if is_named:
+            with pytest.raises(mainstem.StreamDeleted, match="'clicks'"):
+                found += consumer.batches()
+        found += consumer.batches()
+    assert sum(len(batch) for batch in found if batch.stream == "clicks-2") == 100

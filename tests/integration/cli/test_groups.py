@@ -38,6 +38,12 @@ def test_a_group_from_its_first_member_to_its_end(local):
     assert done["shards"] == [{"stream": "orders", "shard": 0, "before": 3, "after": 1}]
     assert json.loads(local.out("groups", "show", "billing", "--json"))["lag_records"] == 2
 
+    with mainstem.open(local.folder / "data") as hub, hub.consumer("orders", start="latest") as consumer:
+        cursor = str(consumer.cursor)
+    local.run("groups", "reset", "billing", "--to", cursor, "--yes")
+    assert json.loads(local.out("groups", "show", "billing", "--json"))["lag_records"] == 0
+    assert "not a cursor" in local.error("groups", "reset", "billing", "--to", cursor[:-1], code=2)
+
     local.run("groups", "delete", "billing", "--yes")
     assert json.loads(local.out("groups", "list", "--json")) == []
 
