@@ -102,7 +102,7 @@ class SuiteRules:
         self._seconds[report.nodeid] += report.duration
         if report.skipped and not hasattr(report, "wasxfail"):
             self._skips[report.nodeid.split("::")[0], _skip_reason(report)] += 1
-        self._has_crashed |= report.when == "???"  # what xdist says of the test that a worker died of
+        self._has_crashed |= str(report.when) == "???"  # what xdist says of the test that a worker died of
         worse = ["passed", "skipped", "failed"]
         before = self._outcomes.get(report.nodeid, "passed")
         self._outcomes[report.nodeid] = max(before, report.outcome, key=worse.index)
