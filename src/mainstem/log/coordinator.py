@@ -510,6 +510,15 @@ class Coordinator:
             group.is_changing = any(stream.changes for stream in streams)
             self._busy_until = self._clock.monotonic() + _BUSY_SECONDS
             self._tell(group, StreamsChanged(streams))
+            if group.is_changing:
+                self._tell_cursors(group)
+
+    def _tell_cursors(self, group: _Coordinated) -> None:
+        """Commits are told while barriers may be ahead. Those from before are in the ledger by now, and may be all that
+        there will be."""
+        known = self._known(group.name)
+        if known is not None:
+            self._tell(group, Committed({Unit(*key): row.offset for key, row in known.shards.items()}))
 
     # What machines say.
 

@@ -250,6 +250,20 @@ def test_more_shards_while_members_read(hub):
     assert sum(cursors(hub, "g").values()) == 800
 
 
+@pytest.mark.parametrize("commit", ["auto", "manual"])
+def test_more_shards_when_all_there_was_is_committed(hub, commit):
+    """The last commit before the change takes the group over its barrier: no other will come."""
+    fill(hub, "orders", 100, shards=2)
+    with hub.consumer("orders", group="g", start="earliest", commit=commit) as consumer:
+        take(consumer, 100)
+        assert consumer.poll(0) is None
+        consumer.commit()
+        assert hub.groups.get("g").records == 0
+        hub.streams.alter("orders", shards=5)
+        fill(hub, "orders", 100, first=100)
+        assert numbers(take(consumer, 100)) == list(range(100, 200))
+
+
 def test_reset_says_what_it_would_do_and_refuses_a_busy_group(hub):
     fill(hub, "orders", 10)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
