@@ -501,6 +501,8 @@ class GroupConsumer(MemberConsumer[Part]):
         return shard.offset >= end
 
     def _commit_last(self, *, is_clean: bool) -> None:
+        # News that come meanwhile may ask for the shard of what was yielded last: nothing is committed because of them.
+        self._is_auto = is_clean
         if self._flight is not None or self._lost or self._changed():
             self._commit_all(None if is_clean else self._before_hand())
 

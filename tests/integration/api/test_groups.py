@@ -107,6 +107,28 @@ def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
         assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
 
 
+def fail_when_asked_for_shards(hub, consumer):
+    """Another member comes; the block of the first ends by an error before it has acted on that."""
+    with hub.consumer("orders", group="g", start="earliest"):
+        deadline = time.monotonic() + 20
+        while consumer._member.news() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_nor_is_it_if_its_shard_is_asked_for_meanwhile(hub, as_batch):
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in (0, 1):
+            producer.send_many("orders", [b"x"] * 5, shard=shard)
+    with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
+        assert (consumer.poll_batch(20) if as_batch else consumer.poll(20)) is not None
+        fail_when_asked_for_shards(hub, consumer)
+    assert cursors(hub, "g") == {("orders", 0): 0, ("orders", 1): 0}
+
+
 def test_a_clean_close_commits_exactly_what_was_yielded(hub):
     fill(hub, "orders", 10)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
