@@ -17,7 +17,7 @@ from typing import Final
 from mainstem.cluster.events import Subscription as Wanted
 from mainstem.consume.consumer import Start
 from mainstem.consume.member import Member, News, Unit, Wishes
-from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
+from mainstem.consume.member_consumer import ABANDON_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import ReadOptions, list_streams, names_wanted
@@ -171,8 +171,8 @@ class GroupConsumer(MemberConsumer[Part]):
             self._drop(unit)
         self._join_anew()
 
-    def _commit_all(self, offsets: Mapping[Unit, int] | None = None) -> None:
-        self._end_flight()
+    def _commit_all(self, offsets: Mapping[Unit, int] | None = None, seconds: float = COMMIT_SECONDS) -> None:
+        self._end_flight(seconds)
         while True:
             self._hear_news()
             self._tell_lost()
@@ -181,9 +181,9 @@ class GroupConsumer(MemberConsumer[Part]):
                 break
             state = self._news_seen
             try:
-                self._port.call(self._commit_call(changed))
+                self._port.call(self._commit_call(changed), seconds)
             except _NO_MEMBER as error:
-                self._await_news(error, state)
+                self._await_news(error, state, seconds)
                 continue
             except StreamDeleted:
                 self._may_be_deleted = True
@@ -332,9 +332,9 @@ class GroupConsumer(MemberConsumer[Part]):
             held = {unit: at for unit, at in flight.offsets.items() if unit in self._committed}
             self._committed.update((unit, max(at, self._committed[unit])) for unit, at in held.items())
 
-    def _end_flight(self) -> None:
+    def _end_flight(self, seconds: float) -> None:
         if self._flight is not None:
-            self._port.wait(self._flight.is_over, COMMIT_SECONDS)
+            self._port.wait(self._flight.is_over, seconds)
             self._hear_commit()
 
     # Membership.
@@ -344,9 +344,11 @@ class GroupConsumer(MemberConsumer[Part]):
         if news is not None:
             self._act(news)
 
-    def _await_news(self, error: Fenced | UnknownGroup, state: tuple[int, int]) -> None:
+    def _await_news(
+        self, error: Fenced | UnknownGroup, state: tuple[int, int], seconds: float = COMMIT_SECONDS
+    ) -> None:
         """A commit was refused: something has happened to this member that it may not have heard of yet."""
-        deadline = self._clock.monotonic() + _DOUBT_SESSIONS * self._member.session_timeout
+        deadline = self._clock.monotonic() + min(seconds, _DOUBT_SESSIONS * self._member.session_timeout)
         while self._news_seen == state:
             self._woken.clear()
             self._hear_news()
@@ -504,7 +506,10 @@ class GroupConsumer(MemberConsumer[Part]):
         # News that come meanwhile may ask for the shard of what was yielded last: nothing is committed because of them.
         self._is_auto = is_clean
         if self._flight is not None or self._lost or self._changed():
-            self._commit_all(None if is_clean else self._before_hand())
+            if is_clean:
+                self._commit_all()
+            else:
+                self._commit_all(self._before_hand(), ABANDON_SECONDS)
 
     def _before_hand(self) -> dict[Unit, int]:
         """What was read, without what was yielded last: nobody knows what has become of that."""

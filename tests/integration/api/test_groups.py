@@ -129,6 +129,32 @@ def test_nor_is_it_if_its_shard_is_asked_for_meanwhile(hub, as_batch):
     assert cursors(hub, "g") == {("orders", 0): 0, ("orders", 1): 0}
 
 
+@pytest.mark.parametrize("error", [mainstem.DeadlineExceeded, Fenced])
+def test_what_failed_is_seen_though_nothing_can_be_committed(hub, error, monkeypatch):
+    """Nor does who hears of it wait for long."""
+    waited: list[float | None] = []
+
+    def refuse(call, timeout=None):
+        waited.append(timeout)
+        raise error("nobody is there")
+
+    def read_two(consumer):
+        consumer._looked_at = float("inf")  # nothing is committed in between
+        take(consumer, 2)
+        monkeypatch.setattr(consumer._port, "call", refuse)
+        monkeypatch.setattr(consumer._member, "session_timeout", 0.1)
+
+    fill(hub, "orders", 10)
+    with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
+        read_two(consumer)
+        raise ZeroDivisionError
+    monkeypatch.undo()
+    assert waited == [5.0]
+    with pytest.raises(error), hub.consumer("orders", group="g", start="earliest") as consumer:
+        read_two(consumer)
+    monkeypatch.undo()
+
+
 def test_a_clean_close_commits_exactly_what_was_yielded(hub):
     fill(hub, "orders", 10)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
