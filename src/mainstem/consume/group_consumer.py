@@ -254,12 +254,13 @@ class GroupConsumer(MemberConsumer[Part]):
 
     def _look_between(self) -> None:
         """The same as before a batch, now and then, between the records of one."""
-        now = self._clock.monotonic()
-        if self._current is None or now < self._looked_at + _PIECE_SECONDS:
-            return
-        self._check_open()
-        self._looked_at = now
-        self._keep_up()
+        if self._is_look_due():
+            self._check_open()
+            self._looked_at = self._clock.monotonic()
+            self._keep_up()
+
+    def _is_look_due(self) -> bool:
+        return self._current is not None and self._clock.monotonic() >= self._looked_at + _PIECE_SECONDS
 
     def _take(self, timeout: float | None) -> RecordBatch | None:
         batch = super()._take(timeout)
