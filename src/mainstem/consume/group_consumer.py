@@ -93,6 +93,8 @@ class GroupConsumer(MemberConsumer[Part]):
         self._flight: _Flight | None = None
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
+        # The transaction that is to move the group's cursor, until it is over.
+        self._advancing = 0
         self._news_seen: tuple[int, int] = (0, 0)
         self._looked_at = self._clock.monotonic()
         self._ends = {
@@ -126,6 +128,7 @@ class GroupConsumer(MemberConsumer[Part]):
         commits them when that is written.
         """
         self._check_open()
+        self._check_not_advancing()
         self._commit_all(None if positions is None else self._places(positions))
 
     def _places(self, positions: Mapping[tuple[str, int], int]) -> dict[Unit, int]:
@@ -142,24 +145,45 @@ class GroupConsumer(MemberConsumer[Part]):
     def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
         self._check_open()
+        self._advancing = 0
         changed = self._changed()
         self._drop_current()
         for unit in changed:
             self._lanes[unit[0]].hold(unit[1], self._committed[unit])
         self._let_go_of_asked()
 
-    def begin_advance(self) -> CommitCursorsCall | None:
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
         """For a transaction that is to move the group's cursor: how far, if at all."""
         self._check_open()
+        if self._advancing != transaction:
+            self._check_not_advancing()
         if self._is_auto:
             raise InvalidRequest('a transaction moves the cursor of a consumer that was opened with commit="manual"')
         self._hear_news()
-        self._tell_lost()
+        try:
+            self._tell_lost()
+        except Fenced:
+            # What else was read for this transaction has had no effect either.
+            self.rewind()
+            raise
         changed = self._changed()
-        return self._commit_call(changed) if changed else None
+        if not changed:
+            return None
+        self._advancing = transaction
+        return self._commit_call(changed)
+
+    def _check_not_advancing(self) -> None:
+        """Who commits after what a transaction has read, and before its end, would have it refused, and its records
+        passed over."""
+        if self._advancing:
+            raise InvalidRequest(
+                f"transaction {self._advancing:x} moves the cursor of this consumer and is not over; "
+                "commit or abort it first"
+            )
 
     def end_advance(self, cursors: CommitCursorsCall) -> None:
         """The transaction was committed."""
+        self._advancing = 0
         moved = {(stream, shard): offset for stream, shard, offset in cursors.offsets}
         self._committed.update((unit, at) for unit, at in moved.items() if unit in self._committed)
         self._let_go_of_asked()
@@ -167,6 +191,7 @@ class GroupConsumer(MemberConsumer[Part]):
     def doubt(self) -> None:
         """Whether the transaction was committed is not known, and it may still be on its way. As another member this
         one is told where the group stands, and from then on the ledger refuses what comes from the one it was."""
+        self._advancing = 0
         for unit in tuple(self._committed):
             self._drop(unit)
         self._join_anew()
