@@ -203,6 +203,20 @@ def test_who_advances_first_and_fails_reads_the_same_again(hub, as_batches):
     assert not failures
 
 
+def test_who_has_lost_a_shard_reads_the_others_again(hub):
+    """What was to be written together with what was read of that is not written either."""
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in (0, 1):
+            producer.send("orders", b"%d" % shard, shard=shard)
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        first, second = consumer.poll_batch(10), consumer.poll_batch(10)
+        consumer._lose(consumer._unit_of(first))
+        with pytest.raises(Fenced), hub.transaction() as tx:
+            tx.advance(consumer)
+        assert consumer.poll_batch(10).shard == second.shard
+
+
 def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
     fill(hub, "orders", 5)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
