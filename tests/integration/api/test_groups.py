@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 import mainstem
+from mainstem.consume.part import Part
 from mainstem.consume.record import Record
 from mainstem.core.errors import Fenced, GroupBusy, InvalidSetting, ReadOnly, UnknownGroup
 from mainstem.hub.hub import Hub
@@ -197,6 +198,23 @@ def test_two_members_share_the_shards(hub):
             one.poll(0.02), other.poll(0.02)
         assert set(one.positions).isdisjoint(other.positions)
     assert sum(cursors(hub, "g").values()) == 200
+
+
+def test_many_shards_come_at_once(tmp_path, monkeypatch):
+    """What it costs to begin with them does not grow with the square of their number."""
+    bound: list[int] = []
+    bind = Part._bound
+
+    def count(part):
+        bound.append(len(part._held))
+        bind(part)
+
+    monkeypatch.setattr(Part, "_bound", count)
+    with mainstem.open(tmp_path) as hub:
+        fill(hub, "orders", 500, shards=200)
+        with hub.consumer("orders", group="g", start="earliest", follow=False) as consumer:
+            assert numbers(consumer) == list(range(500))
+    assert len(bound) < 20
 
 
 def test_a_member_that_is_slow_with_a_batch_shares_all_the_same(hub):
