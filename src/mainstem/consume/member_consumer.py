@@ -72,8 +72,8 @@ class MemberConsumer(Several[Lane]):
         self._close(is_clean=True)
 
     def abandon(self) -> None:
-        """The same when something went wrong: what was yielded last is not committed, and if the rest cannot be, that is
-        not what is to be seen."""
+        """The same when something went wrong: what was yielded last is not committed, and if the rest cannot be, it is
+        not that which is to be seen."""
         self._close(is_clean=False)
 
     def _close(self, *, is_clean: bool) -> None:

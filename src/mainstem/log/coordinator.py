@@ -606,6 +606,10 @@ class Coordinator:
         if error is not None:
             if not isinstance(error, Fenced):
                 logger.warning(LogEvent("owners of a group could not be noted", group=group.name, reason=error))
+                if not error.retriable:
+                    # It would be the same if they joined anew.
+                    for member in tuple(group.waiting):
+                        self._answer(group, member, error)
             self._tell(group, OwnersRefused())
             return
         assert not isinstance(result, MainstemError)
