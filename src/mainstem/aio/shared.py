@@ -27,7 +27,7 @@ class _Shared(Generic[Core]):
         self._core: Core = consumer
         self._bridge = bridge
         # If it looks after its membership between the records of a batch.
-        self._whole = consumer if isinstance(consumer, CoreGroupConsumer) else None
+        self._whole: CoreGroupConsumer | None = consumer if isinstance(consumer, CoreGroupConsumer) else None
         self._alone = Alone()
         self._looks: Looks[RecordBatch] = Looks(
             bridge, partial(consumer._take, 0.0), consumer.call_when_woken, consumer._pause_max

@@ -72,6 +72,13 @@ def take(consumer, count, seconds=20.0):
     return found
 
 
+def come_to(is_so, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_group_goes_on_where_it_was(hub):
     fill(hub, "orders", 100, shards=4)
     with hub.consumer("orders", group="billing", start="earliest", follow=False) as consumer:
@@ -99,6 +106,29 @@ def test_latest_is_where_the_stream_ended_when_the_consumer_was_opened(hub):
         assert numbers(take(consumer, 5)) == [10, 11, 12, 13, 14]
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_where_a_group_begins_in_a_stream_that_is_younger(hub, spread):
+    """Where who opens it says; but one that somebody waits for is read from its beginning, whoever comes then."""
+    options = {"group": "billing", "spread": spread}
+    fill(hub, "orders", 10)
+    with hub.consumer("orders", start="earliest", follow=False, **options) as consumer:
+        assert len(list(consumer)) == 10
+    fill(hub, "clicks", 10)
+    with hub.consumer("clicks", start="latest", follow=False, **options) as consumer:
+        assert list(consumer) == []
+    with hub.consumer(pattern="late-*", start="latest", **options) as patient:
+        assert patient.poll(0) is None
+        come_to(lambda: hub.groups.get("billing").member_count == 1)
+        fill(hub, "late-1", 10)
+        with hub.consumer(pattern="late-*", start="latest", **options) as other:
+            found: list[Record] = []
+            deadline = time.monotonic() + 20
+            while len(found) < 10:
+                assert time.monotonic() < deadline, found
+                found += filter(None, (patient.poll(0.1), other.poll(0.1)))
+            assert numbers(found) == list(range(10))
+
+
 def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
     fill(hub, "orders", 10)
     with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
@@ -108,8 +138,9 @@ def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
         assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
 
 
-def fail_when_asked_for_shards(hub, consumer):
-    """Another member comes; the block of the first ends by an error before it has acted on that."""
+def fail_when_asked_for_shards(hub, consumer, as_batch):
+    """It has something in hand, and another member comes; its block ends by an error before it has acted on that."""
+    assert (consumer.poll_batch(20) if as_batch else consumer.poll(20)) is not None
     with hub.consumer("orders", group="g", start="earliest"):
         deadline = time.monotonic() + 20
         while consumer._member.news() is None:
@@ -125,8 +156,7 @@ def test_nor_is_it_if_its_shard_is_asked_for_meanwhile(hub, as_batch):
         for shard in (0, 1):
             producer.send_many("orders", [b"x"] * 5, shard=shard)
     with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
-        assert (consumer.poll_batch(20) if as_batch else consumer.poll(20)) is not None
-        fail_when_asked_for_shards(hub, consumer)
+        fail_when_asked_for_shards(hub, consumer, as_batch)
     assert cursors(hub, "g") == {("orders", 0): 0, ("orders", 1): 0}
 
 
@@ -145,10 +175,13 @@ def test_what_failed_is_seen_though_nothing_can_be_committed(hub, error, monkeyp
         monkeypatch.setattr(consumer._port, "call", refuse)
         monkeypatch.setattr(consumer._member, "session_timeout", 0.1)
 
-    fill(hub, "orders", 10)
-    with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
+    def fail(consumer):
         read_two(consumer)
         raise ZeroDivisionError
+
+    fill(hub, "orders", 10)
+    with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
+        fail(consumer)
     monkeypatch.undo()
     assert waited == [5.0]
     with pytest.raises(error), hub.consumer("orders", group="g", start="earliest") as consumer:
