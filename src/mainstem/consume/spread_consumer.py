@@ -141,7 +141,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
             assert lane.lease is not None
             lane.hold(lane.lease.shard, self._done.get(number, lane.lease.first))
 
-    def begin_advance(self) -> CommitCursorsCall | None:
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
         """A transaction asks how far this has read: there is no such place."""
         raise InvalidRequest("a transaction moves the cursor of a group that reads whole shards; leave out spread=True")
 

@@ -55,8 +55,8 @@ assert _HELD_BATCHES_MAX <= APPEND_BATCHES_MAX
 class Advancing(Protocol):
     """A consumer whose group's cursors a transaction can move."""
 
-    def begin_advance(self) -> CommitCursorsCall | None:
-        """How far it has read, if that is not committed yet."""
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
+        """How far it has read, if that is not committed yet. Only one transaction at a time may ask."""
         ...
 
     def end_advance(self, cursors: CommitCursorsCall) -> None:
@@ -259,9 +259,10 @@ class Transaction:
 
     def advance(self, consumer: Advancing) -> None:
         """Move the cursor of the consumer's group behind what it has yielded so far, when this is committed. The
-        consumer must have been opened with commit="manual"."""
+        consumer must have been opened with commit="manual". If this is aborted, the consumer goes back to where its
+        group stands; so advance it first, before anything that may fail."""
         self._check_open()
-        cursors = consumer.begin_advance()
+        cursors = consumer.begin_advance(self.id)
         if cursors is not None:
             self._advanced[consumer] = cursors
 
