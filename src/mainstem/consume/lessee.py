@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mainstem.consume.member import Member, Reader, Wishes
-from mainstem.core.errors import InternalError, MainstemError
+from mainstem.core.errors import Closed, DeadlineExceeded, InternalError, MainstemError
 from mainstem.core.identity import program_name
 from mainstem.transport.port import Answer, Port
 from mainstem.transport.sharing import Lease, LeaseGroupCall
@@ -63,16 +63,27 @@ class Lessee(Member):
         self._send()
 
     def settle(self, timeout: float) -> None:
-        """Wait until the coordinator has heard of all that is done; raises what it says."""
+        """Wait until the coordinator has heard of all that is done; raises what it says, or that it said nothing."""
         with self._lock:
             self.settled.clear()
             if not self._unsettled():
                 return
+            if self._is_over:
+                raise _nobody_to_tell()
         self._send()
         self._port.wait(self.settled, timeout)
         with self._lock:
             if self._error is not None:
                 raise self._error
+            if self._unsettled():
+                raise (
+                    _nobody_to_tell()
+                    if self._is_over
+                    else DeadlineExceeded(
+                        f"the group's coordinator did not say within {timeout:g} s that what was read is committed; it is "
+                        "told again, and the outcome is not known yet"
+                    )
+                )
 
     def _unsettled(self) -> dict[int, int]:
         return {number: at for number, at in self._done.items() if at > self._told[number]}
@@ -127,3 +138,7 @@ class Lessee(Member):
             reader.on_news()
         # Who is not patient is answered at once, and asks again when something is done, or to show that it lives.
         return 0.0 if self._patient or self._unsettled() else min(self.heartbeat / 2, _IMPATIENT_SECONDS)
+
+
+def _nobody_to_tell() -> Closed:
+    return Closed("the log was closed before what was read could be committed; it is read again")

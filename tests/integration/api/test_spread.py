@@ -133,6 +133,23 @@ def test_commits_by_hand(hub):
     assert cursors(hub, "g") == {("clicks", 0): 4}
 
 
+def test_a_commit_that_nobody_answers_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.consume.spread_consumer.COMMIT_SECONDS", 0.3)
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        fill(hub, "clicks", 10)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest", commit="manual") as consumer:
+            take(consumer, 4)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(mainstem.DeadlineExceeded, match="not known"):
+                    consumer.commit()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            monkeypatch.setattr("mainstem.consume.spread_consumer.COMMIT_SECONDS", 20.0)
+            consumer.commit()
+            assert cursors(hub, "g") == {("clicks", 0): 4}
+
+
 def test_what_cannot_be(hub):
     hub.streams.create("keyed", schema={"id": "int64"}, key="id")
     with pytest.raises(mainstem.InvalidRequest, match="has a key"):
