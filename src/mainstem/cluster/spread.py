@@ -1,7 +1,7 @@
 """Spreading: the batches of a shard shared by all members of a group, for streams in which order does not matter.
 
 Ranges of offsets are leased to members, about so many bytes at a time and never a part of a batch. What is done is
-merged; the group's cursor in a shard is the end of what is done without a gap. A lease that is not finished in time, or
+merged; the group's cursor in a shard is the end of what is done without a gap. A lease that its member gives back, or
 whose member is gone, is given to another under a new number, and the old number is refused. Only the cursor is kept in
 the ledger: a coordinator that starts over gives out again what was done beyond it, so that is bounded.
 """
@@ -16,14 +16,13 @@ from mainstem.cluster.assignment import Unit
 from mainstem.core.limits import MIB, SPREAD_DONE_RANGES_MAX, SPREAD_OPEN_RANGES_MAX
 
 LEASE_BYTES: Final = 1 * MIB
-LEASE_SECONDS: Final = 30.0
 AHEAD_BYTES_MAX: Final = 256 * MIB
 # Lease numbers of one generation of the group: never the same as those of another.
 _NUMBERS_PER_GENERATION: Final = 1 << 32
 
 
 class Lease(NamedTuple):
-    """The offsets from `first` to before `end` of a unit are one member's to read, until the deadline."""
+    """The offsets from `first` to before `end` of a unit are one member's to read."""
 
     number: int
     member: int
@@ -31,7 +30,6 @@ class Lease(NamedTuple):
     first: int
     end: int
     bytes: int
-    deadline: float
 
 
 class _Range(NamedTuple):
@@ -43,8 +41,8 @@ class _Range(NamedTuple):
 class Spread:
     """The leases of one group in the shards that it spreads. One thread.
 
-    Entries are planned as they come (`extend`), as far as `room` says; members ask for leases, finish them, and prolong
-    all they have by their beats.
+    Entries are planned as they come (`extend`), as far as `room` says; members ask for leases, and finish them or give
+    them back.
     """
 
     def __init__(
@@ -52,12 +50,10 @@ class Spread:
         generation: int,
         *,
         lease_bytes: int = LEASE_BYTES,
-        lease_seconds: float = LEASE_SECONDS,
         ahead_bytes_max: int = AHEAD_BYTES_MAX,
     ) -> None:
         self._number = generation * _NUMBERS_PER_GENERATION
         self._lease_bytes = lease_bytes
-        self._lease_seconds = lease_seconds
         self._ahead_bytes_max = ahead_bytes_max
         self._shards: dict[Unit, _SpreadShard] = {}
         self._leases: dict[int, Lease] = {}
@@ -86,7 +82,7 @@ class Spread:
         """Entries that follow what is planned: base, end and bytes of each."""
         self._shards[unit].extend(entries, self._lease_bytes)
 
-    def lease(self, member: int, now: float) -> Lease | None:
+    def lease(self, member: int) -> Lease | None:
         """The next range for a member: where least is under way, so that all shards advance."""
         ready = [(shard.open_count, unit) for unit, shard in self._shards.items() if shard.can_open]
         if not ready:
@@ -94,7 +90,7 @@ class Spread:
         unit = min(ready)[1]
         first, end, size = self._shards[unit].take()
         self._number += 1
-        lease = Lease(self._number, member, unit, first, end, size, now + self._lease_seconds)
+        lease = Lease(self._number, member, unit, first, end, size)
         self._leases[lease.number] = lease
         return lease
 
@@ -128,19 +124,9 @@ class Spread:
         """Whether nobody has a lease."""
         return not self._leases
 
-    def prolong(self, member: int, now: float) -> None:
-        """The member lives."""
-        for number, lease in self._leases.items():
-            if lease.member == member:
-                self._leases[number] = lease._replace(deadline=now + self._lease_seconds)
-
     def drop(self, member: int) -> None:
         """The member is gone: others get what it had."""
         self._give_back([lease for lease in self._leases.values() if lease.member == member])
-
-    def expire(self, now: float) -> None:
-        """Others get what took too long."""
-        self._give_back([lease for lease in self._leases.values() if lease.deadline <= now])
 
     def _give_back(self, leases: list[Lease]) -> None:
         for lease in leases:

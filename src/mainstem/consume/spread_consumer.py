@@ -6,7 +6,8 @@ and the group's cursor in a shard is where everything before it is done, whoever
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from operator import length_hint
 from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
@@ -51,9 +52,10 @@ class SpreadConsumer(MemberConsumer[_Lane]):
 
     As a GroupConsumer, but for this: members do not own shards, so there may be more members than shards, and a shard
     is read as fast as all of them together can; records of a shard, and of a key, are read by several at a time, in no
-    order. With `commit="manual"`, 16 ranges may be read and not committed; then nothing more comes, and who does
-    not follow hears InvalidRequest. Fenced by `commit` says that something was given to others meanwhile; they read it
-    again. A transaction cannot move the cursor of such a group.
+    order. What a member has that asks for no record for 30 s is given to others. With `commit="manual"`, 16 ranges may
+    be read and not committed; then nothing more comes, and who does not follow hears InvalidRequest. Fenced by `commit`
+    says that something was given to others meanwhile; they read it again. A transaction cannot move the cursor of such
+    a group.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         # By lease, how far it is done.
         self._done: dict[int, int] = {}
         self._is_lost = False
+        # How often it was looked what there is to read.
+        self._looks = 0
         self._member: Lessee = Lessee(
             port, Wishes(group, streams, pattern, starts), self, wanted=_LEASES, patient=options.follow
         )
@@ -103,6 +107,10 @@ class SpreadConsumer(MemberConsumer[_Lane]):
     def read_bytes(self) -> Mapping[Unit, int]:
         """Nobody asks how fast it reads. Any thread."""
         return {}
+
+    def place(self) -> Hashable:
+        """Something that is another when the next record was asked for since. Any thread."""
+        return self._looks, length_hint(self._records)
 
     # Positions.
 
@@ -188,11 +196,15 @@ class SpreadConsumer(MemberConsumer[_Lane]):
             self._note_done()
 
     def _hear_news(self) -> None:
+        self._looks += 1
         leases = self._member.leases()
         for number in self._member.taken_lost():
             lane = self._reading.get(number)
-            if lane is None or self._position(lane) > self._done.get(number, 0):
-                self._is_lost = True
+            if lane is None:
+                self._is_lost |= number in self._done
+            else:
+                assert lane.lease is not None
+                self._is_lost |= self._position(lane) > self._done.get(number, lane.lease.first)
         for number in [number for number in self._reading if number not in leases]:
             self._let_go(number)
         for number, lease in leases.items():

@@ -45,8 +45,8 @@ class SpreadMember:
     request: int = 0
     is_committing: bool = False
     lost: tuple[int, ...] = ()
-    # Whether it has a lease that it was not told of, and the number of the last one.
-    has_more: bool = False
+    # Whether it has other leases than it was told, and the number of the last one.
+    has_news: bool = False
     given_at: int = 0
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=_FINISHED))
 
@@ -117,6 +117,7 @@ class SpreadGroup:
         for lease in self._spread.held_by(call.member):
             if lease.number not in held:
                 self._spread.give_back(lease)
+                member.has_news = True
         self._commit()
         self.serve()
 
@@ -162,32 +163,30 @@ class SpreadGroup:
         """Give out what can be, and answer who waits for it, or has waited long enough."""
         now = self._clock.monotonic()
         if not self.is_over:
-            self._give(now)
+            self._give()
         for id_, member in list(self.members.items()):
             call = member.call
             is_due = (
-                call.done or not call.patient or member.has_more or now >= member.asked_at + self._options.heartbeat
+                call.done or not call.patient or member.has_news or now >= member.asked_at + self._options.heartbeat
             )
             if member.answered is not None and is_due and not member.is_committing and not self._is_changing:
                 self._answer(id_, member)
-        for id_ in self.members:
-            self._spread.prolong(id_, now)
 
-    def _give(self, now: float) -> None:
+    def _give(self) -> None:
         """One lease each to those who want some, then the next, until nobody does or nothing is left. Who was given
         something longest ago comes first."""
         is_planned = False
         while True:
             wanting = [id_ for id_, member in self.members.items() if self._is_wanting(id_, member)]
             for id_ in sorted(wanting, key=lambda id_: self.members[id_].given_at):
-                lease = self._spread.lease(id_, now)
+                lease = self._spread.lease(id_)
                 if lease is None and not is_planned:
                     is_planned = True
                     self._plan()
-                    lease = self._spread.lease(id_, now)
+                    lease = self._spread.lease(id_)
                 if lease is None:
                     return
-                self.members[id_].has_more = True
+                self.members[id_].has_news = True
                 self.members[id_].given_at = lease.number
             if not wanting:
                 return
@@ -201,7 +200,7 @@ class SpreadGroup:
         others = any(self._spread.held_by(other) for other in self.members if other != id_)
         options = self._options
         found = Leases(leases, member.lost, others, options.heartbeat, options.session_timeout)
-        answered, member.answered, member.has_more = member.answered, None, False
+        answered, member.answered, member.has_news = member.answered, None, False
         assert answered is not None
         answered(Answer(leases=found))
 

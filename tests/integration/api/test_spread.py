@@ -237,6 +237,33 @@ def test_what_a_member_has_that_lives_is_left_to_it(quick_hub):
         assert len(take(other, 99)) == 99
 
 
+def test_what_a_member_has_that_hangs_is_given_to_others(quick_hub):
+    """Its beats go on; nobody waits for it for ever, and it goes on when it comes back."""
+    fill(quick_hub, "clicks", 100)
+    options = {"group": "g", "spread": True, "start": "earliest", "commit": "manual"}
+    with quick_hub.consumer("clicks", **options) as hung:
+        take(hung, 5)
+        before = hung.place()
+        take(hung, 1)
+        assert hung.place() != before  # every record counts
+        hung.commit()
+        with quick_hub.consumer("clicks", **options) as other:
+            hung._member.still_seconds = 0.5
+            assert numbers(take(other, 94)) == list(range(6, 100))
+            other.commit()
+        hung._member.still_seconds = 30.0
+        hung.commit()  # it had committed all that it had read
+        fill(quick_hub, "clicks", 10, first=100)
+        assert numbers(take(hung, 10)) == list(range(100, 110))
+        with quick_hub.consumer("clicks", **options) as other:
+            hung._member.still_seconds = 0.5
+            assert numbers(take(other, 10)) == list(range(100, 110))
+            with pytest.raises(mainstem.Fenced):
+                hung.commit()
+            other.commit()
+    assert cursors(quick_hub, "g") == {("clicks", 0): 110}
+
+
 @pytest.mark.slow("members in processes of their own, one of which is killed and one stopped for a while")
 def test_members_that_die_or_sleep(tmp_path):
     with (
