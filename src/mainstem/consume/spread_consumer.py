@@ -17,11 +17,11 @@ from mainstem.consume.member import Unit, Wishes
 from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
 from mainstem.consume.record import RecordBatch
-from mainstem.consume.several import ReadOptions, list_streams, names_wanted
+from mainstem.consume.several import ReadOptions, list_streams
 from mainstem.core.cursor import Cursors
 from mainstem.core.errors import Fenced, InvalidRequest, StreamDeleted, UnknownStream
 from mainstem.core.limits import SPREAD_LEASES_MAX
-from mainstem.transport.port import Port
+from mainstem.transport.port import Port, StreamInfo
 from mainstem.transport.sharing import CommitCursorsCall, Lease
 
 # Leases that are being read at a time: one, and those that are on their way meanwhile.
@@ -72,7 +72,10 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         wanted = Wanted(frozenset(streams), pattern)
         # Lanes that nobody needs now, by stream.
         self._free: defaultdict[int, list[_Lane]] = defaultdict(list)
-        names = streams or tuple(names_wanted(port, wanted))
+        # A pattern passes over streams that cannot be spread, as the coordinator does; who names one is told.
+        names = streams or [
+            info.name for info in list_streams(port) if wanted.wants(info.name) and not _has_order(info)
+        ]
         parts = [self._new_lane(name) for name in names]
         # Streams that are read by their names; and where reading ends if it does not follow.
         self._named = {part.stream.id: part.stream.name for part in parts if streams}
@@ -97,7 +100,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
 
     def _new_lane(self, name: str) -> _Lane:
         lane = _Lane(self._port, name, self._options)
-        if lane.stream.key or lane.stream.cleanup != "delete":
+        if _has_order(lane.stream):
             raise InvalidRequest(
                 f"stream {name!r} has a key: its records are in order only where shards are read whole; "
                 "leave out spread=True"
@@ -222,7 +225,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         for info in list_streams(self._port):
             if info.id == stream:
                 try:
-                    return self._new_lane(info.name)
+                    return _Lane(self._port, info.name, self._options)
                 except UnknownStream:
                     break
         return None  # it was deleted, of which the coordinator will hear
@@ -304,3 +307,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
             self._drop_current()
             assert lane.lease is not None
             lane.hold(lane.lease.shard, first)
+
+
+def _has_order(stream: StreamInfo) -> bool:
+    return bool(stream.key) or stream.cleanup != "delete"

@@ -130,7 +130,7 @@ class Coordinator:
         # The thread's own from here on.
         self._groups: dict[str, _Coordinated] = {}
         self._spreads: dict[str, SpreadGroup] = {}
-        self._rows: list[tuple[int, int]] = []
+        self._rows: list[tuple[int, int, bool]] = []
         self._shared: dict[int, SharedStream] = {}
         self._busy_until = 0.0
         # Members that spread are about to be served.
@@ -473,14 +473,15 @@ class Coordinator:
     def _look_at_streams(self) -> None:
         """Tell the machines if there are other streams than before, or more shards."""
         rows = [row for row in self._log.ledger.list_streams() if not row.deleted_us]
-        now = [(row.id, row.shards) for row in rows]
+        now = [(row.id, row.shards, _has_order(row)) for row in rows]
         if now == self._rows:
             return
         self._rows = now
         known = self._shared
         self._shared = {
             row.id: shared
-            if (shared := known.get(row.id)) is not None and shared.shards == row.shards
+            if (shared := known.get(row.id)) is not None
+            and (shared.shards, shared.has_order) == (row.shards, _has_order(row))
             else self._as_shared(row)
             for row in rows
         }
@@ -495,7 +496,7 @@ class Coordinator:
             StreamChange(number, generation.shards, tuple(generation.barriers))
             for number, generation in enumerate(generations, 1)
         ]
-        return SharedStream(row.id, row.name, row.shards, tuple(changes))
+        return SharedStream(row.id, row.name, row.shards, tuple(changes), _has_order(row))
 
     def _tell_streams(self, group: _Coordinated) -> None:
         before = {stream.id for stream in group.streams}
@@ -605,6 +606,10 @@ class Coordinator:
         cursors = {Unit(stream, shard): offset for stream, shard, offset in assigned.cursors}
         self._busy_until = self._clock.monotonic() + _BUSY_SECONDS
         self._tell(group, OwnersChanged(assigned.generation, cursors))
+
+
+def _has_order(row: StreamRow) -> bool:
+    return bool(row.key) or row.cleanup != "delete"
 
 
 def _error(result: Outcomes | MainstemError) -> MainstemError | None:

@@ -6,6 +6,7 @@ the first member comes, so that the commits of an older coordinator are refused 
 happens in the coordinator's thread.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from mainstem.cluster.events import SharedStream, Subscription
 from mainstem.cluster.group import GroupOptions
 from mainstem.cluster.spread import Spread
 from mainstem.core.errors import Busy, Closed, Fenced, MainstemError
+from mainstem.core.events import Event
 from mainstem.core.identity import new_producer_id
 from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, SPREAD_LEASES_MAX
 from mainstem.log.batcher import Outcomes
@@ -25,6 +27,8 @@ from mainstem.log.ledger.base import Entry
 from mainstem.log.log import Log
 from mainstem.transport.port import Answer, Answered
 from mainstem.transport.sharing import Lease, LeaseGroupCall, Leases
+
+logger = logging.getLogger("mainstem.log")
 
 # Rows of the ledger that are looked at for one shard at a time.
 _ENTRIES: Final = 64
@@ -78,6 +82,8 @@ class SpreadGroup:
         self._spread = Spread(generation + 1)
         self._owned: set[Unit] = set()
         self._streams: tuple[SharedStream, ...] = ()
+        # Streams that members want and cannot have here; it was said.
+        self._left_out: set[int] = set()
         self._is_changing = False
         # Cursors that the ledger is being told, and those that it is to be told next, with who waits for them.
         self._committing = False
@@ -233,12 +239,13 @@ class SpreadGroup:
 
     def _wanted(self) -> list[Unit]:
         subscriptions = {member.subscription for member in self.members.values()}
-        return [
-            Unit(stream.id, shard)
-            for stream in self._streams
-            if any(wanted.wants(stream.name) for wanted in subscriptions)
-            for shard in range(stream.shards)
-        ]
+        streams = [stream for stream in self._streams if any(wanted.wants(stream.name) for wanted in subscriptions)]
+        for stream in streams:
+            if stream.has_order and stream.id not in self._left_out:
+                self._left_out.add(stream.id)
+                text = "a stream with a key is left out of a group that spreads: it is read whole, or not at all"
+                logger.warning(Event(text, group=self.name, stream=stream.name))
+        return [Unit(stream.id, shard) for stream in streams if not stream.has_order for shard in range(stream.shards)]
 
     def _take_shards(self) -> None:
         """Be the owner of all that members want."""

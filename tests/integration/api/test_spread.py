@@ -187,6 +187,20 @@ def test_a_pattern_and_more_shards(hub):
         assert numbers(take(consumer, 1)) == [40]
 
 
+def test_a_pattern_passes_over_streams_with_a_key(hub):
+    hub.streams.create("clicks-key-1", schema={"id": "int64"}, key="id")
+    fill(hub, "clicks-a", 20)
+    with hub.consumer(pattern="clicks-*", group="g", spread=True, start="earliest") as consumer:
+        assert numbers(take(consumer, 20)) == list(range(20))
+        hub.streams.create("clicks-key-2", schema={"id": "int64"}, key="id")
+        hub.streams.create("clicks-key-3", cleanup="compact")
+        with hub.producer() as producer:
+            producer.send("clicks-key-2", {"id": 1}).result(10)
+        fill(hub, "clicks-b", 20, first=20)
+        assert numbers(take(consumer, 20)) == list(range(20, 40))
+    assert cursors(hub, "g") == {("clicks-a", 0): 20, ("clicks-b", 0): 20}
+
+
 def test_what_was_trimmed_is_told(hub):
     fill(hub, "clicks", 30)
     with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
