@@ -9,6 +9,7 @@ import time
 import pytest
 
 import mainstem
+from mainstem.core.limits import LIST_BYTES_MAX
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import Answer
 from mainstem.transport.sharing import LeaseGroupCall
@@ -339,6 +340,16 @@ def test_what_is_not_committed_keeps_nobody_from_more_up_to_a_limit(hub):
         consumer.commit()
         assert cursors(hub, "g") == {("clicks", 0): 116}
         assert len(list(consumer)) == 4
+
+
+def test_reading_ends_where_the_group_is_told_in_several_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.log.group_report._SHARD_BYTES", LIST_BYTES_MAX // 2)  # two shards in each
+    with mainstem.open(tmp_path / "data") as hub:
+        fill(hub, "clicks", 50, shards=5)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
+            assert len(take(consumer, 50)) == 50
+            assert consumer.poll(20) is None
+            assert consumer._is_finished()
 
 
 @pytest.mark.parametrize("is_named", [True, False])
