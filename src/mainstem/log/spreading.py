@@ -120,7 +120,7 @@ class SpreadGroup:
         if member.is_committing:
             self._waiting.append((member, member.request))
         held = set(call.held)
-        for lease in self._spread.held_by(call.member):
+        for lease in tuple(self._spread.held_by(call.member).values()):
             if lease.number not in held:
                 self._spread.give_back(lease)
                 member.has_news = True
@@ -133,7 +133,7 @@ class SpreadGroup:
             return number in member.finished
         unit, low = moved
         self._moved[unit] = low
-        if all(lease.number != number for lease in self._spread.held_by(member.call.member)):
+        if number not in self._spread.held_by(member.call.member):
             member.finished.append(number)
         return True
 
@@ -202,7 +202,8 @@ class SpreadGroup:
         return member.answered is not None and len(self._spread.held_by(id_)) < wanted
 
     def _answer(self, id_: int, member: SpreadMember) -> None:
-        leases = tuple(Lease(lease.number, *lease.unit, lease.first, lease.end) for lease in self._spread.held_by(id_))
+        held = self._spread.held_by(id_).values()
+        leases = tuple(Lease(lease.number, *lease.unit, lease.first, lease.end) for lease in held)
         others = any(self._spread.held_by(other) for other in self.members if other != id_)
         options = self._options
         found = Leases(leases, member.lost, others, options.heartbeat, options.session_timeout)

@@ -1,5 +1,7 @@
 """Spreading a shard: every offset is done once, whoever dies on the way, and the cursor never skips one."""
 
+import timeit
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -120,3 +122,27 @@ def test_what_is_ahead_is_bounded():
     assert stuck is not None
     assert spread.advance(1, stuck.number, stuck.end) == (UNITS[0], 10)
     assert spread.room(UNITS[0]) == 100
+
+
+def seconds_to_serve_one(count):
+    """One of so many members asks for a lease, and gives it back."""
+    spread = Spread(1, lease_bytes=1)
+    units = [Unit(1, shard) for shard in range(count)]
+    for unit in units:
+        spread.open(unit, 0)
+    for member in range(count - 1):
+        spread.extend(units[member], [(0, 1, 10)])
+        assert spread.lease(member) is not None
+    spread.extend(units[-1], [(0, 1, 10)])
+
+    def serve() -> None:
+        lease = spread.lease(count)
+        assert lease is not None
+        assert list(spread.held_by(count)) == [lease.number]
+        spread.give_back(lease)
+
+    return min(timeit.repeat(serve, number=20, repeat=5))
+
+
+def test_members_and_shards_that_have_nothing_to_do_with_it_cost_nothing():
+    assert seconds_to_serve_one(4_000) < 20 * seconds_to_serve_one(10)
