@@ -51,7 +51,7 @@ from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.flush import Assigned, GroupCursors, Outcome, Position, Rejected, TransactionCommitted
 from mainstem.log.group_report import GroupReports, Owners
 from mainstem.log.groups import KnownGroup
-from mainstem.log.ledger.base import StreamRow
+from mainstem.log.ledger.base import ShardKey, StreamRow
 from mainstem.log.log import Log
 from mainstem.log.spreading import SpreadGroup, starts_of
 from mainstem.log.transactions import Writer
@@ -133,8 +133,9 @@ class Coordinator:
         self._rows: list[tuple[int, int, bool]] = []
         self._shared: dict[int, SharedStream] = {}
         self._busy_until = 0.0
-        # Members that spread are about to be served.
+        # Members that spread are about to be served, because of these shards.
         self._is_serving = False
+        self._grown: deque[ShardKey] = deque()
         self._look_at = 0.0
         log.batcher.add_listener(self._on_flush)
 
@@ -422,14 +423,19 @@ class Coordinator:
 
     def _on_flush(self, notice: FlushNotice) -> None:
         """In the thread that commits: members may wait for what was written."""
-        if self._spreads and notice.ends and not self._is_serving:
-            self._is_serving = True
-            self._post_quietly(self._serve)
+        if self._spreads and notice.ends:
+            self._grown.extend(notice.ends)
+            if not self._is_serving:
+                self._is_serving = True
+                self._post_quietly(self._serve)
 
     def _serve(self) -> None:
         self._is_serving = False
+        grown = set()
+        while self._grown:
+            grown.add(self._grown.popleft())
         for spread in self._spreads.values():
-            spread.serve()
+            spread.grow(grown)
 
     def _join(self, group: _Coordinated, call: JoinGroupCall) -> None:
         if len(group.machine.members) >= GROUP_MEMBERS_MAX and call.member not in group.machine.members:

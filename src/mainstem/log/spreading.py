@@ -81,6 +81,8 @@ class SpreadGroup:
         # Numbers of leases are those of the generation that begins now.
         self._spread = Spread(generation + 1)
         self._owned: set[Unit] = set()
+        # Those in which there may be something that is not planned.
+        self._grown: set[Unit] = set()
         self._streams: tuple[SharedStream, ...] = ()
         # Streams that members want and cannot have here; it was said.
         self._left_out: set[int] = set()
@@ -156,6 +158,13 @@ class SpreadGroup:
             self.leave(id_)
         self.serve()
 
+    def grow(self, units: Iterable[tuple[int, int]]) -> None:
+        """Something was written or trimmed, here and elsewhere."""
+        found = self._owned.intersection(Unit(*unit) for unit in units)
+        if found:
+            self._grown |= found
+            self.serve()
+
     def refuse(self, error: MainstemError) -> None:
         """Answer everybody with an error."""
         for member in self.members.values():
@@ -213,7 +222,7 @@ class SpreadGroup:
 
     def _plan(self) -> None:
         """Have the ranges that follow what is planned cut up, as far as there is room."""
-        for unit in self._owned:
+        for unit in tuple(self._grown):
             while self._spread.room(unit) > 0:
                 at = self._spread.next_offset(unit)
                 shard = self._log.ledger.load_shard(*unit)
@@ -223,6 +232,7 @@ class SpreadGroup:
                 if not entries:
                     if at < shard.start:  # nothing is left of it
                         self._spread.extend(unit, [(at, shard.start, 0)])
+                    self._grown.discard(unit)
                     break
                 self._spread.extend(unit, _ranges(entries, at))
 
@@ -233,7 +243,7 @@ class SpreadGroup:
         self._streams = tuple(streams)
         there = {Unit(stream.id, shard) for stream in self._streams for shard in range(stream.shards)}
         for unit in self._owned - there:
-            self._spread.close(unit)
+            self._close(unit)
             self._moved.pop(unit, None)
         self._owned &= there
         self._take_shards()
@@ -290,14 +300,19 @@ class SpreadGroup:
                 self._owned.add(unit)
             else:
                 self._owned.discard(unit)
-                self._spread.close(unit)
+                self._close(unit)
         for stream, shard, offset in outcome.cursors:
             self._spread.open(Unit(stream, shard), offset)
+            self._grown.add(Unit(stream, shard))
         if self.members:
             self._take_shards()
         else:
             self._let_go()
         self.serve()
+
+    def _close(self, unit: Unit) -> None:
+        self._spread.close(unit)
+        self._grown.discard(unit)
 
     def _commit(self) -> None:
         """Have the ledger note the group's cursors. One commit at a time: what moves meanwhile is gathered."""

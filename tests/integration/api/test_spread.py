@@ -9,6 +9,8 @@ import time
 import pytest
 
 import mainstem
+from mainstem.cluster.assignment import Unit
+from mainstem.cluster.spread import Spread
 from mainstem.core.limits import LIST_BYTES_MAX
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import Answer
@@ -340,6 +342,27 @@ def test_what_is_not_committed_keeps_nobody_from_more_up_to_a_limit(hub):
         consumer.commit()
         assert cursors(hub, "g") == {("clicks", 0): 116}
         assert len(list(consumer)) == 4
+
+
+def test_what_is_written_elsewhere_costs_an_idle_member_nothing(tmp_path, monkeypatch):
+    with mainstem.open(tmp_path / "data") as hub:
+        fill(hub, "clicks", 50, shards=5)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer:
+            take(consumer, 50)
+            assert consumer.poll(0.2) is None
+            looked: list[Unit] = []
+            look = Spread.next_offset
+
+            def noted(spread: Spread, unit: Unit) -> int:
+                looked.append(unit)
+                return look(spread, unit)
+
+            monkeypatch.setattr(Spread, "next_offset", noted)
+            fill(hub, "other", 50)
+            assert not looked
+            fill(hub, "clicks", 10, first=50, shards=5)
+            assert len(take(consumer, 10)) == 10
+            assert {unit.shard for unit in looked} == {0}
 
 
 def test_reading_ends_where_the_group_is_told_in_several_answers(tmp_path, monkeypatch):
