@@ -6,7 +6,8 @@ and the group's cursor in a shard is where everything before it is done, whoever
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from operator import length_hint
 from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
@@ -16,11 +17,11 @@ from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsu
 from mainstem.consume.part import Part, Restored
 from mainstem.consume.places import Start
 from mainstem.consume.record import RecordBatch
-from mainstem.consume.several import ReadOptions, list_streams, names_wanted
+from mainstem.consume.several import ReadOptions, list_streams
 from mainstem.core.cursor import Cursors
 from mainstem.core.errors import Fenced, InvalidRequest, StreamDeleted, UnknownStream
 from mainstem.core.limits import SPREAD_LEASES_MAX
-from mainstem.transport.port import Port
+from mainstem.transport.port import Port, StreamInfo
 from mainstem.transport.sharing import CommitCursorsCall, Lease
 
 # Leases that are being read at a time: one, and those that are on their way meanwhile.
@@ -51,9 +52,10 @@ class SpreadConsumer(MemberConsumer[_Lane]):
 
     As a GroupConsumer, but for this: members do not own shards, so there may be more members than shards, and a shard
     is read as fast as all of them together can; records of a shard, and of a key, are read by several at a time, in no
-    order. With `commit="manual"`, 16 ranges may be read and not committed; then nothing more comes, and who does
-    not follow hears InvalidRequest. Fenced by `commit` says that something was given to others meanwhile; they read it
-    again. A transaction cannot move the cursor of such a group.
+    order. What a member has that asks for no record for 30 s is given to others. With `commit="manual"`, 16 ranges may
+    be read and not committed; then nothing more comes, and who does not follow hears InvalidRequest. Fenced by `commit`
+    says that something was given to others meanwhile; they read it again. A transaction cannot move the cursor of such
+    a group.
     """
 
     def __init__(
@@ -70,7 +72,10 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         wanted = Wanted(frozenset(streams), pattern)
         # Lanes that nobody needs now, by stream.
         self._free: defaultdict[int, list[_Lane]] = defaultdict(list)
-        names = streams or tuple(names_wanted(port, wanted))
+        # A pattern passes over streams that cannot be spread, as the coordinator does; who names one is told.
+        names = streams or [
+            info.name for info in list_streams(port) if wanted.wants(info.name) and not _has_order(info)
+        ]
         parts = [self._new_lane(name) for name in names]
         # Streams that are read by their names; and where reading ends if it does not follow.
         self._named = {part.stream.id: part.stream.name for part in parts if streams}
@@ -86,6 +91,8 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         # By lease, how far it is done.
         self._done: dict[int, int] = {}
         self._is_lost = False
+        # How often it was looked what there is to read.
+        self._looks = 0
         self._member: Lessee = Lessee(
             port, Wishes(group, streams, pattern, starts), self, wanted=_LEASES, patient=options.follow
         )
@@ -93,7 +100,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
 
     def _new_lane(self, name: str) -> _Lane:
         lane = _Lane(self._port, name, self._options)
-        if lane.stream.key or lane.stream.cleanup != "delete":
+        if _has_order(lane.stream):
             raise InvalidRequest(
                 f"stream {name!r} has a key: its records are in order only where shards are read whole; "
                 "leave out spread=True"
@@ -103,6 +110,10 @@ class SpreadConsumer(MemberConsumer[_Lane]):
     def read_bytes(self) -> Mapping[Unit, int]:
         """Nobody asks how fast it reads. Any thread."""
         return {}
+
+    def place(self) -> Hashable:
+        """Something that is another when the next record was asked for since. Any thread."""
+        return self._looks, length_hint(self._records)
 
     # Positions.
 
@@ -188,11 +199,15 @@ class SpreadConsumer(MemberConsumer[_Lane]):
             self._note_done()
 
     def _hear_news(self) -> None:
+        self._looks += 1
         leases = self._member.leases()
         for number in self._member.taken_lost():
             lane = self._reading.get(number)
-            if lane is None or self._position(lane) > self._done.get(number, 0):
-                self._is_lost = True
+            if lane is None:
+                self._is_lost |= number in self._done
+            else:
+                assert lane.lease is not None
+                self._is_lost |= self._position(lane) > self._done.get(number, lane.lease.first)
         for number in [number for number in self._reading if number not in leases]:
             self._let_go(number)
         for number, lease in leases.items():
@@ -210,7 +225,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         for info in list_streams(self._port):
             if info.id == stream:
                 try:
-                    return self._new_lane(info.name)
+                    return _Lane(self._port, info.name, self._options)
                 except UnknownStream:
                     break
         return None  # it was deleted, of which the coordinator will hear
@@ -292,3 +307,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
             self._drop_current()
             assert lane.lease is not None
             lane.hold(lane.lease.shard, first)
+
+
+def _has_order(stream: StreamInfo) -> bool:
+    return bool(stream.key) or stream.cleanup != "delete"

@@ -51,7 +51,7 @@ from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.flush import Assigned, GroupCursors, Outcome, Position, Rejected, TransactionCommitted
 from mainstem.log.group_report import GroupReports, Owners
 from mainstem.log.groups import KnownGroup
-from mainstem.log.ledger.base import StreamRow
+from mainstem.log.ledger.base import ShardKey, StreamRow
 from mainstem.log.log import Log
 from mainstem.log.spreading import SpreadGroup, starts_of
 from mainstem.log.transactions import Writer
@@ -129,11 +129,12 @@ class Coordinator:
         # The thread's own from here on.
         self._groups: dict[str, _Coordinated] = {}
         self._spreads: dict[str, SpreadGroup] = {}
-        self._rows: list[tuple[int, int]] = []
+        self._rows: list[tuple[int, int, bool]] = []
         self._shared: dict[int, SharedStream] = {}
         self._busy_until = 0.0
-        # Members that spread are about to be served.
+        # Members that spread are about to be served, because of these shards.
         self._is_serving = False
+        self._grown: deque[ShardKey] = deque()
         self._look_at = 0.0
         log.batcher.add_listener(self._on_flush)
 
@@ -422,14 +423,19 @@ class Coordinator:
 
     def _on_flush(self, notice: FlushNotice) -> None:
         """In the thread that commits: members may wait for what was written."""
-        if self._spreads and notice.ends and not self._is_serving:
-            self._is_serving = True
-            self._post_quietly(self._serve)
+        if self._spreads and notice.ends:
+            self._grown.extend(notice.ends)
+            if not self._is_serving:
+                self._is_serving = True
+                self._post_quietly(self._serve)
 
     def _serve(self) -> None:
         self._is_serving = False
+        grown = set()
+        while self._grown:
+            grown.add(self._grown.popleft())
         for spread in self._spreads.values():
-            spread.serve()
+            spread.grow(grown)
 
     def _join(self, group: _Coordinated, call: JoinGroupCall) -> None:
         if len(group.machine.members) >= GROUP_MEMBERS_MAX and call.member not in group.machine.members:
@@ -472,14 +478,15 @@ class Coordinator:
     def _look_at_streams(self) -> None:
         """Tell the machines if there are other streams than before, or more shards."""
         rows = [row for row in self._log.ledger.list_streams() if not row.deleted_us]
-        now = [(row.id, row.shards) for row in rows]
+        now = [(row.id, row.shards, _has_order(row)) for row in rows]
         if now == self._rows:
             return
         self._rows = now
         known = self._shared
         self._shared = {
             row.id: shared
-            if (shared := known.get(row.id)) is not None and shared.shards == row.shards
+            if (shared := known.get(row.id)) is not None
+            and (shared.shards, shared.has_order) == (row.shards, _has_order(row))
             else self._as_shared(row)
             for row in rows
         }
@@ -494,7 +501,7 @@ class Coordinator:
             StreamChange(number, generation.shards, tuple(generation.barriers))
             for number, generation in enumerate(generations, 1)
         ]
-        return SharedStream(row.id, row.name, row.shards, tuple(changes))
+        return SharedStream(row.id, row.name, row.shards, tuple(changes), _has_order(row))
 
     def _tell_streams(self, group: _Coordinated) -> None:
         before = {stream.id for stream in group.streams}
@@ -625,6 +632,10 @@ class Coordinator:
 def _is_known(stream: int, starts: Iterable[Mapping[int, tuple[int, ...]]]) -> bool:
     """Whether all who want a stream knew it when they joined."""
     return all(stream in known for known in starts)
+
+
+def _has_order(row: StreamRow) -> bool:
+    return bool(row.key) or row.cleanup != "delete"
 
 
 def _error(result: Outcomes | MainstemError) -> MainstemError | None:

@@ -9,6 +9,9 @@ import time
 import pytest
 
 import mainstem
+from mainstem.cluster.assignment import Unit
+from mainstem.cluster.spread import Spread
+from mainstem.core.limits import LIST_BYTES_MAX
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import Answer
 from mainstem.transport.sharing import LeaseGroupCall
@@ -133,6 +136,23 @@ def test_commits_by_hand(hub):
     assert cursors(hub, "g") == {("clicks", 0): 4}
 
 
+def test_a_commit_that_nobody_answers_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.consume.spread_consumer.COMMIT_SECONDS", 0.3)
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        fill(hub, "clicks", 10)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest", commit="manual") as consumer:
+            take(consumer, 4)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(mainstem.DeadlineExceeded, match="not known"):
+                    consumer.commit()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            monkeypatch.setattr("mainstem.consume.spread_consumer.COMMIT_SECONDS", 20.0)
+            consumer.commit()
+            assert cursors(hub, "g") == {("clicks", 0): 4}
+
+
 def test_what_cannot_be(hub):
     hub.streams.create("keyed", schema={"id": "int64"}, key="id")
     with pytest.raises(mainstem.InvalidRequest, match="has a key"):
@@ -168,6 +188,20 @@ def test_a_pattern_and_more_shards(hub):
         with hub.producer() as producer:
             producer.send("clicks-a", b"40", shard=2).result(10)
         assert numbers(take(consumer, 1)) == [40]
+
+
+def test_a_pattern_passes_over_streams_with_a_key(hub):
+    hub.streams.create("clicks-key-1", schema={"id": "int64"}, key="id")
+    fill(hub, "clicks-a", 20)
+    with hub.consumer(pattern="clicks-*", group="g", spread=True, start="earliest") as consumer:
+        assert numbers(take(consumer, 20)) == list(range(20))
+        hub.streams.create("clicks-key-2", schema={"id": "int64"}, key="id")
+        hub.streams.create("clicks-key-3", cleanup="compact")
+        with hub.producer() as producer:
+            producer.send("clicks-key-2", {"id": 1}).result(10)
+        fill(hub, "clicks-b", 20, first=20)
+        assert numbers(take(consumer, 20)) == list(range(20, 40))
+    assert cursors(hub, "g") == {("clicks-a", 0): 20, ("clicks-b", 0): 20}
 
 
 def test_what_was_trimmed_is_told(hub):
@@ -218,6 +252,33 @@ def test_what_a_member_has_that_lives_is_left_to_it(quick_hub):
             assert list(consumer) == []
         assert time.monotonic() > began + 1.0  # the session timeout
         assert len(take(other, 99)) == 99
+
+
+def test_what_a_member_has_that_hangs_is_given_to_others(quick_hub):
+    """Its beats go on; nobody waits for it for ever, and it goes on when it comes back."""
+    fill(quick_hub, "clicks", 100)
+    options = {"group": "g", "spread": True, "start": "earliest", "commit": "manual"}
+    with quick_hub.consumer("clicks", **options) as hung:
+        take(hung, 5)
+        before = hung.place()
+        take(hung, 1)
+        assert hung.place() != before  # every record counts
+        hung.commit()
+        with quick_hub.consumer("clicks", **options) as other:
+            hung._member.still_seconds = 0.5
+            assert numbers(take(other, 94)) == list(range(6, 100))
+            other.commit()
+        hung._member.still_seconds = 30.0
+        hung.commit()  # it had committed all that it had read
+        fill(quick_hub, "clicks", 10, first=100)
+        assert numbers(take(hung, 10)) == list(range(100, 110))
+        with quick_hub.consumer("clicks", **options) as other:
+            hung._member.still_seconds = 0.5
+            assert numbers(take(other, 10)) == list(range(100, 110))
+            with pytest.raises(mainstem.Fenced):
+                hung.commit()
+            other.commit()
+    assert cursors(quick_hub, "g") == {("clicks", 0): 110}
 
 
 @pytest.mark.slow("members in processes of their own, one of which is killed and one stopped for a while")
@@ -281,6 +342,37 @@ def test_what_is_not_committed_keeps_nobody_from_more_up_to_a_limit(hub):
         consumer.commit()
         assert cursors(hub, "g") == {("clicks", 0): 116}
         assert len(list(consumer)) == 4
+
+
+def test_what_is_written_elsewhere_costs_an_idle_member_nothing(tmp_path, monkeypatch):
+    with mainstem.open(tmp_path / "data") as hub:
+        fill(hub, "clicks", 50, shards=5)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer:
+            take(consumer, 50)
+            assert consumer.poll(0.2) is None
+            looked: list[Unit] = []
+            look = Spread.next_offset
+
+            def noted(spread: Spread, unit: Unit) -> int:
+                looked.append(unit)
+                return look(spread, unit)
+
+            monkeypatch.setattr(Spread, "next_offset", noted)
+            fill(hub, "other", 50)
+            assert not looked
+            fill(hub, "clicks", 10, first=50, shards=5)
+            assert len(take(consumer, 10)) == 10
+            assert {unit.shard for unit in looked} == {0}
+
+
+def test_reading_ends_where_the_group_is_told_in_several_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.log.group_report._SHARD_BYTES", LIST_BYTES_MAX // 2)  # two shards in each
+    with mainstem.open(tmp_path / "data") as hub:
+        fill(hub, "clicks", 50, shards=5)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
+            assert len(take(consumer, 50)) == 50
+            assert consumer.poll(20) is None
+            assert consumer._is_finished()
 
 
 @pytest.mark.parametrize("is_named", [True, False])
