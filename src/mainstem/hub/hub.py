@@ -448,8 +448,8 @@ class Hub:
         """Writes to several streams, and cursors of several groups, that become visible together or not at all:
 
             with hub.transaction() as tx:
-                tx.send("totals", {...})
                 tx.advance(consumer)
+                tx.send("totals", {...})
 
         It ends by itself `timeout` after its first write. `writer` is a name: a hub that writes under it later fences
         this one, whose transactions are then refused.
