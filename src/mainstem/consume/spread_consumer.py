@@ -110,7 +110,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it has to read now."""
         found: dict[tuple[str, int], int] = {}
-        for lane in tuple(self._reading.values()):
+        for lane in () if self._closed else tuple(self._reading.values()):
             assert lane.lease is not None
             place, at = (lane.stream.name, lane.lease.shard), self._position(lane)
             found[place] = min(found.get(place, at), at)
@@ -264,6 +264,8 @@ class SpreadConsumer(MemberConsumer[_Lane]):
 
     def _left(self) -> frozenset[Unit]:
         """Where the group has not come to the end yet."""
+        if not self._ends:
+            return frozenset()
         at = {(shard.stream_id, shard.shard): shard.offset for shard in self._group_shards()}
         if not at.keys() >= self._ends.keys():
             self._forget_deleted()

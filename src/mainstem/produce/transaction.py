@@ -217,7 +217,9 @@ class Transaction:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not 0 < seconds <= TRANSACTION_SECONDS_MAX:
-            raise InvalidSetting(f"a transaction may last up to {TRANSACTION_SECONDS_MAX} seconds, not {seconds:g}")
+            raise InvalidSetting(
+                f"a transaction may last more than 0 and up to {TRANSACTION_SECONDS_MAX} seconds, not {seconds:g}"
+            )
         port.check_usable()
         port.check_writable()
         self.id = secrets.randbits(62) + 1
