@@ -301,7 +301,7 @@ class GroupConsumer(MemberConsumer[Part]):
         self._hear_news()
         self._tell_lost()
         if self._deleted is not None:
-            raise StreamDeleted(f"stream {self._deleted!r} was deleted")
+            raise StreamDeleted(f"stream {self._deleted!r} was deleted; open a consumer of the others, or of a new one")
         if self._is_auto and self._flight is None:
             self._commit_soon()
 

@@ -277,7 +277,8 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         for unit in [unit for unit in self._ends if unit[0] not in there]:
             del self._ends[unit]
             if unit[0] in self._named:
-                raise StreamDeleted(f"stream {self._named.pop(unit[0])!r} was deleted")
+                name = self._named.pop(unit[0])
+                raise StreamDeleted(f"stream {name!r} was deleted; open a consumer of the others, or of a new one")
 
     def _commit_last(self, *, is_clean: bool) -> None:
         if not is_clean:
