@@ -12,6 +12,7 @@ from mainstem.aio.bridge import Bridge
 from mainstem.aio.consumer import Alone
 from mainstem.aio.looks import Looks
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
+from mainstem.consume.reading import check_timeout
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
@@ -62,6 +63,7 @@ class _Shared(Generic[Core]):
 
     async def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
         """The next batch, as `poll` does for records."""
+        check_timeout(timeout)
         with self._alone:
             return await self._looks.take(timeout)
 

@@ -143,7 +143,10 @@ def _place(text: str) -> Any:
             match = _PLACE.fullmatch(part.strip())
             if match is None:
                 raise UsageProblem(f"--to {part}: offsets are given as STREAM:SHARD=OFFSET")
-            places[match[1], int(match[2])] = int(match[3])
+            place = match[1], int(match[2])
+            if place in places:
+                raise UsageProblem(f"--to {part}: shard {place[1]} of {place[0]} has an offset already")
+            places[place] = int(match[3])
         return places
     found: datetime = parse_time("--to", text, "earliest, latest, offsets")
     return found

@@ -27,6 +27,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UndecodedRecords,
 )
+from mainstem.core.kinds import render_duration
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB, WINDOW_US_MAX, WINDOW_US_MIN
 from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
@@ -104,7 +105,8 @@ class Consumer(Reading):
         if where is not None and not where.strip():
             raise InvalidPredicate("where is empty; leave it out, or give None, to get every record")
         if ordering_window_us and not WINDOW_US_MIN <= ordering_window_us <= WINDOW_US_MAX:
-            raise InvalidSetting("ordering_window must be between 1 minute and 10 years")
+            shown = render_duration(ordering_window_us / 1_000_000)
+            raise InvalidSetting(f"ordering_window must be between 1 minute and 10 years, not {shown!r}")
         super().__init__()
         port.check_usable()
         self._port = port

@@ -18,7 +18,7 @@ from mainstem.cluster.events import Subscription as Wanted
 from mainstem.consume.member import Member, News, Unit, Wishes
 from mainstem.consume.member_consumer import ABANDON_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
-from mainstem.consume.places import Start
+from mainstem.consume.places import Start, check_places
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import ReadOptions, list_streams, names_wanted
 from mainstem.core.cursor import Cursors
@@ -90,6 +90,8 @@ class GroupConsumer(MemberConsumer[Part]):
         # Whether it is to be looked which streams are still there; and one that is read by its name and is not.
         self._may_be_deleted = False
         self._deleted: str | None = None
+        # Names of those that a pattern found, and that are gone.
+        self._gone: set[str] = set()
         self._flight: _Flight | None = None
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
@@ -117,12 +119,14 @@ class GroupConsumer(MemberConsumer[Part]):
     @property
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it holds now."""
+        if self._closed:
+            return {}
         return {(self._lanes[unit[0]].stream.name, unit[1]): self._position(unit) for unit in self._committed}
 
     def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
         """Move the group's cursor behind what was yielded; with `positions`, which this consumer had before, only up to
         there. Fenced if a shard of it was lost to another member: then nothing was committed; what is still held can
-        be, by another call.
+        be, by another call. InvalidCursor if there is no such place, or it was not read yet.
 
         Who keeps what it reads, and writes it down now and then, notes `positions` when it has gathered enough, and
         commits them when that is written.
@@ -132,15 +136,31 @@ class GroupConsumer(MemberConsumer[Part]):
         self._commit_all(None if positions is None else self._places(positions))
 
     def _places(self, positions: Mapping[tuple[str, int], int]) -> dict[Unit, int]:
+        check_places(positions)
         ids = {part.stream.name: id_ for id_, part in self._lanes.items()}
-        places = {(ids.get(stream, -1), shard): at for (stream, shard), at in positions.items()}
-        for (stream, shard), unit in zip(positions, places, strict=True):
-            if unit in self._committed and places[unit] > self._position(unit):
+        places: dict[Unit, int] = {}
+        for (stream, shard), at in positions.items():
+            if stream in self._gone:
+                continue
+            if stream not in ids:
                 raise InvalidCursor(
-                    f"offset {places[unit]} of shard {shard} of {stream!r} was not read yet: this consumer stands at "
+                    f"this consumer does not read {stream!r}; it reads {', '.join(ids) or 'nothing yet'}"
+                )
+            unit = ids[stream], shard
+            self._check_place(unit, stream, at)
+            places[unit] = at
+        return places
+
+    def _check_place(self, unit: Unit, stream: str, at: int) -> None:
+        shard, part = unit[1], self._lanes[unit[0]]
+        if unit in self._committed:
+            if at > self._position(unit):
+                raise InvalidCursor(
+                    f"offset {at} of shard {shard} of {stream!r} was not read yet: this consumer stands at "
                     f"{self._position(unit)}"
                 )
-        return places
+        elif shard >= part.stream.shards:
+            raise InvalidCursor(f"stream {stream!r} has no shard {shard}; it has 0 to {part.stream.shards - 1}")
 
     def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
@@ -243,7 +263,7 @@ class GroupConsumer(MemberConsumer[Part]):
         if self._lost:
             lost, self._lost = self._lost, []
             named = ", ".join(f"shard {shard} of stream {self._name(stream)!r}" for stream, shard in lost[:3])
-            more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
+            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
             raise Fenced(
                 f"{named}{more}: lost to another member of group {self.group!r} before what was read was committed; "
                 "it is read again there. This consumer goes on with what it has"
@@ -307,7 +327,7 @@ class GroupConsumer(MemberConsumer[Part]):
         self._hear_news()
         self._tell_lost()
         if self._deleted is not None:
-            raise StreamDeleted(f"stream {self._deleted!r} was deleted")
+            raise StreamDeleted(f"stream {self._deleted!r} was deleted; open a consumer of the others, or of a new one")
         if self._is_auto and self._flight is None:
             self._commit_soon()
 
@@ -447,6 +467,7 @@ class GroupConsumer(MemberConsumer[Part]):
         if stream in self._lanes:
             self._lanes[stream].hold(shard, offset)
             self._committed[unit] = offset
+            self._gone.discard(self._lanes[stream].stream.name)
 
     def _find_part(self, stream: int) -> None:
         """A stream that came after this consumer and fits its pattern."""
@@ -499,13 +520,17 @@ class GroupConsumer(MemberConsumer[Part]):
             if self._names:
                 self._deleted = part.stream.name
             else:
+                self._gone.add(part.stream.name)
                 self._remove(part)
 
     # The end.
 
     def _is_finished(self) -> bool:
-        if self._options.follow or not self._news_seen[1]:
+        if self._options.follow:
             return False
+        if not self._news_seen[1]:
+            # Whose pattern has found nothing need not be a member to know that there is nothing to read.
+            return not self._lanes
         if any(part.waits_at_barrier for part in self._turns):
             # Only a commit takes the group over it, and who asks for the next record may not have made it.
             return not self._is_auto

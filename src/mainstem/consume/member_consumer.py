@@ -1,8 +1,8 @@
 """What the consumers of a group have in common, whether shards are read whole or spread."""
 
 from abc import abstractmethod
-from collections.abc import Hashable
-from typing import Final, Literal, Self
+from collections.abc import Hashable, Mapping
+from typing import ClassVar, Final, Literal, Self
 
 from mainstem.consume.member import Member
 from mainstem.consume.several import Lane, ReadOptions, Several
@@ -24,6 +24,12 @@ class MemberConsumer(Several[Lane]):
     """Reads its share of one or several streams. One thread."""
 
     _member: Member
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "seek": "rewind() goes back to what was committed; hub.groups.reset sets a group elsewhere that has no members",
+        "seek_shard": "hub.groups.reset sets a group elsewhere that has no members",
+        "cursor": "the log keeps that of the group; positions says where this member would go on",
+        "watermark": "it is of a consumer without a group, opened with ordering_window=...",
+    }
 
     def __init__(self, port: Port, group: str, options: ReadOptions, commit: Commit) -> None:
         check_group_name(group)
@@ -90,6 +96,11 @@ class MemberConsumer(Several[Lane]):
         finally:
             self._end()
             self._member.leave(wait=not is_away)
+
+    def _end(self) -> None:
+        super()._end()
+        # What was not yielded is read by others.
+        self._drop_current()
 
     @abstractmethod
     def _commit_last(self, *, is_clean: bool) -> None:

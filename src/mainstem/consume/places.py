@@ -1,6 +1,6 @@
 """Where to begin to read a stream: an end of it, a time, or a cursor from before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from mainstem.core.cursor import Cursor
@@ -67,3 +67,14 @@ def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:
                 f"{offset - 1} are not in this log any more: it was restored from a backup that ends before them. What "
                 f"is there now at {kept} and after is other. Go on at {kept}, at the earliest or at the latest record"
             )
+
+
+def check_places(places: object) -> None:
+    """InvalidCursor if these are no offsets by stream and shard."""
+    if not isinstance(places, Mapping):
+        raise InvalidCursor(f"positions are offsets by stream and shard, such as {{('orders', 0): 5}}, not {places!r}")
+    for place, offset in places.items():
+        match place:
+            case (str(), int(shard)) if shard >= 0 and type(offset) is int and 0 <= offset < 1 << 63:
+                continue
+        raise InvalidCursor(f"{place!r}: {offset!r} is no offset by stream and shard, such as ('orders', 0): 5")

@@ -121,7 +121,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it has to read now."""
         found: dict[tuple[str, int], int] = {}
-        for lane in tuple(self._reading.values()):
+        for lane in () if self._closed else tuple(self._reading.values()):
             assert lane.lease is not None
             place, at = (lane.stream.name, lane.lease.shard), self._position(lane)
             found[place] = min(found.get(place, at), at)
@@ -279,6 +279,8 @@ class SpreadConsumer(MemberConsumer[_Lane]):
 
     def _left(self) -> frozenset[Unit]:
         """Where the group has not come to the end yet."""
+        if not self._ends:
+            return frozenset()
         at = {(shard.stream_id, shard.shard): shard.offset for shard in self._group_shards()}
         if not at.keys() >= self._ends.keys():
             self._forget_deleted()
@@ -290,7 +292,8 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         for unit in [unit for unit in self._ends if unit[0] not in there]:
             del self._ends[unit]
             if unit[0] in self._named:
-                raise StreamDeleted(f"stream {self._named.pop(unit[0])!r} was deleted")
+                name = self._named.pop(unit[0])
+                raise StreamDeleted(f"stream {name!r} was deleted; open a consumer of the others, or of a new one")
 
     def _commit_last(self, *, is_clean: bool) -> None:
         if not is_clean:

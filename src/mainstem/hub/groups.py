@@ -7,7 +7,7 @@ import msgspec
 
 from mainstem.consume.places import Start, offsets_at
 from mainstem.core.cursor import Cursor, Cursors
-from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.core.errors import GroupBusy, InvalidCursor, InvalidSetting
 from mainstem.core.names import check_group_name
 from mainstem.transport.port import GetStreamCall, Port, StreamInfo
 from mainstem.transport.sharing import (
@@ -76,7 +76,12 @@ class Groups:
         is now: one that was created again, or whose log was restored from before it. `streams`: only these of its
         streams. The group must have no members: GroupBusy if it has.
         """
+        if type(dry_run) is not bool:
+            raise InvalidSetting(f"dry_run must be True or False, not {dry_run!r}")
         info = self.get(name)
+        if info.member_count and not dry_run:
+            # Also if they have only just joined, and the group reads nothing yet that could be set.
+            raise GroupBusy(f"group {name!r} has members; stop them first")
         standing = {(shard.stream, shard.shard): shard.offset for shard in info.shards}
         changes: list[ShardReset] = []
         places: list[tuple[int, int, int]] = []

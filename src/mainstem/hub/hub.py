@@ -409,6 +409,8 @@ class Hub:
         GroupConsumer. With `spread` its members share every shard batch by batch, where order does not matter: see
         SpreadConsumer.
         """
+        if type(spread) is not bool:
+            raise InvalidSetting(f"spread must be True or False, not {spread!r}")
         if spread and group is None:
             raise InvalidSetting("spread=True shares shards among the members of a group: say which, group=...")
         is_several = pattern is not None or isinstance(stream, list | tuple)
@@ -428,6 +430,8 @@ class Hub:
             several = SeveralConsumer(self._port, checked_streams(stream, pattern), pattern, start, options)
             self._open.add(several)
             return several
+        if stream is None:
+            raise InvalidSetting("give the name of a stream, several names, or a pattern")
         if isinstance(start, Cursors):
             raise InvalidSetting("start: these are the cursors of several streams, and this is one")
         consumer = Consumer(
@@ -448,8 +452,8 @@ class Hub:
         """Writes to several streams, and cursors of several groups, that become visible together or not at all:
 
             with hub.transaction() as tx:
-                tx.send("totals", {...})
                 tx.advance(consumer)
+                tx.send("totals", {...})
 
         It ends by itself `timeout` after its first write. `writer` is a name: a hub that writes under it later fences
         this one, whose transactions are then refused.

@@ -76,6 +76,8 @@ T = TypeVar("T")
 
 # How often machines are told the time: a while after something happened, and when all is quiet.
 _TICK_SECONDS: Final = 0.05
+# How long who asks for a group waits that is about to begin; one that finds no stream does not.
+_BEGIN_SECONDS: Final = 1.0
 _BUSY_SECONDS: Final = 1.0
 # After a look at all groups, for their trends and advice, a rest of this many times as long.
 _LOOK_REST: Final = 20
@@ -200,7 +202,10 @@ class Coordinator:
             case ListGroupsCall():
                 return self._reports.list(call.after, self._known_owners())
             case GetGroupCall():
-                return self._reports.get(call.name, call.after, self._known_owners().get(call.name))
+                owners = self._known_owners().get(call.name)
+                if owners is not None and owners.members:
+                    self._await_row(call.name)
+                return self._reports.get(call.name, call.after, owners)
             case ResetGroupCall():
                 self._void(call.name)
                 self._log.groups.reset(call.name, call.offsets)
@@ -245,14 +250,24 @@ class Coordinator:
             for name, group in self._spreads.items()
         }
 
+    def _await_row(self, name: str) -> None:
+        """A group whose first member has joined this moment is about to be in the ledger."""
+        deadline = self._clock.monotonic() + _BEGIN_SECONDS
+        while self._log.ledger.group_named(name) is None and self._clock.monotonic() < deadline:
+            _NEVER.wait(_TICK_SECONDS / 5)
+
     def _void(self, name: str) -> None:
         """If the ledger says that members own shards of a group, and none of them was heard of since the start, nobody
         does any more."""
         known = self._log.groups.get(name)
         if not any(row.owner for row in known.shards.values()):
+            owners = self._known_owners().get(name)
+            if owners is not None and owners.members:
+                # They have only just joined, or there is nothing for them.
+                raise _busy(name)
             return
         if self._ask(partial(self._may_have_members, name, known)):
-            raise GroupBusy(f"group {name!r} has members, or had a moment ago; stop them first")
+            raise _busy(name)
         deadline = self._clock.monotonic() + _ASK_SECONDS
         while self._ask(lambda: name in self._groups or name in self._spreads) and self._clock.monotonic() < deadline:
             _NEVER.wait(_TICK_SECONDS)
@@ -636,6 +651,10 @@ def _is_known(stream: int, starts: Iterable[Mapping[int, tuple[int, ...]]]) -> b
 
 def _has_order(row: StreamRow) -> bool:
     return bool(row.key) or row.cleanup != "delete"
+
+
+def _busy(name: str) -> GroupBusy:
+    return GroupBusy(f"group {name!r} has members, or had a moment ago; stop them first")
 
 
 def _error(result: Outcomes | MainstemError) -> MainstemError | None:

@@ -217,6 +217,86 @@ def test_who_has_lost_a_shard_reads_the_others_again(hub):
         assert consumer.poll_batch(10).shard == second.shard
 
 
+def read_and_sum(hub, consumers, fail):
+    """One record of each consumer at a time, doubled, in one transaction; who fails goes on reading."""
+    calls = 0
+    while True:
+        records = [record for consumer in consumers if (record := consumer.poll(10)) is not None]
+        if not records:
+            return
+        calls += 1
+        try:
+            with hub.transaction() as tx:
+                fail(calls, "before")
+                tx.advance(*consumers)
+                fail(calls, "advanced")
+                for record in records:
+                    tx.send("totals", record.stream.encode() + record.value)
+                fail(calls, "sent")
+        except (ZeroDivisionError, Fenced, TransactionAborted):
+            continue
+
+
+@pytest.mark.parametrize("where", ["advanced", "sent"])
+def test_nothing_is_lost_wherever_a_block_raises_after_the_advance(hub, where):
+    fill(hub, "in1-", 8)
+    fill(hub, "in2-", 8)
+    hub.streams.create("totals")
+
+    def fail(call, place):
+        if place == where and call in (1, 3, 4):
+            raise ZeroDivisionError
+
+    options = {"start": "earliest", "follow": False, "commit": "manual"}
+    with hub.consumer("in1-", group="g1", **options) as one, hub.consumer("in2-", group="g2", **options) as two:
+        read_and_sum(hub, (one, two), fail)
+    assert values(hub, "totals") == [b"in%d-%d" % (group, number) for number in range(8) for group in (1, 2)]
+
+
+@pytest.mark.parametrize("fenced", [0, 1])
+def test_a_refused_advance_sets_all_consumers_back(hub, fenced):
+    """Those named after the one that refuses it, and those named before."""
+    fill(hub, "in1-", 8)
+    fill(hub, "in2-", 8)
+    hub.streams.create("totals")
+
+    def fail(call, place):
+        if call == 3 and place == "before":
+            # As if another member had had a shard of it for a while.
+            (unit,) = consumers[fenced]._committed
+            consumers[fenced]._lost.append(unit)
+
+    options = {"start": "earliest", "follow": False, "commit": "manual"}
+    with hub.consumer("in1-", group="g1", **options) as one, hub.consumer("in2-", group="g2", **options) as two:
+        consumers = one, two
+        read_and_sum(hub, consumers, fail)
+    assert values(hub, "totals") == [b"in%d-%d" % (group, number) for number in range(8) for group in (1, 2)]
+
+
+def test_a_transaction_whose_advance_was_refused_is_over(hub):
+    fill(hub, "orders", 5)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        assert consumer.poll(10).offset == 0
+        tx = hub.transaction()
+        tx.send("totals", b"0")
+        consumer._lost.append(next(iter(consumer._committed)))
+        with pytest.raises(Fenced):
+            tx.advance(consumer)
+        with pytest.raises(TransactionAborted):
+            tx.commit()
+        assert consumer.poll(10).offset == 0
+    assert values(hub, "totals") == []
+
+
+def test_what_is_no_member_of_a_group_is_not_advanced(hub):
+    fill(hub, "orders", 5)
+    with hub.consumer("orders", start="earliest") as consumer, hub.transaction() as tx:
+        for strange in (consumer, None, "orders"):
+            with pytest.raises(InvalidRequest, match="opened with group="):
+                tx.advance(strange)
+
+
 def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
     fill(hub, "orders", 5)
     with hub.consumer("orders", group="g", start="earliest") as consumer:

@@ -53,6 +53,9 @@ def test_what_cannot_be(local):
     assert "no group 'nobody'" in local.error("groups", "show", "nobody", code=3)
     assert "groups list shows" in local.error("groups", "show", "nobody", code=3)
     assert "STREAM:SHARD=OFFSET" in local.error("groups", "reset", "g", "--to", "orders=5", code=2)
+    twice = local.error("groups", "reset", "g", "--to", "orders:1=3,orders:1=4", code=2)
+    assert "shard 1 of orders has an offset already" in twice
+    assert "2026-01-31T00:00:00Z is UTC" in local.error("groups", "reset", "g", "--to", "2026-01-31", code=2)
     local.run("write", "orders", stdin=b"a\n")
     read(local.folder / "data", 1)
     wrong = local.error("groups", "reset", "billing", "--to", "orders:9=1", code=2)
