@@ -3,8 +3,8 @@
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final
 
 from mainstem.consume.member import Member, Reader, Wishes
 from mainstem.core.errors import Closed, DeadlineExceeded, InternalError, MainstemError
@@ -16,25 +16,27 @@ from mainstem.transport.sharing import Lease, LeaseGroupCall
 _IMPATIENT_SECONDS: Final = 0.1
 
 
-class LeaseReader(Reader, Protocol):
-    """Whose member it is."""
-
-    def place(self) -> Hashable:
-        """Something that is another when the reader has asked for the next record since. Any thread."""
-        ...
-
-
 class Lessee(Member):
     """Any thread. As any member it always has a request under way; each says all that the coordinator must know.
 
     Requests are made also while the reader hangs in what the user does with a record. Such a reader keeps nothing from
-    others for ever: what it has is given back, and it gets more when it comes for it.
+    others for ever: what it has is given back, and it gets more when it comes for it. `place`, a method of the reader,
+    says something that is another when it has asked for the next record since.
     """
 
     # How long a reader may stand still.
     still_seconds = 30.0
 
-    def __init__(self, port: Port, wishes: Wishes, reader: LeaseReader, *, wanted: int, patient: bool) -> None:
+    def __init__(
+        self,
+        port: Port,
+        wishes: Wishes,
+        reader: Reader,
+        *,
+        wanted: int,
+        patient: bool,
+        place: Callable[[], Hashable],
+    ) -> None:
         super().__init__(port, wishes, reader)
         self._wanted = wanted
         self._patient = patient
@@ -45,7 +47,7 @@ class Lessee(Member):
         self._asked: dict[int, int] = {}
         self._lost: set[int] = set()
         # Where the reader was seen, and since when.
-        self._ask_place = weakref.WeakMethod(reader.place)
+        self._ask_place = weakref.WeakMethod(place)
         self._place: Hashable = None
         self._there_since = time.monotonic()
         # Whether other members have something to read; None until the newest request is answered.

@@ -94,7 +94,12 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         # How often it was looked what there is to read.
         self._looks = 0
         self._member: Lessee = Lessee(
-            port, Wishes(group, streams, pattern, starts), self, wanted=_LEASES, patient=options.follow
+            port,
+            Wishes(group, streams, pattern, starts),
+            self,
+            wanted=_LEASES,
+            patient=options.follow,
+            place=self._place,
         )
         self._member.start()
 
@@ -111,7 +116,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         """Nobody asks how fast it reads. Any thread."""
         return {}
 
-    def place(self) -> Hashable:
+    def _place(self) -> Hashable:
         """Something that is another when the next record was asked for since. Any thread."""
         return self._looks, length_hint(self._records)
 
