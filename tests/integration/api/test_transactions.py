@@ -173,6 +173,7 @@ def test_one_transaction_at_a_time_advances_a_consumer(hub):
             consumer.commit()
         earlier.advance(consumer)
         earlier.commit()
+        later = hub.transaction()
         later.send("totals", consumer.poll(10).value)
         later.advance(consumer)
         later.abort()
