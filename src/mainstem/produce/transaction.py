@@ -25,6 +25,7 @@ from mainstem.core.errors import (
     Refused,
     StaleGeneration,
     TransactionAborted,
+    WriterForgotten,
 )
 from mainstem.core.limits import APPEND_BATCHES_MAX, MIB, TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
@@ -215,6 +216,7 @@ class Transaction:
         writer: str = "",
         epoch: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        forget_writer: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 < seconds <= TRANSACTION_SECONDS_MAX:
             raise InvalidSetting(
@@ -228,6 +230,7 @@ class Transaction:
         self._writings = writings
         self._writing: Writing | None = None
         self._staging = Staging(self.id, 0, seconds, writer, epoch)
+        self._forget_writer = forget_writer
         self._deadline = 0.0
         # Consumers that were advanced, and how far each moves its group, if at all.
         self._advanced: dict[Advancing, CommitCursorsCall | None] = {}
@@ -320,6 +323,8 @@ class Transaction:
         try:
             answer = self._commit()
         except BaseException as error:
+            if isinstance(error, WriterForgotten):
+                self._forget_writer()
             self._is_in_doubt = self._is_asked and not isinstance(error, _REFUSALS)
             if self._is_in_doubt:
                 error.add_note(f"No answer came: it is not known whether transaction {self.id:x} was committed.")

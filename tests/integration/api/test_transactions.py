@@ -21,6 +21,7 @@ from mainstem.core.errors import (
     TransactionAborted,
 )
 from mainstem.hub.hub import Hub
+from mainstem.log.flush import ForgetTransactions
 from mainstem.testing.server import ServerProcess
 from tests.integration.api.conftest import read_all
 
@@ -457,6 +458,20 @@ def test_a_writer_has_a_name(hub):
     for name in ("", "no spaces", 7):
         with pytest.raises(InvalidName):
             hub.transaction(writer=name)
+
+
+def test_a_writer_that_was_forgotten_takes_its_name_anew(tmp_path):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("a")
+        with hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"1")
+        log = hub._port.log  # type: ignore[attr-defined]
+        log.execute(ForgetTransactions(0, 1, log.clock.now_us() + 1_000_000))
+        with pytest.raises(mainstem.WriterForgotten), hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"2")
+        with hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"2")
+        assert values(hub, "a") == [b"1", b"2"]
 
 
 @pytest.mark.slow("waits for a server that does not answer")
