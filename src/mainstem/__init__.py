@@ -62,6 +62,7 @@ from mainstem.core.errors import (
     UnknownProducer,
     UnknownStream,
     UnknownTransaction,
+    WriterForgotten,
 )
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ __all__ = [
     "UnknownProducer",
     "UnknownStream",
     "UnknownTransaction",
+    "WriterForgotten",
     "connect",
     "open",
 ]

@@ -16,7 +16,7 @@ from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
 from mainstem.consume.member import Member, News, Unit, Wishes
-from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
+from mainstem.consume.member_consumer import CLOSE_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
 from mainstem.consume.places import Start, check_places
 from mainstem.consume.record import Record, RecordBatch
@@ -95,6 +95,8 @@ class GroupConsumer(MemberConsumer[Part]):
         self._flight: _Flight | None = None
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
+        # The transaction that is to move the group's cursor, until it is over.
+        self._advancing = 0
         self._news_seen: tuple[int, int] = (0, 0)
         self._looked_at = self._clock.monotonic()
         self._ends = {
@@ -130,6 +132,7 @@ class GroupConsumer(MemberConsumer[Part]):
         commits them when that is written.
         """
         self._check_open()
+        self._check_not_advancing()
         self._commit_all(None if positions is None else self._places(positions))
 
     def _places(self, positions: Mapping[tuple[str, int], int]) -> dict[Unit, int]:
@@ -162,24 +165,45 @@ class GroupConsumer(MemberConsumer[Part]):
     def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
         self._check_open()
+        self._advancing = 0
         changed = self._changed()
         self._drop_current()
         for unit in changed:
             self._lanes[unit[0]].hold(unit[1], self._committed[unit])
         self._let_go_of_asked()
 
-    def begin_advance(self) -> CommitCursorsCall | None:
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
         """For a transaction that is to move the group's cursor: how far, if at all."""
         self._check_open()
+        if self._advancing != transaction:
+            self._check_not_advancing()
         if self._is_auto:
             raise InvalidRequest('a transaction moves the cursor of a consumer that was opened with commit="manual"')
         self._hear_news()
-        self._tell_lost()
+        try:
+            self._tell_lost()
+        except Fenced:
+            # What else was read for this transaction has had no effect either.
+            self.rewind()
+            raise
         changed = self._changed()
-        return self._commit_call(changed) if changed else None
+        if not changed:
+            return None
+        self._advancing = transaction
+        return self._commit_call(changed)
+
+    def _check_not_advancing(self) -> None:
+        """Who commits after what a transaction has read, and before its end, would have it refused, and its records
+        passed over."""
+        if self._advancing:
+            raise InvalidRequest(
+                f"transaction {self._advancing:x} moves the cursor of this consumer and is not over; "
+                "commit or abort it first"
+            )
 
     def end_advance(self, cursors: CommitCursorsCall) -> None:
         """The transaction was committed."""
+        self._advancing = 0
         moved = {(stream, shard): offset for stream, shard, offset in cursors.offsets}
         self._committed.update((unit, at) for unit, at in moved.items() if unit in self._committed)
         self._let_go_of_asked()
@@ -187,12 +211,13 @@ class GroupConsumer(MemberConsumer[Part]):
     def doubt(self) -> None:
         """Whether the transaction was committed is not known, and it may still be on its way. As another member this
         one is told where the group stands, and from then on the ledger refuses what comes from the one it was."""
+        self._advancing = 0
         for unit in tuple(self._committed):
             self._drop(unit)
         self._join_anew()
 
-    def _commit_all(self, offsets: Mapping[Unit, int] | None = None) -> None:
-        self._end_flight()
+    def _commit_all(self, offsets: Mapping[Unit, int] | None = None, seconds: float = COMMIT_SECONDS) -> None:
+        self._end_flight(seconds)
         while True:
             self._hear_news()
             self._tell_lost()
@@ -201,9 +226,9 @@ class GroupConsumer(MemberConsumer[Part]):
                 break
             state = self._news_seen
             try:
-                self._port.call(self._commit_call(changed))
+                self._port.call(self._commit_call(changed), seconds)
             except _NO_MEMBER as error:
-                self._await_news(error, state)
+                self._await_news(error, state, seconds)
                 continue
             except StreamDeleted:
                 self._may_be_deleted = True
@@ -274,12 +299,13 @@ class GroupConsumer(MemberConsumer[Part]):
 
     def _look_between(self) -> None:
         """The same as before a batch, now and then, between the records of one."""
-        now = self._clock.monotonic()
-        if self._current is None or now < self._looked_at + _PIECE_SECONDS:
-            return
-        self._check_open()
-        self._looked_at = now
-        self._keep_up()
+        if self._is_look_due():
+            self._check_open()
+            self._looked_at = self._clock.monotonic()
+            self._keep_up()
+
+    def _is_look_due(self) -> bool:
+        return self._current is not None and self._clock.monotonic() >= self._looked_at + _PIECE_SECONDS
 
     def _take(self, timeout: float | None) -> RecordBatch | None:
         batch = super()._take(timeout)
@@ -352,9 +378,9 @@ class GroupConsumer(MemberConsumer[Part]):
             held = {unit: at for unit, at in flight.offsets.items() if unit in self._committed}
             self._committed.update((unit, max(at, self._committed[unit])) for unit, at in held.items())
 
-    def _end_flight(self) -> None:
+    def _end_flight(self, seconds: float) -> None:
         if self._flight is not None:
-            self._port.wait(self._flight.is_over, COMMIT_SECONDS)
+            self._port.wait(self._flight.is_over, seconds)
             self._hear_commit()
 
     # Membership.
@@ -364,9 +390,11 @@ class GroupConsumer(MemberConsumer[Part]):
         if news is not None:
             self._act(news)
 
-    def _await_news(self, error: Fenced | UnknownGroup, state: tuple[int, int]) -> None:
+    def _await_news(
+        self, error: Fenced | UnknownGroup, state: tuple[int, int], seconds: float = COMMIT_SECONDS
+    ) -> None:
         """A commit was refused: something has happened to this member that it may not have heard of yet."""
-        deadline = self._clock.monotonic() + _DOUBT_SESSIONS * self._member.session_timeout
+        deadline = self._clock.monotonic() + min(seconds, _DOUBT_SESSIONS * self._member.session_timeout)
         while self._news_seen == state:
             self._woken.clear()
             self._hear_news()
@@ -526,8 +554,10 @@ class GroupConsumer(MemberConsumer[Part]):
         return shard.offset >= end
 
     def _commit_last(self, *, is_clean: bool) -> None:
+        # News that come meanwhile may ask for the shard of what was yielded last: nothing is committed because of them.
+        self._is_auto = is_clean
         if self._flight is not None or self._lost or self._changed():
-            self._commit_all(None if is_clean else self._before_hand())
+            self._commit_all(None if is_clean else self._before_hand(), CLOSE_SECONDS)
 
     def _before_hand(self) -> dict[Unit, int]:
         """What was read, without what was yielded last: nobody knows what has become of that."""

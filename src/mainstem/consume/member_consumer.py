@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from mainstem.consume.member import Member
 from mainstem.consume.several import Lane, ReadOptions, Several
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.names import check_group_name
 from mainstem.transport.port import Port
 from mainstem.transport.sharing import GetGroupCall, GroupShard
@@ -14,6 +14,8 @@ from mainstem.transport.sharing import GetGroupCall, GroupShard
 Commit = Literal["auto", "manual"]
 
 COMMIT_SECONDS: Final = 30.0
+# The same at the end: who closes, or is to hear of something else that went wrong, does not wait for long.
+CLOSE_SECONDS: Final = 5.0
 # How often it is looked whether the others have read the rest, by who has read its own to the end.
 _FINISH_SECONDS: Final = 0.2
 
@@ -76,18 +78,24 @@ class MemberConsumer(Several[Lane]):
         self._close(is_clean=True)
 
     def abandon(self) -> None:
-        """The same when something went wrong: what was yielded last is not committed."""
+        """The same when something went wrong: what was yielded last is not committed, and if the rest cannot be, it is
+        not that which is to be seen."""
         self._close(is_clean=False)
 
     def _close(self, *, is_clean: bool) -> None:
         if self._closed:
             return
+        is_away = False
         try:
             if self._is_auto:
                 self._commit_last(is_clean=is_clean)
+        except MainstemError as error:
+            is_away = error.retriable
+            if is_clean:
+                raise
         finally:
             self._end()
-            self._member.leave()
+            self._member.leave(wait=not is_away)
 
     def _end(self) -> None:
         super()._end()

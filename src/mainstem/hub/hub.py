@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -466,7 +467,15 @@ class Hub:
         with self._writers_lock:
             if writer not in self._writers:
                 self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
-        return Transaction(self._port, self._writings, seconds, writer, self._writers[writer])
+            epoch = self._writers[writer]
+        forget = partial(self._forget_writer, writer, epoch)
+        return Transaction(self._port, self._writings, seconds, writer, epoch, forget_writer=forget)
+
+    def _forget_writer(self, writer: str, epoch: int) -> None:
+        """The log has: the next transaction takes the name anew."""
+        with self._writers_lock:
+            if self._writers.get(writer) == epoch:
+                del self._writers[writer]
 
     def sequence(
         self, stream: str, *, batch: int = 10_000, start: Start = "earliest", follow: bool = True

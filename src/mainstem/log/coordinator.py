@@ -95,7 +95,6 @@ class _Coordinated:
 
     name: str
     machine: Group
-    created_us: int
     # By stream, where the group begins in shards that it has never read; one that is not named, at its beginning.
     begun: dict[int, tuple[int, ...]]
     # By member: who waits for an answer, where it would begin, which streams it reads, what it calls itself.
@@ -419,15 +418,16 @@ class Coordinator:
     def _begin_spread(self, name: str) -> SpreadGroup:
         known = self._known(name)
         generation = 0 if known is None else known.row.generation
-        created_us = self._clock.now_us() if known is None else known.row.created_us
         rows = known.shards if known is not None else {}
         begun = {stream for stream, _ in rows}
 
         def start_of(group: SpreadGroup, unit: Unit) -> Position | None:
-            row = self._log.ledger.load_stream(unit.stream)
-            if unit.stream in begun or row is None or row.created_us > created_us:
+            stream = self._shared.get(unit.stream)
+            if unit.stream in begun or stream is None:
                 return None
-            offsets = starts_of(group.members, unit)
+            members = {id_: member for id_, member in group.members.items() if member.subscription.wants(stream.name)}
+            starts = [dict(member.call.starts) for member in members.values()]
+            offsets = starts_of(members, unit) if _is_known(stream.id, starts) else ()
             return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
 
         spread = SpreadGroup(name, self._log, self._options, generation, start_of, self._post_quietly, self._wake_log)
@@ -475,8 +475,7 @@ class Coordinator:
             {Unit(*key): row.offset for key, row in rows.items()},
             self._clock.monotonic(),
         )
-        created_us = self._clock.now_us() if known is None else known.row.created_us
-        group = _Coordinated(name, machine, created_us, {stream: () for stream, _ in rows})
+        group = _Coordinated(name, machine, {stream: () for stream, _ in rows})
         self._groups[name] = group
         self._look_at_streams()
         self._tell_streams(group)
@@ -525,6 +524,15 @@ class Coordinator:
             group.is_changing = any(stream.changes for stream in streams)
             self._busy_until = self._clock.monotonic() + _BUSY_SECONDS
             self._tell(group, StreamsChanged(streams))
+            if group.is_changing:
+                self._tell_cursors(group)
+
+    def _tell_cursors(self, group: _Coordinated) -> None:
+        """Commits are told while barriers may be ahead. Those from before are in the ledger by now, and may be all that
+        there will be."""
+        known = self._known(group.name)
+        if known is not None:
+            self._tell(group, Committed({Unit(*key): row.offset for key, row in known.shards.items()}))
 
     # What machines say.
 
@@ -597,13 +605,16 @@ class Coordinator:
 
     def _start(self, group: _Coordinated, unit: Unit, owner: int) -> Position | None:
         """Where a group begins in a shard that it has never read, as the first member wants it that reads of the
-        stream. A shard or a stream that came later is read from its beginning."""
+        stream. A shard that came later, or a stream that a member did not know when it joined, is read from its
+        beginning: that member has missed nothing so far."""
         if not owner:
             return None
         if unit.stream not in group.begun:
-            row = self._log.ledger.load_stream(unit.stream)
-            is_younger = row is None or row.created_us > group.created_us
-            group.begun[unit.stream] = () if is_younger else group.starts.get(owner, {}).get(unit.stream, ())
+            stream = self._shared.get(unit.stream)
+            name = "" if stream is None else stream.name
+            starts = [group.starts[id_] for id_, wanted in group.subscriptions.items() if wanted.wants(name)]
+            is_known = _is_known(unit.stream, starts)
+            group.begun[unit.stream] = group.starts.get(owner, {}).get(unit.stream, ()) if is_known else ()
         offsets = group.begun[unit.stream]
         return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
 
@@ -612,6 +623,10 @@ class Coordinator:
         if error is not None:
             if not isinstance(error, Fenced):
                 logger.warning(LogEvent("owners of a group could not be noted", group=group.name, reason=error))
+                if not error.retriable:
+                    # It would be the same if they joined anew.
+                    for member in tuple(group.waiting):
+                        self._answer(group, member, error)
             self._tell(group, OwnersRefused())
             return
         assert not isinstance(result, MainstemError)
@@ -624,6 +639,11 @@ class Coordinator:
 
 def _busy(name: str) -> GroupBusy:
     return GroupBusy(f"group {name!r} has members, or had a moment ago; stop them first")
+
+
+def _is_known(stream: int, starts: Iterable[Mapping[int, tuple[int, ...]]]) -> bool:
+    """Whether all who want a stream knew it when they joined."""
+    return all(stream in known for known in starts)
 
 
 def _error(result: Outcomes | MainstemError) -> MainstemError | None:

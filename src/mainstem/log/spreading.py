@@ -16,7 +16,7 @@ from mainstem.cluster.assignment import Unit
 from mainstem.cluster.events import SharedStream, Subscription
 from mainstem.cluster.group import GroupOptions
 from mainstem.cluster.spread import Spread
-from mainstem.core.errors import Busy, Closed, Fenced, MainstemError
+from mainstem.core.errors import Busy, Closed, Fenced, InvalidRequest, MainstemError
 from mainstem.core.identity import new_producer_id
 from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, SPREAD_LEASES_MAX
 from mainstem.log.batcher import Outcomes
@@ -336,7 +336,9 @@ class SpreadGroup:
     def _end(self, error: MainstemError) -> None:
         """The group was reset or deleted, or is somebody else's: members ask anew, and it begins anew for them."""
         self.is_over = True
-        self.refuse(error if isinstance(error, Closed) else Busy(f"group {self.name!r} begins anew: {error}"))
+        # What is wrong with the group as such would be wrong each time: then that is what they hear.
+        is_final = type(error) in (Closed, InvalidRequest)
+        self.refuse(error if is_final else Busy(f"group {self.name!r} begins anew: {error}"))
 
 
 def _ranges(entries: Iterable[Entry], at: int) -> Iterator[tuple[int, int, int]]:

@@ -25,6 +25,7 @@ from mainstem.core.errors import (
     Refused,
     StaleGeneration,
     TransactionAborted,
+    WriterForgotten,
 )
 from mainstem.core.limits import APPEND_BATCHES_MAX, MIB, TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
@@ -56,8 +57,8 @@ assert _HELD_BATCHES_MAX <= APPEND_BATCHES_MAX
 class Advancing(Protocol):
     """A consumer whose group's cursors a transaction can move."""
 
-    def begin_advance(self) -> CommitCursorsCall | None:
-        """How far it has read, if that is not committed yet."""
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
+        """How far it has read, if that is not committed yet. Only one transaction at a time may ask."""
         ...
 
     def end_advance(self, cursors: CommitCursorsCall) -> None:
@@ -215,6 +216,7 @@ class Transaction:
         writer: str = "",
         epoch: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        forget_writer: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 < seconds <= TRANSACTION_SECONDS_MAX:
             raise InvalidSetting(
@@ -228,6 +230,7 @@ class Transaction:
         self._writings = writings
         self._writing: Writing | None = None
         self._staging = Staging(self.id, 0, seconds, writer, epoch)
+        self._forget_writer = forget_writer
         self._deadline = 0.0
         # Consumers that were advanced, and how far each moves its group, if at all.
         self._advanced: dict[Advancing, CommitCursorsCall | None] = {}
@@ -266,8 +269,8 @@ class Transaction:
         They must have been opened with commit="manual".
 
         Call it first in the block, with all consumers whose records it works on: from then on whatever goes wrong sets
-        them back to where their groups stand, so that the same records come again. So does a refusal by one of them,
-        which aborts the transaction.
+        them back to where their groups stand, so that the same records come again. So does Fenced here, which says that
+        one of them has lost a shard, and aborts the transaction.
         """
         self._check_open()
         for consumer in consumers:
@@ -279,12 +282,14 @@ class Transaction:
         found: dict[Advancing, CommitCursorsCall | None] = {}
         try:
             for consumer in consumers:
-                found[consumer] = consumer.begin_advance()
+                found[consumer] = consumer.begin_advance(self.id)
         except BaseException as error:
-            # What it read is in no output any more. One that cannot be advanced at all is left as it is.
-            refused = (consumer,) if type(error) is InvalidRequest else ()
-            self._advanced.update((each, None) for each in consumers if each not in refused)
-            self.abort()
+            is_wrong_call = type(error) is InvalidRequest
+            others = [each for each in consumers if not (is_wrong_call and each is consumer)]
+            # All of them are set back when this is aborted, but for one that cannot be advanced at all.
+            self._advanced = dict.fromkeys(others) | self._advanced | found
+            if not is_wrong_call:
+                self.abort()
             raise
         self._advanced.update(found)
 
@@ -320,6 +325,8 @@ class Transaction:
         try:
             answer = self._commit()
         except BaseException as error:
+            if isinstance(error, WriterForgotten):
+                self._forget_writer()
             self._is_in_doubt = self._is_asked and not isinstance(error, _REFUSALS)
             if self._is_in_doubt:
                 error.add_note(f"No answer came: it is not known whether transaction {self.id:x} was committed.")

@@ -1,5 +1,6 @@
 """Transactions: writes to several streams, and cursors, together or not at all."""
 
+import contextlib
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from mainstem.core.errors import (
     TransactionAborted,
 )
 from mainstem.hub.hub import Hub
+from mainstem.log.flush import ForgetTransactions
 from mainstem.testing.server import ServerProcess
 from tests.integration.api.conftest import read_all
 
@@ -237,6 +239,65 @@ def test_what_is_no_member_of_a_group_is_not_advanced(hub):
                 tx.advance(strange)
 
 
+def test_one_transaction_at_a_time_advances_a_consumer(hub):
+    """Were the later committed first, the cursor would be past what the earlier has read, which is then refused."""
+    fill(hub, "orders", 5)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        earlier, later = hub.transaction(), hub.transaction()
+        earlier.send("totals", consumer.poll(10).value)
+        earlier.advance(consumer)
+        earlier.send("totals", consumer.poll(10).value)
+        with pytest.raises(InvalidRequest, match="commit or abort it first"):
+            later.advance(consumer)
+        with pytest.raises(InvalidRequest, match="commit or abort it first"):
+            consumer.commit()
+        earlier.advance(consumer)
+        earlier.commit()
+        later.send("totals", consumer.poll(10).value)
+        later.advance(consumer)
+        later.abort()
+        with hub.transaction() as tx:
+            tx.advance(consumer)
+            tx.send("totals", consumer.poll(10).value)
+            tx.advance(consumer)
+    assert values(hub, "totals") == [b"0", b"1", b"2"]
+    assert [shard.offset for shard in hub.groups.get("g").shards] == [3]
+
+
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_who_advances_first_and_fails_reads_the_same_again(hub, as_batches):
+    """Also if it catches the error and just goes on."""
+    fill(hub, "orders", 6)
+    hub.streams.create("totals")
+    failures = [True, True]
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        for found in consumer.batches() if as_batches else consumer:
+            records = found.records() if as_batches else [found]
+            with contextlib.suppress(ZeroDivisionError), hub.transaction() as tx:
+                tx.advance(consumer)
+                for record in records:
+                    tx.send("totals", record.value)
+                    if int(record.value) % 3 == 2 and failures and failures.pop():
+                        raise ZeroDivisionError
+    assert values(hub, "totals") == [b"%d" % number for number in range(6)]
+    assert not failures
+
+
+def test_who_has_lost_a_shard_reads_the_others_again(hub):
+    """What was to be written together with what was read of that is not written either."""
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in (0, 1):
+            producer.send("orders", b"%d" % shard, shard=shard)
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        first, second = consumer.poll_batch(10), consumer.poll_batch(10)
+        consumer._lose(consumer._unit_of(first))
+        with pytest.raises(Fenced), hub.transaction() as tx:
+            tx.advance(consumer)
+        assert consumer.poll_batch(10).shard == second.shard
+
+
 def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
     fill(hub, "orders", 5)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
@@ -396,6 +457,20 @@ def test_a_writer_has_a_name(hub):
     for name in ("", "no spaces", 7):
         with pytest.raises(InvalidName):
             hub.transaction(writer=name)
+
+
+def test_a_writer_that_was_forgotten_takes_its_name_anew(tmp_path):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("a")
+        with hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"1")
+        log = hub._port.log  # type: ignore[attr-defined]
+        log.execute(ForgetTransactions(0, 1, log.clock.now_us() + 1_000_000))
+        with pytest.raises(mainstem.WriterForgotten), hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"2")
+        with hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"2")
+        assert values(hub, "a") == [b"1", b"2"]
 
 
 @pytest.mark.slow("waits for a server that does not answer")

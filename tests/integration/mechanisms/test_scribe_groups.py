@@ -341,11 +341,11 @@ SUM = """
             try:
                 if way == "transaction":
                     with hub.transaction() as tx:
+                        tx.advance(consumer)
                         for key, amount in sums.items():
                             tx.send("sums", b"%d" % amount, key=key)
                         if steps == 0:
                             os.kill(os.getpid(), 9)
-                        tx.advance(consumer)
                 else:
                     for key, amount in sums.items():
                         producer.send("sums", b"%d" % amount, key=key)
