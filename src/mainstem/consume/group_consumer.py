@@ -16,7 +16,7 @@ from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
 from mainstem.consume.member import Member, News, Unit, Wishes
-from mainstem.consume.member_consumer import ABANDON_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
+from mainstem.consume.member_consumer import CLOSE_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
 from mainstem.consume.places import Start, check_places
 from mainstem.consume.record import Record, RecordBatch
@@ -557,10 +557,7 @@ class GroupConsumer(MemberConsumer[Part]):
         # News that come meanwhile may ask for the shard of what was yielded last: nothing is committed because of them.
         self._is_auto = is_clean
         if self._flight is not None or self._lost or self._changed():
-            if is_clean:
-                self._commit_all()
-            else:
-                self._commit_all(self._before_hand(), ABANDON_SECONDS)
+            self._commit_all(None if is_clean else self._before_hand(), CLOSE_SECONDS)
 
     def _before_hand(self) -> dict[Unit, int]:
         """What was read, without what was yielded last: nobody knows what has become of that."""

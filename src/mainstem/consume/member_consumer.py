@@ -14,8 +14,8 @@ from mainstem.transport.sharing import GetGroupCall, GroupShard
 Commit = Literal["auto", "manual"]
 
 COMMIT_SECONDS: Final = 30.0
-# The same for who is to hear of something else that went wrong.
-ABANDON_SECONDS: Final = 5.0
+# The same at the end: who closes, or is to hear of something else that went wrong, does not wait for long.
+CLOSE_SECONDS: Final = 5.0
 # How often it is looked whether the others have read the rest, by who has read its own to the end.
 _FINISH_SECONDS: Final = 0.2
 

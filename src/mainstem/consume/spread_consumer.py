@@ -13,7 +13,7 @@ from typing import Final
 from mainstem.cluster.events import Subscription as Wanted
 from mainstem.consume.lessee import Lessee
 from mainstem.consume.member import Unit, Wishes
-from mainstem.consume.member_consumer import COMMIT_SECONDS, Commit, MemberConsumer
+from mainstem.consume.member_consumer import CLOSE_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
 from mainstem.consume.places import Start
 from mainstem.consume.record import RecordBatch
@@ -304,7 +304,7 @@ class SpreadConsumer(MemberConsumer[_Lane]):
         if not is_clean:
             self._step_back()
         self._note_done()
-        self._member.settle(COMMIT_SECONDS)
+        self._member.settle(CLOSE_SECONDS)
 
     def _step_back(self) -> None:
         """As if what was yielded last had not been: nobody knows what has become of that."""

@@ -269,8 +269,8 @@ class Transaction:
         They must have been opened with commit="manual".
 
         Call it first in the block, with all consumers whose records it works on: from then on whatever goes wrong sets
-        them back to where their groups stand, so that the same records come again. So does a refusal by one of them,
-        which aborts the transaction.
+        them back to where their groups stand, so that the same records come again. So does Fenced here, which says that
+        one of them has lost a shard, and aborts the transaction.
         """
         self._check_open()
         for consumer in consumers:
@@ -284,10 +284,12 @@ class Transaction:
             for consumer in consumers:
                 found[consumer] = consumer.begin_advance(self.id)
         except BaseException as error:
-            # What it read is in no output any more. One that cannot be advanced at all is left as it is.
-            refused = (consumer,) if type(error) is InvalidRequest else ()
-            self._advanced.update((each, None) for each in consumers if each not in refused)
-            self.abort()
+            is_wrong_call = type(error) is InvalidRequest
+            others = [each for each in consumers if not (is_wrong_call and each is consumer)]
+            # All of them are set back when this is aborted, but for one that cannot be advanced at all.
+            self._advanced = dict.fromkeys(others) | self._advanced | found
+            if not is_wrong_call:
+                self.abort()
             raise
         self._advanced.update(found)
 

@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+import mainstem
 from mainstem.core.errors import Closed, GroupBusy, InvalidCursor, InvalidName, InvalidSetting
 from mainstem.hub.hub import Hub
+from mainstem.testing.server import ServerProcess
 
 MEMBER = {"group": "g", "start": "earliest", "commit": "manual"}
 
@@ -178,3 +180,17 @@ def test_a_group_is_there_when_its_first_member_is_open(hub, spread):
             with pytest.raises(GroupBusy):
                 hub.groups.reset(group, "earliest", dry_run=False)
             assert hub.groups.get(group).member_count == 1
+
+
+@pytest.mark.slow("waits for a server that is away")
+def test_a_close_does_not_wait_for_long_for_a_server_that_is_away(tmp_path):
+    with ServerProcess(tmp_path / "data") as server:
+        hub = mainstem.connect(server.url)
+        fill(hub, "orders", 10)
+        consumer = hub.consumer("orders", group="g", start="earliest")
+        assert consumer.poll(10) is not None
+        server.kill()
+        begun = time.monotonic()
+        with pytest.raises(mainstem.Unavailable):
+            hub.close()
+        assert time.monotonic() < begun + 25
