@@ -428,7 +428,9 @@ class Coordinator:
                 return None
             members = {id_: member for id_, member in group.members.items() if member.subscription.wants(stream.name)}
             starts = [dict(member.call.starts) for member in members.values()]
-            offsets = starts_of(members, unit) if _is_known(stream.id, starts) else ()
+            wanted = [member.subscription for member in members.values()]
+            is_awaited = self._is_awaited(stream, wanted, self._known(name)) or not _is_known(stream.id, starts)
+            offsets = () if is_awaited else starts_of(members, unit)
             return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
 
         spread = SpreadGroup(name, self._log, self._options, generation, start_of, self._post_quietly, self._wake_log)
@@ -612,18 +614,28 @@ class Coordinator:
 
     def _start(self, group: _Coordinated, unit: Unit, owner: int) -> Position | None:
         """Where a group begins in a shard that it has never read, as the first member wants it that reads of the
-        stream. A shard that came later, or a stream that a member did not know when it joined, is read from its
-        beginning: that member has missed nothing so far."""
+        stream. A shard that came later, a stream that a member did not know when it joined, or one that a pattern
+        finds and that is younger than the group, is read from its beginning: nothing of it is missed."""
         if not owner:
             return None
         if unit.stream not in group.begun:
             stream = self._shared.get(unit.stream)
             name = "" if stream is None else stream.name
-            starts = [group.starts[id_] for id_, wanted in group.subscriptions.items() if wanted.wants(name)]
-            is_known = _is_known(unit.stream, starts)
-            group.begun[unit.stream] = group.starts.get(owner, {}).get(unit.stream, ()) if is_known else ()
+            members = {id_: wanted for id_, wanted in group.subscriptions.items() if wanted.wants(name)}
+            is_awaited = self._is_awaited(stream, members.values(), self._known(group.name))
+            is_awaited = is_awaited or not _is_known(unit.stream, [group.starts[id_] for id_ in members])
+            group.begun[unit.stream] = () if is_awaited else group.starts.get(owner, {}).get(unit.stream, ())
         offsets = group.begun[unit.stream]
         return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
+
+    def _is_awaited(
+        self, stream: SharedStream | None, wanted: Iterable[Subscription], known: KnownGroup | None
+    ) -> bool:
+        """Whether a group is older than a stream that its pattern finds: it asked for whatever may come."""
+        if stream is None or known is None or any(stream.name in each.names for each in wanted):
+            return False
+        row = self._log.ledger.load_stream(stream.id)
+        return row is not None and row.created_us > known.row.created_us
 
     def _on_changed(self, group: _Coordinated, change: ChangeOwners, result: Outcomes | MainstemError) -> None:
         error = _error(result)

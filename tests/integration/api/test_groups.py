@@ -127,6 +127,10 @@ def test_where_a_group_begins_in_a_stream_that_is_younger(hub, spread):
                 assert time.monotonic() < deadline, found
                 found += filter(None, (patient.poll(0.1), other.poll(0.1)))
             assert numbers(found) == list(range(10))
+    # Nobody is there, and the pattern has been given.
+    fill(hub, "late-2", 10)
+    with hub.consumer(pattern="late-*", start="latest", follow=False, **options) as consumer:
+        assert {record.offset for record in consumer if record.stream == "late-2"} == set(range(10))
 
 
 def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
