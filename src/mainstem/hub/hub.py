@@ -19,7 +19,7 @@ from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.cursor import Cursors
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import FolderLocked, InvalidRecord, InvalidSetting, MainstemError
+from mainstem.core.errors import FolderLocked, InvalidName, InvalidRecord, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import check_key, key_of
 from mainstem.core.kinds import render_duration
@@ -432,7 +432,7 @@ class Hub:
             self._open.add(several)
             return several
         if stream is None:
-            raise InvalidSetting("give the name of a stream, several names, or a pattern")
+            raise InvalidName("give a stream's name, several names, or a pattern")
         if isinstance(start, Cursors):
             raise InvalidSetting("start: these are the cursors of several streams, and this is one")
         consumer = Consumer(
