@@ -149,7 +149,9 @@ class SuiteRules:
 
     def _unexplained(self, limit: float) -> list[str]:
         slow = [name for name, seconds in self._seconds.items() if seconds > limit and name not in self._marks.slow]
-        return sorted(slow, key=self._seconds.__getitem__, reverse=True)
+        # One that failed may have waited for what never came.
+        passed = [name for name in slow if self._outcomes[name] == "passed"]
+        return sorted(passed, key=self._seconds.__getitem__, reverse=True)
 
     def _verdicts(self) -> Iterator[str]:
         if not self._in_ci:

@@ -53,6 +53,7 @@ def test_a_slow_test_needs_a_reason(suite, monkeypatch):
     suite.makepyfile("""
         import time, pytest
         def test_silent(): time.sleep(0.1)
+        def test_in_vain(): time.sleep(0.1); assert False
         @pytest.mark.slow("sleeps")
         def test_explained(): time.sleep(0.1)
     """)
@@ -60,6 +61,7 @@ def test_a_slow_test_needs_a_reason(suite, monkeypatch):
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*0.1 s*::test_silent", "FAILED: 1 over 0.06 s without a reason"])
     result.stdout.no_fnmatch_line("*0.1 s*::test_explained")
+    result.stdout.no_fnmatch_line("*0.1 s*::test_in_vain")
 
 
 def test_a_slow_mark_without_reason_is_refused(suite):

@@ -49,9 +49,9 @@ class SpreadMember:
     request: int = 0
     is_committing: bool = False
     lost: tuple[int, ...] = ()
-    # Whether it has other leases than it was told, and the number of the last one.
+    # Whether it has other leases than it was told, and the bytes of all that it was given.
     has_news: bool = False
-    given_at: int = 0
+    given_bytes: int = 0
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=_FINISHED))
 
 
@@ -110,7 +110,7 @@ class SpreadGroup:
         member = self.members.get(call.member)
         if member is None:
             member = self.members[call.member] = SpreadMember(
-                call, Subscription(frozenset(call.streams), call.pattern), now
+                call, Subscription(frozenset(call.streams), call.pattern), now, given_bytes=self._least_given()
             )
             self._take_shards()
         if member.answered is not None:
@@ -187,13 +187,16 @@ class SpreadGroup:
             if member.answered is not None and is_due and not member.is_committing and not self._is_changing:
                 self._answer(id_, member)
 
+    def _least_given(self) -> int:
+        return min((member.given_bytes for member in self.members.values()), default=0)
+
     def _give(self) -> None:
         """One lease each to those who want some, then the next, until nobody does or nothing is left. Who was given
-        something longest ago comes first."""
+        least comes first: taking turns would be unfair where what is written to the shards takes turns, too."""
         is_planned = False
         while True:
             wanting = [id_ for id_, member in self.members.items() if self._is_wanting(id_, member)]
-            for id_ in sorted(wanting, key=lambda id_: self.members[id_].given_at):
+            for id_ in sorted(wanting, key=lambda id_: self.members[id_].given_bytes):
                 lease = self._spread.lease(id_)
                 if lease is None and not is_planned:
                     is_planned = True
@@ -202,7 +205,7 @@ class SpreadGroup:
                 if lease is None:
                     return
                 self.members[id_].has_news = True
-                self.members[id_].given_at = lease.number
+                self.members[id_].given_bytes += lease.bytes
             if not wanting:
                 return
 
