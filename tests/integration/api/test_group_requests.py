@@ -125,7 +125,7 @@ def test_what_is_no_option(hub):
         for group in (None, "g"):
             with pytest.raises(InvalidSetting, match="pattern"):
                 hub.consumer(pattern=pattern, group=group)
-    with pytest.raises(InvalidSetting, match="name of a stream"):
+    with pytest.raises(InvalidName, match="a stream's name, several names, or a pattern"):
         hub.consumer()
     for group in (None, "g"):
         with pytest.raises(InvalidName, match="not bytes"):
