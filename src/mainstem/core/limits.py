@@ -155,6 +155,25 @@ READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Batches that were turned into what several readers want.
 TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
+# HTTP. The head of a request, which may carry a cursor, and how long it may take to come.
+HTTP_HEAD_BYTES_MAX: Final = 64 * KIB
+HTTP_HEAD_SECONDS_MAX: Final = 10
+# A body once it is decompressed: its rows are written together, so all of them are in memory at once.
+HTTP_BODY_BYTES_MAX: Final = 32 * MIB
+# So much of each body is always taken, the rest of all of them shares one budget.
+HTTP_BODY_SHARE_BYTES: Final = 64 * KIB
+HTTP_BODIES_BYTES_MAX: Final = 256 * MIB
+# Bodies of administration: the largest has a schema.
+HTTP_CALL_BYTES_MAX: Final = 2 * MIB
+# An answer that says where it ends before it begins is held in memory.
+HTTP_PAGE_BYTES_MAX: Final = 8 * MIB
+# What is made at once of an answer of any length, about, and how long its reader may take none of it.
+HTTP_PIECE_BYTES: Final = 1 * MIB
+HTTP_SEND_SECONDS_MAX: Final = 60
+# Tails of wider streams would say as many offsets with every record.
+HTTP_TAIL_SHARDS_MAX: Final = 1_024
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
+
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
 RESTORED_EPOCHS_MAX: Final = 16
@@ -193,6 +212,12 @@ assert (
     + 4 * KIB
     < MESSAGE_HEADER_BYTES_MAX
 )
+# The rows of a body are one flush, whatever they become; and a few bodies do not use up what all share.
+assert HTTP_BODY_BYTES_MAX <= PENDING_BYTES_MAX // 2
+assert 4 * HTTP_BODY_BYTES_MAX <= HTTP_BODIES_BYTES_MAX
+assert SCHEMA_BYTES_MAX < HTTP_CALL_BYTES_MAX
+# The cursor of the widest stream that can be followed fits into the head of the request that goes on.
+assert 20 * HTTP_TAIL_SHARDS_MAX + 1 * KIB < HTTP_HEAD_BYTES_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
 # What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
 assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT

@@ -338,6 +338,7 @@ class _LiveLedger:
         self._entries = entries
         self.load_schema = schemas.find
         self.load_versions = entries.load_versions
+        self.load_producer = entries.load_producer
         self._epoch = epoch
         self.applied = entries.applied
         self.entries_from = entries.entries_from

@@ -66,7 +66,7 @@ class Shipping:
         self._rolled: deque[Parcel] = deque()
         self._buffered = 0
         self._in_flight = 0
-        self._sticky = 0
+        self._sticky = options.first_shard
         self._reset_wanted = False
         # Why the numbers of this epoch are void, once a batch has failed for good.
         self._void: MainstemError | None = None

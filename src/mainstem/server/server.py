@@ -6,10 +6,10 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -28,13 +28,14 @@ from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.line import Line
-from mainstem.server.session import PendingAppend, Session
-from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
+from mainstem.server.session import Session
+from mainstem.server.subscription import PushEncoder, PushTotals
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.port import Answer, Call, ConnectionsCall, GetStreamCall, StatisticsCall
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
+T = TypeVar("T")
 
 _READ_THREADS: Final = 2
 # Long looks at what clients send: one at a time, so that at most one batch is decompressed for them, and the loop has
@@ -44,6 +45,50 @@ _BACKLOG: Final = 1_024
 _TICK_SECONDS: Final = 1.0
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
+
+
+class Submitter(Protocol):
+    """Who hands appends to the log in its turn: a session, or a request over HTTP. The loop's thread."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether appends are still to be handed over."""
+        ...
+
+    def submit_waiting(self) -> bool:
+        """Hand them over, in order, as far as the log takes them; whether it took all."""
+        ...
+
+    def expire_waiting(self) -> None:
+        """Refuse those whose time is over."""
+        ...
+
+    def pace(self) -> None:
+        """Take no more while some wait."""
+        ...
+
+    def finish_append(self, pending: Any, result: Outcomes | MainstemError) -> None:
+        """The flush with this append is committed."""
+        ...
+
+
+class Follower(Protocol):
+    """Who is told that a stream has grown. The loop's thread."""
+
+    @property
+    def stream(self) -> int: ...
+
+    def touch(self, shard: int) -> None: ...
+
+    def push(self) -> None: ...
+
+    def end_deleted(self) -> None: ...
+
+
+class Pending(Protocol):
+    """An append that was handed over."""
+
+    size: int
 
 
 class Server:
@@ -85,16 +130,16 @@ class Server:
         self.selections = Selections(self.log.schema, "lz4")
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
-        self._calls = CallQueue(self._carry_out)
+        self._calls = CallQueue(self.carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
         # Sessions with appends to submit at the end of this turn of the loop.
-        self._submitting: dict[Session, None] = {}
+        self._submitting: dict[Submitter, None] = {}
         # Sessions whose appends found the log full, first come first served: nobody who comes later gets before them.
-        self._in_line: dict[Session, None] = {}
-        self._followers: dict[int, set[PushSubscription]] = {}
-        self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
+        self._in_line: dict[Submitter, None] = {}
+        self._followers: dict[int, set[Follower]] = {}
+        self._completed: deque[tuple[Submitter, Pending, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[asyncio.AbstractServer] = []
@@ -102,6 +147,8 @@ class Server:
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
         self.is_ready = False
+        # Whether HTTP has requests to answer.
+        self.is_http_busy: Callable[[], bool] = lambda: False
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
         # Batches that were sent again although they had arrived, and got the answer of the first time.
         self.batches_repeated = 0
@@ -158,9 +205,13 @@ class Server:
             thread.join(timeout=5.0)
 
     def _is_draining(self) -> bool:
-        return self._calls.is_busy or any(
-            not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
-            for session in self._sessions
+        return (
+            self._calls.is_busy
+            or self.is_http_busy()
+            or any(
+                not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
+                for session in self._sessions
+            )
         )
 
     def _on_log_failure(self, error: MainstemError) -> None:
@@ -292,8 +343,8 @@ class Server:
         else:
             self._calls.add(session, call, answered)
 
-    def _carry_out(self, call: Call) -> Answer:
-        """In a thread of the calls."""
+    def carry_out(self, call: Call) -> Answer:
+        """Any thread but the loop's: it waits for the disk."""
         match call:
             case StatisticsCall():
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
@@ -301,6 +352,14 @@ class Server:
                 return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
             case _:
                 return self._administration.handle(call)
+
+    def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> "asyncio.Future[T]":
+        """Do what waits for the disk in a thread of the calls, in the client's turn."""
+        return asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
+
+    def forget_client(self, client: Hashable) -> None:
+        """Who asked for something to be done aside is gone."""
+        self._calls.forget(client)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the server and its log. Any thread but the loop's: it asks the disk."""
@@ -337,7 +396,7 @@ class Server:
 
     # Flushes.
 
-    def submit_soon(self, session: Session) -> None:
+    def submit_soon(self, session: Submitter) -> None:
         """Submit what the session has waiting when everything that can be read now has been read: the messages of
         many clients become one flush, and the commit threads are woken once."""
         if not self._submitting:
@@ -366,7 +425,7 @@ class Server:
             del self._in_line[session]
         self.log.batcher.wake()
 
-    def complete(self, session: Session, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
+    def complete(self, session: Submitter, pending: Pending, result: Outcomes | MainstemError) -> None:
         """In a commit thread: these batches are committed. Delivered with the flush."""
         self._completed.append((session, pending, result))
 
@@ -387,7 +446,7 @@ class Server:
             self._append_bytes += pending.size
             session.finish_append(pending, result)
         self._serve_line()
-        touched: set[PushSubscription] = set()
+        touched: set[Follower] = set()
         while self._notices:
             notice = self._notices.popleft()
             for stream in notice.deleted:
@@ -400,10 +459,10 @@ class Server:
         for subscription in touched:
             subscription.push()
 
-    def follow(self, subscription: PushSubscription) -> None:
+    def follow(self, subscription: Follower) -> None:
         self._followers.setdefault(subscription.stream, set()).add(subscription)
 
-    def unfollow(self, subscription: PushSubscription) -> None:
+    def unfollow(self, subscription: Follower) -> None:
         followers = self._followers.get(subscription.stream)
         if followers is not None:
             followers.discard(subscription)

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+from mainstem.server.health import HttpListener
 
 from mainstem.core.errors import Closed
 from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.log import Log
-from mainstem.server.health import HttpListener
 from mainstem.server.metrics import HISTOGRAM, METRICS, OTHER_METRICS, STREAM_METRICS, Exposition, _labels
 from mainstem.server.sockets import address_of, bind
 from tests.unit.log.parts import append_values, make_stream

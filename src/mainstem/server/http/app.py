@@ -1,0 +1,205 @@
+"""The application: a request finds its row in the table of routes, passes the gate, and is answered."""
+
+import asyncio
+import base64
+import hashlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from mainstem.core.errors import InternalError, MainstemError, ServerStopping
+from mainstem.core.events import Event
+from mainstem.core.plain import one_line
+from mainstem.server.http import openapi
+from mainstem.server.http.bodies import BodyBudget
+from mainstem.server.http.gate import LOOPBACK, Access, Gate, LoopbackAccess, Principal
+from mainstem.server.http.port import ServerPort
+from mainstem.server.http.posts import Posts
+from mainstem.server.http.problems import HttpRefusal, answer, refusal
+from mainstem.server.http.reads import Lost, Reads
+from mainstem.server.http.renderings import EVENTS, media_type_of
+from mainstem.server.http.routes import ROUTES, Row
+from mainstem.server.http.streams import StreamRoutes
+from mainstem.server.http.tails import Tails
+from mainstem.server.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from mainstem.server.server import Server
+
+logger = logging.getLogger("mainstem.server")
+
+Handler = Callable[[Request, Principal, str], Awaitable[Any]]
+
+
+class HttpApp:
+    """Answers requests. The loop's thread.
+
+    A server whose disk is full is ready and says so: taken out of service it could neither be read nor be trimmed. One
+    that has met damage in its ledger is not: it needs a restart, which rebuilds it. Metrics are gathered in a thread of
+    their own, so that neither the loop nor a call waits for them; who asks while that is under way gets the same page.
+    """
+
+    def __init__(self, server: "Server", metrics: Callable[[], str], access: Access | None = None) -> None:
+        self._server = server
+        self._metrics = metrics
+        self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-metrics")
+        self._gathering: asyncio.Future[str] | None = None
+        self._gate = Gate(access or LoopbackAccess())
+        self._under_way = 0
+        port = ServerPort(server)
+        budget = BodyBudget()
+        self._posts = Posts(server, port, budget)
+        self._reads = Reads(server)
+        self.tails = Tails(server)
+        streams = StreamRoutes(server, port, budget)
+        self._document = msgspec.json.encode(openapi.document(server.name.partition(" ")[2]))
+        self._handlers: dict[str, Handler] = {
+            "livez": self._livez,
+            "readyz": self._readyz,
+            "metrics": self._serve_metrics,
+            "openapi": self._openapi,
+            "docs": self._docs,
+            "list_streams": streams.list_all,
+            "get_stream": streams.get,
+            "create_stream": streams.create,
+            "alter_stream": streams.alter,
+            "delete_stream": streams.delete,
+            "trim_stream": streams.trim,
+            "erase_key": streams.erase,
+            "list_schemas": streams.schemas,
+            "set_schema": streams.set_schema,
+            "post_records": self._posts.post,
+            "read_records": self._read,
+            "find_records": self._reads.find,
+        }
+        self._paths = _Paths()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are to be answered that will come to an end by themselves."""
+        return self._under_way > self.tails.count
+
+    def close(self) -> None:
+        self._posts.close()
+        self._metrics_pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        self._under_way += 1
+        try:
+            response = await self._respond(request)
+            if response is not None:
+                await response(scope, receive, send)
+        finally:
+            self._under_way -= 1
+
+    async def _respond(self, request: Request) -> Any:
+        try:
+            row, name = self._paths.find(request)
+            principal = LOOPBACK if row.is_open else self._gate.admit(request, row.action, name or None)
+            if self._server.is_stopping and not row.is_open:
+                raise ServerStopping("the server is stopping")
+            return await self._handlers[row.handler](request, principal, name)
+        except ClientDisconnect:
+            return None
+        except Lost as lost:
+            return answer(lost.error, cursor=str(lost.cursor))
+        except (HttpRefusal, MainstemError) as error:
+            return answer(error, closes=_has_body(request))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception(Event("a request failed", method=request.method, path=request.url.path))
+            return answer(InternalError(f"the server failed: {type(error).__name__}"), closes=_has_body(request))
+
+    # What the server says of itself.
+
+    async def _livez(self, request: Request, principal: Principal, name: str) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _readyz(self, request: Request, principal: Principal, name: str) -> Response:
+        server = self._server
+        if damage := server.damage:
+            return JSONResponse({"status": "damaged", "reason": one_line(damage)}, status_code=503)
+        if server.is_ready:
+            return JSONResponse({"status": "ready", **({"disk": "full"} if server.is_disk_full else {})})
+        return JSONResponse({"status": "stopping"}, status_code=503)
+
+    async def _serve_metrics(self, request: Request, principal: Principal, name: str) -> Response:
+        if self._gathering is None or self._gathering.done():
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.run_in_executor(self._metrics_pool, self._metrics)
+        # A client that goes away must not take the page from the others.
+        try:
+            page = await asyncio.shield(self._gathering)
+        except (MainstemError, OSError) as error:
+            # The log is closed already, or its disk does not answer questions.
+            return Response(f"{one_line(str(error))}\n", status_code=503, media_type="text/plain")
+        return Response(page, headers={"content-type": CONTENT_TYPE})
+
+    async def _openapi(self, request: Request, principal: Principal, name: str) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    async def _docs(self, request: Request, principal: Principal, name: str) -> Response:
+        return Response(openapi.PAGE, media_type="text/html", headers={"content-security-policy": _PAGE_POLICY})
+
+    async def _read(self, request: Request, principal: Principal, name: str) -> Any:
+        if media_type_of(request, events=True) == EVENTS:
+            return await self._tail(request, principal, name)
+        return await self._reads.read(request, principal, name)
+
+    async def _tail(self, request: Request, principal: Principal, name: str) -> Any:
+        return await self.tails.tail(request, principal, name)
+
+
+class _Paths:
+    """Finds the row of a request."""
+
+    def __init__(self) -> None:
+        self._plain: dict[str, dict[str, Row]] = {}
+        self._named: dict[str, dict[str, Row]] = {}
+        for row in ROUTES:
+            begin, name, end = row.path.partition("{name}")
+            assert not name or begin == _STREAMS
+            (self._named.setdefault(end, {}) if name else self._plain.setdefault(begin, {}))[row.method] = row
+
+    def find(self, request: Request) -> tuple[Row, str]:
+        """The row, and the stream that the path names."""
+        path = request.scope["path"]
+        rows, name = self._plain.get(path), ""
+        if rows is None and (match := _STREAM_PATH.fullmatch(path)) is not None:
+            rows, name = self._named.get(match[2]), match[1]
+        if rows is None:
+            raise refusal(404, f"there is no {path[:100]!r}; /docs says what there is")
+        row = rows.get(request.method)
+        if row is None:
+            raise refusal(405, f"{path[:100]} takes {', '.join(rows)}", allow=", ".join(rows))
+        return row, name
+
+
+_STREAMS: Final = "/streams/"
+_STREAM_PATH: Final = re.compile(r"/streams/([^/]+)((?:/[a-z]+)?)")
+_SCRIPT: Final = openapi.PAGE.partition("<script>")[2].partition("</script>")[0]
+_STYLE: Final = openapi.PAGE.partition("<style>")[2].partition("</style>")[0]
+
+
+def _hash_of(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+
+_PAGE_POLICY: Final = (
+    f"default-src 'none'; connect-src 'self'; script-src {_hash_of(_SCRIPT)}; style-src {_hash_of(_STYLE)}; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+
+
+def _has_body(request: Request) -> bool:
+    """Whether there is a body of which the rest may still come."""
+    return "content-length" in request.headers or "transfer-encoding" in request.headers

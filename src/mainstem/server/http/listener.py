@@ -1,0 +1,136 @@
+"""The HTTP listener: uvicorn in the server's own loop, with limits for connections that it has none for."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mainstem.core.errors import Busy, MainstemError, ProtocolError
+from mainstem.core.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
+from mainstem.server.http.problems import answer
+from mainstem.server.http.sending import ABORT, Connection
+
+_BACKLOG: Final = 1_024
+_KEEP_ALIVE_SECONDS: Final = 60
+# How long answers may take once the listener stops.
+_STOP_SECONDS: Final = 5
+
+
+class HttpListener:
+    """Serves an application on sockets that are bound already. The loop's thread only."""
+
+    def __init__(self, sockets: Sequence[socket.socket], app: ASGIApp, connections_max: int) -> None:
+        config = uvicorn.Config(
+            app,
+            http=partial(GuardedProtocol, connections_max),  # type: ignore[arg-type]
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            # Who connects is who asks: nobody is believed who says to ask for somebody else.
+            proxy_headers=False,
+            server_header=False,
+            h11_max_incomplete_event_size=HTTP_HEAD_BYTES_MAX,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+            backlog=_BACKLOG,
+        )
+        # What it says about requests that are no HTTP is no more than was answered.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self._server = _Embedded(config)
+        self._sockets = list(sockets)
+        for bound in self._sockets:
+            # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
+            bound.listen(_BACKLOG)
+
+    async def serve(self) -> None:
+        await self._server.serve(sockets=self._sockets)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+
+class _Embedded(uvicorn.Server):
+    """uvicorn without its own signal handlers: the process has one owner of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GuardedProtocol(H11Protocol):
+    """A connection whose requests must come in time, and of which there are not too many."""
+
+    def __init__(self, connections_max: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._connections_max = connections_max
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._plain_app = self.app
+        self.app = self._run
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ABORT] = Connection(self.transport)
+        await self._plain_app(scope, receive, send)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._connections_max:
+            self._refuse(Busy(f"{self._connections_max} clients are connected, which is the limit"))
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_between_requests:
+            self._await_head()
+        else:
+            self._forget_timer()
+
+    @property
+    def _is_between_requests(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is None or bool(cycle.response_complete)
+
+    def _await_head(self) -> None:
+        """A request must begin, and its head be complete, in time."""
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HTTP_HEAD_SECONDS_MAX, self._on_late)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_late(self) -> None:
+        self._head_timer = None
+        if self._is_between_requests:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ProtocolError("this is no request of HTTP/1.1, or its head is too large"))
+
+    def _refuse(self, error: MainstemError) -> None:
+        """Answer with an error, if nothing was answered yet, and end the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = answer(error, closes=True)
+            head = h11.Response(status_code=response.status_code, headers=response.raw_headers)
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                sent = self.conn.send(event)
+                if sent:
+                    self.transport.write(sent)
+        if not self._is_between_requests:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()

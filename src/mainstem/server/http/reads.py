@@ -1,0 +1,336 @@
+"""`GET /streams/{name}/records`: rows out, to the end of the stream as it is now, or to a limit.
+
+Where the answer ends is said before it begins: `Mainstem-Cursor` is the place after its last row, and `Link` is where
+to go on. Without a limit that is the end of the stream as it was when the request came, and the answer may be of any
+length: it is made a piece at a time, when its reader has taken the one before. With a limit it is a page, made as a
+whole; it may have fewer rows than the limit when they are large, and always says where to go on.
+
+What goes wrong before the first row is a problem; what goes wrong later cuts the answer off, so that nobody takes it
+for whole.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mainstem.consume.consumer import Consumer, Start
+from mainstem.consume.record import RecordBatch
+from mainstem.consume.view import with_metadata
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss, InvalidPredicate, InvalidSetting, MainstemError
+from mainstem.core.kinds import parse_duration
+from mainstem.core.limits import HTTP_PAGE_BYTES_MAX, HTTP_PIECE_BYTES
+from mainstem.core.times import from_us
+from mainstem.server.http.gate import Principal
+from mainstem.server.http.port import ReaderPort
+from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
+from mainstem.server.http.sending import CutOff, Sender
+
+if TYPE_CHECKING:
+    from mainstem.server.line import Line
+    from mainstem.server.server import Server
+
+_LIMIT_MAX: Final = 1 << 31
+_FIND_LIMIT: Final = 1_000
+CURSOR_HEADER: Final = "mainstem-cursor"
+END_HEADER: Final = "mainstem-end"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a reader asks for."""
+
+    start: Start
+    where: str | None
+    columns: list[str] | None
+    limit: int | None
+    on_bad: str
+    has_metadata: bool
+
+    @classmethod
+    def of(cls, request: Request, now_us: int, *, start: str = "earliest") -> "Wanted":
+        given = request.query_params
+        unknown = set(given) - _PARAMETERS
+        if unknown:
+            raise InvalidSetting(f"there is no parameter {min(unknown)[:40]!r}; there are {', '.join(_SHOWN)}")
+        twice = next((name for name in given if len(given.getlist(name)) > 1), None)
+        if twice is not None:
+            raise InvalidSetting(f"{twice} is given twice")
+        on_bad = given.get("on_bad", "raise")
+        if on_bad not in ("raise", "skip"):
+            raise InvalidSetting(f"on_bad is raise or skip, not {on_bad[:40]!r}")
+        columns = given.get("columns")
+        return cls(
+            start_of(given.get("from", start), now_us),
+            given.get("where"),
+            None if columns is None else [name.strip() for name in columns.split(",")],
+            _limit_of(given.get("limit")),
+            on_bad,
+            _flag_of("metadata", given.get("metadata")),
+        )
+
+
+_SHOWN: Final = ("from", "where", "columns", "limit", "metadata", "on_bad")
+_PARAMETERS: Final = frozenset(_SHOWN)
+
+
+def start_of(text: str, now_us: int) -> Start:
+    """Where to begin: earliest, latest, a cursor, a time, or how long ago."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.startswith("ms1:"):
+        return Cursor.parse(text)
+    try:
+        return from_us(now_us) - timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        # A plus that was not escaped comes as a blank.
+        found = datetime.fromisoformat(text.replace(" ", "+") if text.count(" ") == 1 and "T" in text else text)
+    except ValueError:
+        raise InvalidSetting(
+            f"from is earliest, latest, a cursor, a time (2026-01-31T12:00:00Z) or how long ago (15m), not "
+            f"{text[:60]!r}"
+        ) from None
+    if found.tzinfo is None:
+        raise InvalidSetting(f"from: the time needs a zone; {text[:60]}Z is UTC")
+    return found
+
+
+def _limit_of(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 12 and 0 <= int(text) <= _LIMIT_MAX):
+        raise InvalidSetting(f"limit is a whole number from 0 to {_LIMIT_MAX}, not {text[:40]!r}")
+    return int(text)
+
+
+def _flag_of(name: str, text: str | None) -> bool:
+    if text not in (None, "true", "false", "1", "0", ""):
+        raise InvalidSetting(f"{name} is true or false, not {str(text)[:40]!r}")
+    return text in ("true", "1", "")
+
+
+class Reading:
+    """One reader's way through a stream. One thread at a time, which is never the loop's; made there, too."""
+
+    def __init__(self, server: "Server", name: str, wanted: Wanted, *, follow: bool) -> None:
+        self.port = ReaderPort(server)
+        self.wanted = wanted
+        self.left = wanted.limit
+        self.count = 0
+        # What follows the last row that was given out, if that was not all of its batch.
+        self._stopped_at: tuple[int, int] | None = None
+        self.consumer = Consumer(
+            self.port,
+            name,
+            wanted.start,
+            follow=follow,
+            where=wanted.where,
+            columns=wanted.columns,
+            on_bad="skip" if wanted.on_bad == "skip" else "raise",
+            clock=server.clock,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more for it. Never of one that follows."""
+        return self.left == 0 or self.is_at_end
+
+    @property
+    def is_at_end(self) -> bool:
+        offsets, ends = self.cursor.offsets, self.consumer.stream.ends
+        return all(offset >= end for offset, end in zip(offsets, ends, strict=False))
+
+    @property
+    def cursor(self) -> Cursor:
+        """After the last row that was given out."""
+        cursor = self.consumer.cursor
+        if self._stopped_at is None:
+            return cursor
+        shard, offset = self._stopped_at
+        offsets = list(cursor.offsets)
+        offsets[shard] = offset
+        return Cursor(cursor.stream, cursor.epoch, tuple(offsets))
+
+    @property
+    def end_cursor(self) -> Cursor:
+        """Where it ends if it has no limit."""
+        info = self.consumer.stream
+        return Cursor(info.uuid, info.epoch, tuple(map(max, info.ends, self.consumer.cursor.offsets)))
+
+    def next(self) -> RecordBatch | None:
+        """The next batch, cut at the limit; None if there is none now, or the turn is over."""
+        batch = self.consumer.poll_batch(0.0)
+        if batch is None:
+            return None
+        if self.left is not None:
+            whole, batch = batch, batch.first(self.left)
+            self.left -= batch.count
+            if batch.count < whole.count:
+                self._stopped_at = (whole.shard, whole.offsets()[batch.count])
+        self.count += batch.count
+        return batch
+
+    def pieces(self, rendering: Rendering, bytes_max: int) -> list[bytes]:
+        """The bytes of the next batches: about `bytes_max` of them, or what one turn gives."""
+        self.port.begin_turn()
+        found: list[bytes] = []
+        size = 0
+        while size < bytes_max and not self.is_over:
+            batch = self.next()
+            if batch is None:
+                break
+            for piece in rendering.rows(batch.to_arrow(metadata=self.wanted.has_metadata)):
+                found.append(piece)
+                size += len(piece)
+        return found
+
+    @property
+    def columns(self) -> Any:
+        return with_metadata(self.consumer.columns) if self.wanted.has_metadata else self.consumer.columns
+
+
+class Reads:
+    """Answers readers. The loop's thread."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+
+    async def read(self, request: Request, principal: Principal, name: str) -> "Response | Streamed":
+        """To the end, or a page."""
+        wanted = Wanted.of(request, self._server.clock.now_us())
+        return await self._answer(request, name, wanted)
+
+    async def find(self, request: Request, principal: Principal, name: str) -> "Response | Streamed":
+        """What matches, wherever it is: a page."""
+        wanted = Wanted.of(request, self._server.clock.now_us())
+        if not (wanted.where or "").strip():
+            raise InvalidPredicate('where: say what to find, for example "id = 7"')
+        limit = _FIND_LIMIT if wanted.limit is None else wanted.limit
+        wanted = replace(wanted, limit=limit, on_bad="skip")
+        return await self._answer(request, name, wanted)
+
+    async def _answer(self, request: Request, name: str, wanted: Wanted) -> "Response | Streamed":
+        media_type = media_type_of(request, events=False)
+        rendering: Rendering = RENDERINGS[media_type]()
+        line = self._server.new_read_line()
+        reading = await aside(line, lambda: Reading(self._server, name, wanted, follow=False))
+        if wanted.limit is not None:
+            return await self._page(request, line, reading, rendering, media_type)
+        first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
+        headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
+        return Streamed(self._server, line, reading, rendering, first, headers)
+
+    async def _page(
+        self, request: Request, line: "Line", reading: Reading, rendering: Rendering, media_type: str
+    ) -> Response:
+        pieces = await aside(line, lambda: list(rendering.begin(reading.columns)))
+        size = 0
+        while size < HTTP_PAGE_BYTES_MAX and not reading.is_over:
+            more = await aside(line, lambda: _whole_batches(reading, rendering))
+            if more is None:
+                break
+            pieces += more
+            size += sum(map(len, more))
+        pieces += await aside(line, lambda: list(rendering.end()))
+        headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
+        counts = reading.consumer
+        headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
+        return Response(b"".join(pieces), headers=headers)
+
+
+def _first(reading: Reading, rendering: Rendering) -> list[bytes]:
+    """The first rows, so that what is wrong from the beginning can be said."""
+    try:
+        return reading.pieces(rendering, HTTP_PIECE_BYTES)
+    except DataLoss as loss:
+        raise Lost(loss, reading.cursor) from loss
+
+
+def _whole_batches(reading: Reading, rendering: Rendering) -> list[bytes] | None:
+    """More of a page; None if it ends before a loss that the next page will tell."""
+    try:
+        return reading.pieces(rendering, HTTP_PIECE_BYTES)
+    except DataLoss as loss:
+        if reading.count:
+            return None
+        raise Lost(loss, reading.cursor) from loss
+
+
+class Lost(Exception):
+    """Records are gone; the cursor stands after them."""
+
+    def __init__(self, error: MainstemError, cursor: Cursor) -> None:
+        super().__init__(str(error))
+        self.error, self.cursor = error, cursor
+
+
+def _headers(request: Request, media_type: str, cursor: Cursor, *, is_at_end: bool) -> dict[str, str]:
+    query = urlencode(
+        [*((name, text) for name, text in request.query_params.items() if name != "from"), ("from", str(cursor))]
+    )
+    return {
+        "content-type": media_type,
+        "cache-control": "no-store",
+        "vary": "accept",
+        CURSOR_HEADER: str(cursor),
+        END_HEADER: "true" if is_at_end else "false",
+        "link": f'<{request.url.path}?{query}>; rel="next"',
+    }
+
+
+class Streamed:
+    """An answer of any length, of which no more is made than its reader takes."""
+
+    def __init__(
+        self,
+        server: "Server",
+        line: "Line",
+        reading: Reading,
+        rendering: Rendering,
+        first: Sequence[bytes],
+        headers: dict[str, str],
+    ) -> None:
+        self._server = server
+        self._line = line
+        self._reading = reading
+        self._rendering = rendering
+        self._first = first
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = Sender(scope, send)
+        reading, rendering = self._reading, self._rendering
+        pieces = list(self._first)
+        await sender.start(200, self._headers)
+        try:
+            while not reading.is_over:
+                making = aside(self._line, lambda: reading.pieces(rendering, HTTP_PIECE_BYTES))
+                try:
+                    # The next piece is made while this one is on its way.
+                    await sender.send(pieces)
+                finally:
+                    made = await asyncio.wait([making])
+                pieces = next(iter(made[0])).result()
+            await sender.send([*pieces, *await aside(self._line, lambda: list(rendering.end()))])
+        except CutOff:
+            return
+        except MainstemError as error:
+            await sender.cut_off(error)
+            return
+        finally:
+            self._line.cancel()
+        await sender.end()
+
+
+def aside(line: "Line", work: Callable[[], Any]) -> "asyncio.Future[Any]":
+    """Have something done by a thread, in the reader's turn."""
+    return asyncio.wrap_future(line.submit(work))

@@ -1,0 +1,74 @@
+"""The way of an answer to its reader, who may be slow, or gone."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.types import Scope, Send
+
+from mainstem.core.errors import MainstemError
+from mainstem.core.events import Event
+from mainstem.core.limits import HTTP_SEND_SECONDS_MAX
+
+logger = logging.getLogger("mainstem.server")
+
+# Under this name the scope of a request has what ends its connection at once.
+ABORT: Final = "mainstem.abort"
+
+
+class CutOff(Exception):
+    """The connection is over: nothing more can be sent."""
+
+
+class Sender:
+    """Sends one answer. A reader that takes none of it for a minute is left. One task."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        raw = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
+        await self._in_time({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def send(self, pieces: Sequence[Any]) -> None:
+        for piece in pieces:
+            if len(piece):
+                await self._in_time({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def cut_off(self, reason: MainstemError | str) -> None:
+        """End the connection in the middle of the answer, so that nobody takes it for whole."""
+        logger.warning(Event("an answer was cut off", path=self._scope["path"], reason=str(reason)))
+        self._abort()
+        # The connection learns of it in the next turn of the loop.
+        await asyncio.sleep(0.001)
+
+    async def _in_time(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(HTTP_SEND_SECONDS_MAX):
+                await self._send(message)
+        except TimeoutError:
+            await self.cut_off(f"its reader took nothing for {HTTP_SEND_SECONDS_MAX} s")
+            raise CutOff from None
+        if self._scope[ABORT].is_gone():
+            raise CutOff
+
+    def _abort(self) -> None:
+        self._scope[ABORT].abort()
+
+
+class Connection:
+    """What a handler may know of the connection that its request came by."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_gone(self) -> bool:
+        return bool(self._transport.is_closing())

@@ -1,0 +1,220 @@
+"""Streams and schemas over HTTP: JSON in, JSON out, the same options by the same names as in Python."""
+
+import base64
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainstem.core.clock import Clock
+from mainstem.core.errors import InvalidRequest, InvalidSetting
+from mainstem.core.kinds import render_duration
+from mainstem.core.limits import HTTP_CALL_BYTES_MAX
+from mainstem.core.times import from_us
+from mainstem.hub.hub import Streams
+from mainstem.registry.forms import to_type_map
+from mainstem.server.http.bodies import Body, BodyBudget
+from mainstem.server.http.gate import Principal
+from mainstem.server.http.port import ServerPort
+from mainstem.server.http.problems import refusal
+from mainstem.transport.port import ListStreamsCall, SchemaInfo, StreamInfo
+
+if TYPE_CHECKING:
+    from mainstem.server.server import Server
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_CREATE: Final = frozenset(
+    (
+        "shards",
+        "schema",
+        "key",
+        "index",
+        "compatibility",
+        "retention",
+        "retention_bytes",
+        "cleanup",
+        "tombstones",
+        "hash",
+    )
+)
+_ALTER: Final = frozenset(("retention", "retention_bytes", "cleanup", "tombstones", "shards"))
+
+
+class StreamRoutes:
+    """Administration. The loop's thread; what waits for the disk is done aside, in the turn of who asks."""
+
+    def __init__(self, server: "Server", port: ServerPort, budget: BodyBudget) -> None:
+        self._server = server
+        self._port = port
+        self._streams = Streams(port)
+        self._budget = budget
+
+    async def list_all(self, request: Request, principal: Principal, name: str) -> Response:
+        after = request.query_params.get("after", "0")
+        if not (after.isascii() and after.isdecimal() and len(after) < 19):
+            raise InvalidSetting(f"after is the id of a stream, not {after[:40]!r}")
+        answer = await self._aside(request, lambda: self._port.call(ListStreamsCall(after=int(after))))
+        found: dict[str, Any] = {"streams": [stream_json(info) for info in answer.streams]}
+        headers = {}
+        if answer.more:
+            headers["link"] = f'</streams?after={answer.streams[-1].id}>; rel="next"'
+        return _json(found, headers=headers)
+
+    async def get(self, request: Request, principal: Principal, name: str) -> Response:
+        return _json(stream_json(await self._aside(request, lambda: self._streams.get(name), is_long=True)))
+
+    async def create(self, request: Request, principal: Principal, name: str) -> Response:
+        options = await self._options(request, _CREATE)
+
+        def create() -> tuple[StreamInfo, bool]:
+            known = {info.uuid for info in self._named(name)}
+            info = self._streams.create(name, exist_ok=True, **options)
+            return info, info.uuid not in known
+
+        info, is_new = await self._aside(request, create)
+        return _json(stream_json(info), 201 if is_new else 200)
+
+    def _named(self, name: str) -> list[StreamInfo]:
+        try:
+            return [self._streams.get(name)]
+        except InvalidRequest:
+            return []
+
+    async def alter(self, request: Request, principal: Principal, name: str) -> Response:
+        options = await self._options(request, _ALTER)
+        return _json(stream_json(await self._aside(request, lambda: self._streams.alter(name, **options))))
+
+    async def delete(self, request: Request, principal: Principal, name: str) -> Response:
+        await self._aside(request, lambda: self._streams.delete(name))
+        return Response(status_code=204)
+
+    async def trim(self, request: Request, principal: Principal, name: str) -> Response:
+        given = await self._options(request, frozenset(("before", "offset", "shard")))
+        before = None if "before" not in given else _time_of(given.pop("before"))
+        info = await self._aside(request, lambda: self._streams.trim(name, before=before, **given), is_long=True)
+        return _json(stream_json(info))
+
+    async def erase(self, request: Request, principal: Principal, name: str) -> Response:
+        given = await self._options(request, frozenset(("key",)))
+        if "key" not in given:
+            raise InvalidSetting('say which key: {"key": ...}')
+        key = _key_of(given["key"])
+        erased = await self._aside(request, lambda: self._streams.erase(name, key), is_long=True)
+        return _json({"records": erased.records, "gone_by": _time_text(erased.gone_by_us)})
+
+    async def schemas(self, request: Request, principal: Principal, name: str) -> Response:
+        found = await self._aside(request, lambda: self._streams.schemas(name))
+        return _json({"schemas": [schema_json(info) for info in found]})
+
+    async def set_schema(self, request: Request, principal: Principal, name: str) -> Response:
+        given = await self._options(request, frozenset(("schema", "compatibility", "dry_run")))
+        if "schema" not in given:
+            raise InvalidSetting('give the schema: {"schema": {"id": "int64", "name": "string"}}')
+        schema, is_dry = given["schema"], given.get("dry_run", False)
+        if type(is_dry) is not bool:
+            raise InvalidSetting("dry_run is true or false")
+        info = await self._aside(
+            request,
+            lambda: self._streams.set_schema(name, schema, compatibility=given.get("compatibility"), dry_run=is_dry),
+        )
+        return _json(stream_json(info))
+
+    async def _options(self, request: Request, allowed: frozenset[str]) -> dict[str, Any]:
+        """The object in a body; an empty body is an empty one."""
+        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if media_type not in ("application/json", "application/x-www-form-urlencoded"):
+            raise refusal(415, f"a body of type {media_type[:60]!r}; send application/json")
+        with Body(request, self._budget, self._clock, HTTP_CALL_BYTES_MAX) as body:
+            text = await body.whole()
+        try:
+            fields = _decode_fields(text) if text.strip() else {}
+            # A schema is read by who minds a name that is there twice.
+            given = {name: bytes(raw) if name == "schema" else _decode(raw) for name, raw in fields.items()}
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise refusal(400, f"the body is not a JSON object: {error}") from None
+        unknown = set(given) - allowed
+        if unknown:
+            raise InvalidSetting(f"there is no option {min(unknown)[:40]!r}; there are {', '.join(sorted(allowed))}")
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def _clock(self) -> Clock:
+        return self._server.clock
+
+    async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
+        try:
+            return await self._server.run_aside(request, work, is_long=is_long)
+        finally:
+            self._server.forget_client(request)
+
+
+def stream_json(info: StreamInfo) -> dict[str, Any]:
+    """A stream as it is shown."""
+    found: dict[str, Any] = {
+        "name": info.name,
+        "id": info.id,
+        "uuid": info.uuid,
+        "shards": info.shards,
+        "hash": info.hash,
+        "generation": info.generation,
+        "records": info.records,
+        "bytes": info.bytes,
+        "starts": info.starts,
+        "ends": info.ends,
+        "retention": render_duration(info.retention_us / 1_000_000) if info.retention_us else None,
+        "retention_bytes": info.retention_bytes,
+        "cleanup": info.cleanup,
+        "tombstones": render_duration(info.tombstone_us / 1_000_000),
+        "created": _time_text(info.created_us),
+        "key": info.key,
+        "index": info.index,
+        "compatibility": info.compatibility,
+        "schema_version": info.schema_version,
+        "waiting_bytes": info.waiting_bytes,
+        "gone_by": _time_text(info.gone_by_us),
+    }
+    if info.schema is not None:
+        found["schema"] = to_type_map(info.schema)
+    return found
+
+
+def schema_json(info: SchemaInfo) -> dict[str, Any]:
+    return {
+        "version": info.version,
+        "id": info.id,
+        "created": _time_text(info.created_us),
+        "schema": to_type_map(info.schema),
+    }
+
+
+def _json(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(_encode(document), status, dict(headers or {}), "application/json")
+
+
+def _time_text(time_us: int) -> str | None:
+    return from_us(time_us).isoformat().replace("+00:00", "Z") if time_us else None
+
+
+def _time_of(text: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise InvalidSetting(f"before is a time such as 2026-01-31T12:00:00Z, not {text!r:.60}") from None
+
+
+def _key_of(given: Any) -> Any:
+    if isinstance(given, dict) and given.keys() == {"base64"}:
+        try:
+            return base64.b64decode(given["base64"], validate=True)
+        except (TypeError, ValueError):
+            raise InvalidSetting("key: a field of base64 that is not base64") from None
+    if isinstance(given, list):
+        return tuple(given)
+    if isinstance(given, str | int) and not isinstance(given, bool):
+        return given
+    raise InvalidSetting('key is a text, a whole number, {"base64": ...}, or a list of the values of its columns')
