@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from mainstem.server.http.app import HttpApp
+from mainstem.server.http.probes import Probes
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from mainstem.server.http.app import HttpApp
 )
 def test_whether_a_server_is_ready(is_ready, is_disk_full, damage, code, body):
     state = SimpleNamespace(is_ready=is_ready, is_disk_full=is_disk_full, damage=damage)
-    app = HttpApp.__new__(HttpApp)
-    app._server = cast("Any", state)
-    response = asyncio.run(app._readyz(cast("Any", None), cast("Any", None), ""))
+    probes = Probes(state, lambda: "")
+    response = asyncio.run(probes.readyz(cast("Any", None), cast("Any", None), ""))
+    probes.close()
     assert (response.status_code, json.loads(bytes(response.body))) == (code, body)

@@ -4,15 +4,19 @@ import asyncio
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from mainstem.server.health import HttpListener
+from starlette.requests import Request
 
 from mainstem.core.errors import Closed
 from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.log import Log
+from mainstem.server.http.gate import LOOPBACK
+from mainstem.server.http.listener import HttpListener
+from mainstem.server.http.probes import Probes
 from mainstem.server.metrics import HISTOGRAM, METRICS, OTHER_METRICS, STREAM_METRICS, Exposition, _labels
 from mainstem.server.sockets import address_of, bind
 from tests.unit.log.parts import append_values, make_stream
@@ -169,13 +173,21 @@ async def get(address: str, path: str) -> tuple[str, str]:
 
 async def listening(gather, test) -> None:
     sockets = bind(Address("127.0.0.1", 0))
-    listener = HttpListener(sockets, lambda: True, gather)
+    probes = Probes(SimpleNamespace(is_ready=True, is_disk_full=False, damage=""), gather)
+    handlers = {"/livez": probes.livez, "/healthz": probes.livez, "/readyz": probes.readyz, "/metrics": probes.metrics}
+
+    async def app(scope, receive, send) -> None:
+        response = await handlers[scope["path"]](Request(scope), LOOPBACK, "")
+        await response(scope, receive, send)
+
+    listener = HttpListener(sockets, app, 100)
     task = asyncio.ensure_future(listener.serve())
     try:
         await test(address_of(sockets))
     finally:
         listener.stop()
         await task
+        probes.close()
 
 
 def test_over_http(tmp_path):

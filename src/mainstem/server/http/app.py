@@ -6,29 +6,27 @@ import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mainstem.core.errors import InternalError, MainstemError, ServerStopping
 from mainstem.core.events import Event
-from mainstem.core.plain import one_line
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
 from mainstem.server.http.gate import LOOPBACK, Access, Gate, LoopbackAccess, Principal
 from mainstem.server.http.port import ServerPort
 from mainstem.server.http.posts import Posts
+from mainstem.server.http.probes import Probes
 from mainstem.server.http.problems import HttpRefusal, answer, refusal
 from mainstem.server.http.reads import Lost, Reads
 from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
 from mainstem.server.http.streams import StreamRoutes
 from mainstem.server.http.tails import Tails
-from mainstem.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from mainstem.server.server import Server
@@ -39,18 +37,11 @@ Handler = Callable[[Request, Principal, str], Awaitable[Any]]
 
 
 class HttpApp:
-    """Answers requests. The loop's thread.
-
-    A server whose disk is full is ready and says so: taken out of service it could neither be read nor be trimmed. One
-    that has met damage in its ledger is not: it needs a restart, which rebuilds it. Metrics are gathered in a thread of
-    their own, so that neither the loop nor a call waits for them; who asks while that is under way gets the same page.
-    """
+    """Answers requests. The loop's thread."""
 
     def __init__(self, server: "Server", metrics: Callable[[], str], access: Access | None = None) -> None:
         self._server = server
-        self._metrics = metrics
-        self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-metrics")
-        self._gathering: asyncio.Future[str] | None = None
+        self._probes = Probes(server, metrics)
         self._gate = Gate(access or LoopbackAccess())
         self._under_way = 0
         port = ServerPort(server)
@@ -61,9 +52,9 @@ class HttpApp:
         streams = StreamRoutes(server, port, budget)
         self._document = msgspec.json.encode(openapi.document(server.name.partition(" ")[2]))
         self._handlers: dict[str, Handler] = {
-            "livez": self._livez,
-            "readyz": self._readyz,
-            "metrics": self._serve_metrics,
+            "livez": self._probes.livez,
+            "readyz": self._probes.readyz,
+            "metrics": self._probes.metrics,
             "openapi": self._openapi,
             "docs": self._docs,
             "list_streams": streams.list_all,
@@ -88,7 +79,7 @@ class HttpApp:
 
     def close(self) -> None:
         self._posts.close()
-        self._metrics_pool.shutdown(wait=False, cancel_futures=True)
+        self._probes.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -121,29 +112,6 @@ class HttpApp:
 
     # What the server says of itself.
 
-    async def _livez(self, request: Request, principal: Principal, name: str) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def _readyz(self, request: Request, principal: Principal, name: str) -> Response:
-        server = self._server
-        if damage := server.damage:
-            return JSONResponse({"status": "damaged", "reason": one_line(damage)}, status_code=503)
-        if server.is_ready:
-            return JSONResponse({"status": "ready", **({"disk": "full"} if server.is_disk_full else {})})
-        return JSONResponse({"status": "stopping"}, status_code=503)
-
-    async def _serve_metrics(self, request: Request, principal: Principal, name: str) -> Response:
-        if self._gathering is None or self._gathering.done():
-            loop = asyncio.get_running_loop()
-            self._gathering = loop.run_in_executor(self._metrics_pool, self._metrics)
-        # A client that goes away must not take the page from the others.
-        try:
-            page = await asyncio.shield(self._gathering)
-        except (MainstemError, OSError) as error:
-            # The log is closed already, or its disk does not answer questions.
-            return Response(f"{one_line(str(error))}\n", status_code=503, media_type="text/plain")
-        return Response(page, headers={"content-type": CONTENT_TYPE})
-
     async def _openapi(self, request: Request, principal: Principal, name: str) -> Response:
         return Response(self._document, media_type="application/json")
 
@@ -152,11 +120,8 @@ class HttpApp:
 
     async def _read(self, request: Request, principal: Principal, name: str) -> Any:
         if media_type_of(request, events=True) == EVENTS:
-            return await self._tail(request, principal, name)
+            return await self.tails.tail(request, principal, name)
         return await self._reads.read(request, principal, name)
-
-    async def _tail(self, request: Request, principal: Principal, name: str) -> Any:
-        return await self.tails.tail(request, principal, name)
 
 
 class _Paths:

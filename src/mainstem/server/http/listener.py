@@ -18,6 +18,9 @@ from mainstem.core.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
 from mainstem.server.http.problems import answer
 from mainstem.server.http.sending import ABORT, Connection
 
+_errors = logging.getLogger("mainstem.server.http")
+_errors.setLevel(logging.ERROR)
+
 _BACKLOG: Final = 1_024
 _KEEP_ALIVE_SECONDS: Final = 60
 # How long answers may take once the listener stops.
@@ -43,8 +46,6 @@ class HttpListener:
             timeout_graceful_shutdown=_STOP_SECONDS,
             backlog=_BACKLOG,
         )
-        # What it says about requests that are no HTTP is no more than was answered.
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._server = _Embedded(config)
         self._sockets = list(sockets)
         for bound in self._sockets:
@@ -73,6 +74,8 @@ class GuardedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._connections_max = connections_max
         self._head_timer: asyncio.TimerHandle | None = None
+        # What there is to say about requests that are no HTTP was answered.
+        self.logger = _errors
         self._plain_app = self.app
         self.app = self._run
 
