@@ -35,8 +35,9 @@ class Server(Process):
     `change` is Python code that the process runs first, to leave out what is to be measured.
     """
 
-    def __init__(self, folder: Path, change: str = "") -> None:
-        options = ["--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--http", "off", "--kafka", "off"]
+    def __init__(self, folder: Path, change: str = "", *, http: bool = False) -> None:
+        served = "127.0.0.1:0" if http else "off"
+        options = ["--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--http", served, "--kafka", "off"]
         changed = [sys.executable, "-c", f"{change}\nfrom mainstem.cli import main\nmain()"]
         super().__init__([*(changed if change else command()), "serve", *options])
         word, _, rest = self.line(READY_TIMEOUT_S).partition(" ")
@@ -44,7 +45,9 @@ class Server(Process):
         if word != "ready":
             self.stop()
             raise BenchmarkError(f"mainstem serve said {word!r} instead of ready{self.errors()}")
-        self.url = f"mainstem://{json.loads(rest)['data']}"
+        addresses = json.loads(rest)
+        self.url = f"mainstem://{addresses['data']}"
+        self.http: str = addresses.get("http", "")
 
 
 def create_stream(url: str, *, name: str = STREAM, shards: int = 1) -> None:
