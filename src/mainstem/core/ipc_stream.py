@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from mainstem.core.errors import InvalidPayload, InvalidSchema, RecordTooLarge
+from mainstem.core.errors import InvalidPayload, InvalidSchema, MainstemError, RecordTooLarge
 from mainstem.core.layouts import ARROW_ERRORS, METADATA_FIELDS, Shape, refuse, shape_of_columns
 from mainstem.core.limits import BATCH_RECORDS_MAX, HTTP_BODY_BYTES_MAX, SCHEMA_BYTES_MAX
 from mainstem.core.message import Peeked, inspect, peek
@@ -129,9 +129,14 @@ class IpcReader:
 
 def _shape(message: bytes) -> Shape:
     try:
-        found = pa.ipc.read_schema(pa.py_buffer(message))
+        return _shape_of(pa.ipc.read_schema(pa.py_buffer(message)))
+    except MainstemError:
+        raise
     except Exception as error:  # noqa: BLE001  # pyarrow's errors share no root of their own
         raise InvalidPayload(f"the Arrow stream has no schema that can be read: {one_line(str(error), 200)}") from None
+
+
+def _shape_of(found: pa.Schema) -> Shape:
     own = [field for field in found if field.name not in METADATA_FIELDS]
     beside = [field for field in found if field.name in METADATA_FIELDS]
     for field in beside:

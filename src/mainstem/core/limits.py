@@ -168,7 +168,7 @@ HTTP_CALL_BYTES_MAX: Final = 2 * MIB
 # An answer that says where it ends before it begins is held in memory.
 HTTP_PAGE_BYTES_MAX: Final = 8 * MIB
 # What is made at once of an answer of any length, about, and how long its reader may take none of it.
-HTTP_PIECE_BYTES: Final = 1 * MIB
+HTTP_PIECE_BYTES: Final = 512 * KIB
 HTTP_SEND_SECONDS_MAX: Final = 60
 # Tails of wider streams would say as many offsets with every record.
 HTTP_TAIL_SHARDS_MAX: Final = 1_024

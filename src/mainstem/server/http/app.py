@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mainstem.core.errors import InternalError, MainstemError, ServerStopping
+from mainstem.core.errors import InternalError, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
@@ -93,6 +93,7 @@ class HttpApp:
 
     async def _respond(self, request: Request) -> Any:
         try:
+            _check_framing(request)
             row, name = self._paths.find(request)
             principal = LOOPBACK if row.is_open else self._gate.admit(request, row.action, name or None)
             if self._server.is_stopping and not row.is_open:
@@ -102,13 +103,15 @@ class HttpApp:
             return None
         except Lost as lost:
             return answer(lost.error, cursor=str(lost.cursor))
+        except _Ambiguous as error:
+            return answer(error, closes=True)
         except (HttpRefusal, MainstemError) as error:
-            return answer(error, closes=_has_body(request))
+            return answer(error)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             logger.exception(Event("a request failed", method=request.method, path=request.url.path))
-            return answer(InternalError(f"the server failed: {type(error).__name__}"), closes=_has_body(request))
+            return answer(InternalError(f"the server failed: {type(error).__name__}"))
 
     # What the server says of itself.
 
@@ -122,6 +125,15 @@ class HttpApp:
         if media_type_of(request, events=True) == EVENTS:
             return await self.tails.tail(request, principal, name)
         return await self._reads.read(request, principal, name)
+
+
+class _Ambiguous(HttpRefusal):
+    """A request of which two readers could see different ends: what follows it is not read."""
+
+
+def _check_framing(request: Request) -> None:
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        raise _Ambiguous(400, ProtocolError("a request has a Content-Length or a Transfer-Encoding, not both"))
 
 
 class _Paths:
@@ -163,8 +175,3 @@ _PAGE_POLICY: Final = (
     f"default-src 'none'; connect-src 'self'; script-src {_hash_of(_SCRIPT)}; style-src {_hash_of(_STYLE)}; "
     "frame-ancestors 'none'; base-uri 'none'"
 )
-
-
-def _has_body(request: Request) -> bool:
-    """Whether there is a body of which the rest may still come."""
-    return "content-length" in request.headers or "transfer-encoding" in request.headers

@@ -68,7 +68,11 @@ class _Embedded(uvicorn.Server):
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection whose requests must come in time, and of which there are not too many."""
+    """A connection whose requests must come in time, and of which there are not too many.
+
+    The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
+    next request may take.
+    """
 
     def __init__(self, connections_max: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -81,7 +81,7 @@ def problem_of(error: MainstemError, status: int | None = None, **more: Any) -> 
 
 
 def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: Any) -> Response:
-    """The response that says what went wrong. `closes`: the rest of the request is not read."""
+    """The response that says what went wrong. `closes`: and the connection ends."""
     headers: dict[str, str] = {}
     if isinstance(error, HttpRefusal):
         headers, more = dict(error.headers), {**error.facts, **more}

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from mainstem.server.server import Server
 
 _LIMIT_MAX: Final = 1 << 31
+# So many rows are written before it is known how large they are.
+_ROWS_FIRST: Final = 1_000
 _FIND_LIMIT: Final = 1_000
 CURSOR_HEADER: Final = "mainstem-cursor"
 END_HEADER: Final = "mainstem-end"
@@ -126,8 +129,10 @@ class Reading:
         self.wanted = wanted
         self.left = wanted.limit
         self.count = 0
-        # What follows the last row that was given out, if that was not all of its batch.
-        self._stopped_at: tuple[int, int] | None = None
+        # The batch of which rows are given out, how many of them were, and what one takes as it is given, about.
+        self._batch: RecordBatch | None = None
+        self._given = 0
+        self._row_bytes = 0.0
         self.consumer = Consumer(
             self.port,
             name,
@@ -152,12 +157,11 @@ class Reading:
     @property
     def cursor(self) -> Cursor:
         """After the last row that was given out."""
-        cursor = self.consumer.cursor
-        if self._stopped_at is None:
+        cursor, batch = self.consumer.cursor, self._batch
+        if batch is None or self._given == batch.count:
             return cursor
-        shard, offset = self._stopped_at
         offsets = list(cursor.offsets)
-        offsets[shard] = offset
+        offsets[batch.shard] = batch.offsets()[self._given]
         return Cursor(cursor.stream, cursor.epoch, tuple(offsets))
 
     @property
@@ -167,20 +171,26 @@ class Reading:
         return Cursor(info.uuid, info.epoch, tuple(map(max, info.ends, self.consumer.cursor.offsets)))
 
     def next(self) -> RecordBatch | None:
-        """The next batch, cut at the limit; None if there is none now, or the turn is over."""
-        batch = self.consumer.poll_batch(0.0)
+        """The next rows, about a piece of them, and not more than the limit; None if there are none now, or the turn is
+        over."""
+        if self._batch is None or self._given == self._batch.count:
+            self._batch, self._given = self.consumer.poll_batch(0.0), 0
+        batch = self._batch
         if batch is None:
             return None
+        count = batch.count - self._given
+        if self._row_bytes:
+            count = max(1, min(count, int(HTTP_PIECE_BYTES / self._row_bytes)))
         if self.left is not None:
-            whole, batch = batch, batch.first(self.left)
-            self.left -= batch.count
-            if batch.count < whole.count:
-                self._stopped_at = (whole.shard, whole.offsets()[batch.count])
-        self.count += batch.count
-        return batch
+            count = min(count, self.left)
+            self.left -= count
+        found = batch.slice(self._given, self._given + count)
+        self._given += count
+        self.count += count
+        return found
 
     def pieces(self, rendering: Rendering, bytes_max: int) -> list[bytes]:
-        """The bytes of the next batches: about `bytes_max` of them, or what one turn gives."""
+        """The bytes of the next rows: about `bytes_max` of them, or what one turn gives."""
         self.port.begin_turn()
         found: list[bytes] = []
         size = 0
@@ -188,10 +198,22 @@ class Reading:
             batch = self.next()
             if batch is None:
                 break
-            for piece in rendering.rows(batch.to_arrow(metadata=self.wanted.has_metadata)):
-                found.append(piece)
-                size += len(piece)
+            rows = batch.to_arrow(metadata=self.wanted.has_metadata)
+            # Of rows that were not written yet nobody knows how large they are as text.
+            step = rows.num_rows if self._row_bytes else _ROWS_FIRST
+            for begin in range(0, rows.num_rows, step):
+                before = size
+                for piece in rendering.rows(rows.slice(begin, step)):
+                    found.append(piece)
+                    size += len(piece)
+                self._row_bytes = max(1.0, (size - before) / min(step, rows.num_rows - begin))
         return found
+
+    def rest(self) -> None:
+        """Keep nothing but the place: its reader takes its time."""
+        self.consumer.seek(self.cursor)
+        self._batch = None
+        self._given = 0
 
     @property
     def columns(self) -> Any:
@@ -316,10 +338,10 @@ class Streamed:
                 making = aside(self._line, lambda: reading.pieces(rendering, HTTP_PIECE_BYTES))
                 try:
                     # The next piece is made while this one is on its way.
-                    await sender.send(pieces)
+                    await sender.send(pieces, partial(self._on_slow, making))
                 finally:
-                    made = await asyncio.wait([making])
-                pieces = next(iter(made[0])).result()
+                    await asyncio.wait([making])
+                pieces = making.result()
             await sender.send([*pieces, *await aside(self._line, lambda: list(rendering.end()))])
         except CutOff:
             return
@@ -329,6 +351,10 @@ class Streamed:
         finally:
             self._line.cancel()
         await sender.end()
+
+    async def _on_slow(self, making: "asyncio.Future[Any]") -> None:
+        await asyncio.wait([making])
+        await aside(self._line, self._reading.rest)
 
 
 def aside(line: "Line", work: Callable[[], Any]) -> "asyncio.Future[Any]":

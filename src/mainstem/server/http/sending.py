@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.types import Scope, Send
@@ -13,6 +13,8 @@ from mainstem.core.limits import HTTP_SEND_SECONDS_MAX
 
 logger = logging.getLogger("mainstem.server")
 
+# A reader that takes longer for a piece is slow.
+SLOW_SECONDS: Final = 0.5
 # Under this name the scope of a request has what ends its connection at once.
 ABORT: Final = "mainstem.abort"
 
@@ -32,10 +34,18 @@ class Sender:
         raw = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
         await self._in_time({"type": "http.response.start", "status": status, "headers": raw})
 
-    async def send(self, pieces: Sequence[Any]) -> None:
+    async def send(self, pieces: Sequence[Any], on_slow: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Send them one after the other. `on_slow` is called if the reader takes its time, while it is waited for."""
         for piece in pieces:
-            if len(piece):
-                await self._in_time({"type": "http.response.body", "body": piece, "more_body": True})
+            if not len(piece):
+                continue
+            sending = asyncio.ensure_future(
+                self._in_time({"type": "http.response.body", "body": piece, "more_body": True})
+            )
+            if on_slow is not None and not (await asyncio.wait([sending], timeout=SLOW_SECONDS))[0]:
+                await on_slow()
+                on_slow = None
+            await sending
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
