@@ -169,6 +169,9 @@ HTTP_CALL_BYTES_MAX: Final = 2 * MIB
 HTTP_PAGE_BYTES_MAX: Final = 8 * MIB
 # What is made at once of an answer of any length, about, and how long its reader may take none of it.
 HTTP_PIECE_BYTES: Final = 512 * KIB
+# What all answers under way may hold; beyond it they are made in small pieces, and keep nothing between two of them.
+HTTP_ANSWERS_BYTES_MAX: Final = 64 * MIB
+HTTP_PIECE_BYTES_MIN: Final = 32 * KIB
 HTTP_SEND_SECONDS_MAX: Final = 60
 # Tails of wider streams would say as many offsets with every record.
 HTTP_TAIL_SHARDS_MAX: Final = 1_024

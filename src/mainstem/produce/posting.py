@@ -43,7 +43,7 @@ from mainstem.transport.port import AppendDone, Port, StreamInfo
 # Rows that go one by one are taken so many at a time.
 _ROWS_AT_ONCE: Final = 2_000
 # Rows of several pieces travel in one batch of about this size.
-_GATHERED_BYTES: Final = 4 * MIB
+_GATHERED_BYTES: Final = 1 * MIB
 assert 2 * _GATHERED_BYTES <= PAYLOAD_RAW_BYTES_MAX
 
 

@@ -22,7 +22,7 @@ from mainstem.server.http.port import ServerPort
 from mainstem.server.http.posts import Posts
 from mainstem.server.http.probes import Probes
 from mainstem.server.http.problems import HttpRefusal, answer, refusal
-from mainstem.server.http.reads import Lost, Reads
+from mainstem.server.http.reads import AnswerBudget, Lost, Reads
 from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
 from mainstem.server.http.streams import StreamRoutes
@@ -47,8 +47,9 @@ class HttpApp:
         port = ServerPort(server)
         budget = BodyBudget()
         self._posts = Posts(server, port, budget)
-        self._reads = Reads(server)
-        self.tails = Tails(server)
+        answers = AnswerBudget()
+        self._reads = Reads(server, answers)
+        self.tails = Tails(server, answers)
         streams = StreamRoutes(server, port, budget)
         self._document = msgspec.json.encode(openapi.document(server.name.partition(" ")[2]))
         self._handlers: dict[str, Handler] = {

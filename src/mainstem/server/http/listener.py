@@ -125,6 +125,13 @@ class GuardedProtocol(H11Protocol):
         if self._is_between_requests:
             self.transport.close()
 
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            # Who asked takes none of the answer.
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(ProtocolError("this is no request of HTTP/1.1, or its head is too large"))
 

@@ -151,7 +151,7 @@ def _operation(row: Row) -> dict[str, Any]:
     if not row.is_open:
         responses["default"] = problem
     operation: dict[str, Any] = {"operationId": _operation_id(row), "summary": row.summary, "responses": responses}
-    parameters = [
+    parameters: list[dict[str, Any]] = [
         {"name": each.name, "in": each.place, "description": each.text, "schema": dict(each.schema)}
         for each in row.parameters
     ]

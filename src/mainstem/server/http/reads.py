@@ -10,6 +10,7 @@ for whole.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mainstem.consume.consumer import Consumer, Start
@@ -27,7 +27,7 @@ from mainstem.consume.view import with_metadata
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidPredicate, InvalidSetting, MainstemError
 from mainstem.core.kinds import parse_duration
-from mainstem.core.limits import HTTP_PAGE_BYTES_MAX, HTTP_PIECE_BYTES
+from mainstem.core.limits import HTTP_ANSWERS_BYTES_MAX, HTTP_PAGE_BYTES_MAX, HTTP_PIECE_BYTES, HTTP_PIECE_BYTES_MIN
 from mainstem.core.times import from_us
 from mainstem.server.http.gate import Principal
 from mainstem.server.http.port import ReaderPort
@@ -121,11 +121,35 @@ def _flag_of(name: str, text: str | None) -> bool:
     return text in ("true", "1", "")
 
 
+class AnswerBudget:
+    """What answers under way hold between two pieces of them. Any thread."""
+
+    def __init__(self, bytes_max: int = HTTP_ANSWERS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self.used = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.used >= self._bytes_max
+
+    def change(self, before: int, after: int, *, must: bool = False) -> bool:
+        """Whether somebody who had `before` bytes has `after` now; it has what it must have."""
+        with self._lock:
+            if after > before and not must and self.used + after - before > self._bytes_max:
+                return False
+            self.used += after - before
+            return True
+
+
 class Reading:
     """One reader's way through a stream. One thread at a time, which is never the loop's; made there, too."""
 
-    def __init__(self, server: "Server", name: str, wanted: Wanted, *, follow: bool) -> None:
+    def __init__(self, server: "Server", budget: AnswerBudget, name: str, wanted: Wanted, *, follow: bool) -> None:
         self.port = ReaderPort(server)
+        self._budget = budget
+        # Of the budget.
+        self._held = 0
         self.wanted = wanted
         self.left = wanted.limit
         self.count = 0
@@ -178,9 +202,9 @@ class Reading:
         batch = self._batch
         if batch is None:
             return None
-        count = batch.count - self._given
-        if self._row_bytes:
-            count = max(1, min(count, int(HTTP_PIECE_BYTES / self._row_bytes)))
+        # Of rows that were not written yet nobody knows how large they are as text.
+        rows_max = int(self._piece_bytes / self._row_bytes) if self._row_bytes else _ROWS_FIRST
+        count = min(batch.count - self._given, max(1, rows_max))
         if self.left is not None:
             count = min(count, self.left)
             self.left -= count
@@ -189,25 +213,46 @@ class Reading:
         self.count += count
         return found
 
-    def pieces(self, rendering: Rendering, bytes_max: int) -> list[bytes]:
-        """The bytes of the next rows: about `bytes_max` of them, or what one turn gives."""
+    def pieces(self, rendering: Rendering) -> list[bytes]:
+        """The bytes of the next rows: about a piece of them, or what one turn gives."""
         self.port.begin_turn()
         found: list[bytes] = []
         size = 0
-        while size < bytes_max and not self.is_over:
+        while size < self._piece_bytes and not self.is_over:
             batch = self.next()
             if batch is None:
                 break
-            rows = batch.to_arrow(metadata=self.wanted.has_metadata)
-            # Of rows that were not written yet nobody knows how large they are as text.
-            step = rows.num_rows if self._row_bytes else _ROWS_FIRST
-            for begin in range(0, rows.num_rows, step):
-                before = size
-                for piece in rendering.rows(rows.slice(begin, step)):
-                    found.append(piece)
-                    size += len(piece)
-                self._row_bytes = max(1.0, (size - before) / min(step, rows.num_rows - begin))
+            made = list(rendering.rows(batch.to_arrow(metadata=self.wanted.has_metadata)))
+            found += made
+            size += self.note_size(batch.count, sum(map(len, made)))
+        self.hold(2 * size)
         return found
+
+    @property
+    def _piece_bytes(self) -> int:
+        return HTTP_PIECE_BYTES_MIN if self._budget.is_used_up else HTTP_PIECE_BYTES
+
+    def note_size(self, count: int, size: int) -> int:
+        """So many rows became so many bytes, which are returned."""
+        self._row_bytes = max(1.0, size / count)
+        return size
+
+    def hold(self, size: int) -> None:
+        """These bytes must be kept, and the batch that is not given out yet may be, if there is room."""
+        batch = self._batch
+        kept = 0 if batch is None or self._given == batch.count else batch.raw_bytes
+        if self._budget.change(self._held, size + kept):
+            self._held = size + kept
+            return
+        self.rest()
+        self._budget.change(self._held, size, must=True)
+        self._held = size
+
+    def let_go(self) -> None:
+        """It is over: nothing is held any more."""
+        self._budget.change(self._held, 0)
+        self._held = 0
+        self.consumer.close()
 
     def rest(self) -> None:
         """Keep nothing but the place: its reader takes its time."""
@@ -223,15 +268,16 @@ class Reading:
 class Reads:
     """Answers readers. The loop's thread."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", budget: AnswerBudget) -> None:
         self._server = server
+        self._budget = budget
 
-    async def read(self, request: Request, principal: Principal, name: str) -> "Response | Streamed":
+    async def read(self, request: Request, principal: Principal, name: str) -> "Page | Streamed":
         """To the end, or a page."""
         wanted = Wanted.of(request, self._server.clock.now_us())
         return await self._answer(request, name, wanted)
 
-    async def find(self, request: Request, principal: Principal, name: str) -> "Response | Streamed":
+    async def find(self, request: Request, principal: Principal, name: str) -> "Page | Streamed":
         """What matches, wherever it is: a page."""
         wanted = Wanted.of(request, self._server.clock.now_us())
         if not (wanted.where or "").strip():
@@ -240,11 +286,11 @@ class Reads:
         wanted = replace(wanted, limit=limit, on_bad="skip")
         return await self._answer(request, name, wanted)
 
-    async def _answer(self, request: Request, name: str, wanted: Wanted) -> "Response | Streamed":
+    async def _answer(self, request: Request, name: str, wanted: Wanted) -> "Page | Streamed":
         media_type = media_type_of(request, events=False)
         rendering: Rendering = RENDERINGS[media_type]()
         line = self._server.new_read_line()
-        reading = await aside(line, lambda: Reading(self._server, name, wanted, follow=False))
+        reading = await aside(line, lambda: Reading(self._server, self._budget, name, wanted, follow=False))
         if wanted.limit is not None:
             return await self._page(request, line, reading, rendering, media_type)
         first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
@@ -253,26 +299,35 @@ class Reads:
 
     async def _page(
         self, request: Request, line: "Line", reading: Reading, rendering: Rendering, media_type: str
-    ) -> Response:
-        pieces = await aside(line, lambda: list(rendering.begin(reading.columns)))
+    ) -> "Page":
+        try:
+            pieces = await self._gather(line, reading, rendering)
+        finally:
+            reading.let_go()
+        headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
+        headers["content-length"] = str(sum(map(len, pieces)))
+        counts = reading.consumer
+        headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
+        return Page(self._budget, headers, pieces)
+
+    async def _gather(self, line: "Line", reading: Reading, rendering: Rendering) -> list[bytes]:
+        pieces: list[bytes] = await aside(line, lambda: list(rendering.begin(reading.columns)))
         size = 0
-        while size < HTTP_PAGE_BYTES_MAX and not reading.is_over:
+        # A page ends early where many are under way: it says where to go on all the same.
+        while size < HTTP_PAGE_BYTES_MAX and not reading.is_over and not (size and self._budget.is_used_up):
             more = await aside(line, lambda: _whole_batches(reading, rendering))
             if more is None:
                 break
             pieces += more
             size += sum(map(len, more))
         pieces += await aside(line, lambda: list(rendering.end()))
-        headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
-        counts = reading.consumer
-        headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
-        return Response(b"".join(pieces), headers=headers)
+        return pieces
 
 
 def _first(reading: Reading, rendering: Rendering) -> list[bytes]:
     """The first rows, so that what is wrong from the beginning can be said."""
     try:
-        return reading.pieces(rendering, HTTP_PIECE_BYTES)
+        return reading.pieces(rendering)
     except DataLoss as loss:
         raise Lost(loss, reading.cursor) from loss
 
@@ -280,7 +335,7 @@ def _first(reading: Reading, rendering: Rendering) -> list[bytes]:
 def _whole_batches(reading: Reading, rendering: Rendering) -> list[bytes] | None:
     """More of a page; None if it ends before a loss that the next page will tell."""
     try:
-        return reading.pieces(rendering, HTTP_PIECE_BYTES)
+        return reading.pieces(rendering)
     except DataLoss as loss:
         if reading.count:
             return None
@@ -309,6 +364,28 @@ def _headers(request: Request, media_type: str, cursor: Cursor, *, is_at_end: bo
     }
 
 
+class Page:
+    """An answer that is held as a whole until it is sent."""
+
+    def __init__(self, budget: AnswerBudget, headers: dict[str, str], pieces: list[bytes]) -> None:
+        self._budget = budget
+        self._headers = headers
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = Sender(scope, send)
+        size = sum(map(len, self._pieces))
+        self._budget.change(0, size, must=True)
+        try:
+            await sender.start(200, self._headers)
+            await sender.send(self._pieces)
+            await sender.end()
+        except CutOff:
+            return
+        finally:
+            self._budget.change(size, 0)
+
+
 class Streamed:
     """An answer of any length, of which no more is made than its reader takes."""
 
@@ -332,10 +409,10 @@ class Streamed:
         sender = Sender(scope, send)
         reading, rendering = self._reading, self._rendering
         pieces = list(self._first)
-        await sender.start(200, self._headers)
         try:
+            await sender.start(200, self._headers)
             while not reading.is_over:
-                making = aside(self._line, lambda: reading.pieces(rendering, HTTP_PIECE_BYTES))
+                making = aside(self._line, lambda: reading.pieces(rendering))
                 try:
                     # The next piece is made while this one is on its way.
                     await sender.send(pieces, partial(self._on_slow, making))
@@ -350,6 +427,7 @@ class Streamed:
             return
         finally:
             self._line.cancel()
+            reading.let_go()
         await sender.end()
 
     async def _on_slow(self, making: "asyncio.Future[Any]") -> None:

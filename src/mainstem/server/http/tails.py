@@ -37,7 +37,7 @@ from mainstem.core.limits import HTTP_PIECE_BYTES, HTTP_TAIL_SHARDS_MAX, KIB
 from mainstem.registry import formats
 from mainstem.server.http.gate import Principal
 from mainstem.server.http.problems import problem_of
-from mainstem.server.http.reads import Reading, Wanted, aside, start_of
+from mainstem.server.http.reads import AnswerBudget, Reading, Wanted, aside, start_of
 from mainstem.server.http.renderings import EVENTS
 from mainstem.server.http.sending import CutOff, Sender
 
@@ -53,8 +53,9 @@ _encode = msgspec.json.Encoder().encode
 class Tails:
     """Follows streams for readers. The loop's thread."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", budget: AnswerBudget) -> None:
         self._server = server
+        self._budget = budget
         self._open: set[Tail] = set()
 
     @property
@@ -69,7 +70,7 @@ class Tails:
         if resumed:
             wanted = replace(wanted, start=start_of(resumed, now_us))
         line = self._server.new_read_line()
-        reading = await aside(line, lambda: Reading(self._server, name, wanted, follow=True))
+        reading = await aside(line, lambda: Reading(self._server, self._budget, name, wanted, follow=True))
         shards = reading.consumer.stream.shards
         if shards > HTTP_TAIL_SHARDS_MAX:
             raise InvalidRequest(
@@ -133,6 +134,7 @@ class Tail:
         finally:
             gone.cancel()
             self._line.cancel()
+            self._reading.let_go()
             self._open.discard(self)
             self._server.unfollow(self)
 
@@ -181,9 +183,10 @@ class Tail:
                 continue
             if batch is None:
                 break
-            for event in _events_of(batch, reading, before):
-                events.append(event)
-                size += len(event)
+            made = list(_events_of(batch, reading, before))
+            events += made
+            size += reading.note_size(batch.count, sum(map(len, made)))
+        reading.hold(2 * size)
         return b"".join(events)
 
 
