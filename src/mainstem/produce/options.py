@@ -19,8 +19,6 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     compression: Literal["zstd", "lz4"] | None = "lz4"
     on_full: Literal["block", "raise"] = "block"
     on_bad: Literal["raise", "dead_letter"] = "raise"
-    # Records without a key are spread over the shards, a request after the other, beginning here.
-    first_shard: int = 0
 
     def check(self) -> None:
         """Refuse what makes no sense, in the words of the caller."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import pyarrow as pa
 
+from mainstem.core import payload
 from mainstem.core.batch import Batch
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
 from mainstem.core.identity import RANDOMNESS
@@ -56,11 +57,11 @@ class Posting:
             batch_bytes=PAYLOAD_RAW_BYTES_MAX // 2,
             buffer_bytes=2 * APPEND_RAW_BYTES_MAX,
             on_bad="dead_letter" if on_bad == "dead_letter" else "raise",
-            first_shard=RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX),
         )
+        first_shard = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
         self.stream = stream
         self._gathered = _Gathered(port)
-        self._producer = Producer(self._gathered, options)
+        self._producer = Producer(self._gathered, options, first_shard=first_shard)
         self._intake = Intake(self._producer, stream.name, unit)
         self._schema = Schema.parse(stream.schema_bytes) if stream.schema_bytes else None
         # Rows that passed the short way and wait to be one batch.
@@ -80,6 +81,7 @@ class Posting:
 
     def take_columns(self, batch: pa.RecordBatch) -> None:
         """Rows that were proven, as columns of the schema."""
+        self._check_sizes(batch)
         self._tables.append(batch)
         self._tables_bytes += batch.nbytes
         if self._tables_bytes >= _GATHERED_BYTES:
@@ -87,9 +89,23 @@ class Posting:
 
     def take_values(self, values: list[bytes | None], keys: list[bytes | None] | None) -> None:
         """Records of a stream without a schema."""
+        bytes_max = self._gathered.record_bytes_max
+        if (size := max(map(len, filter(None, values)), default=0)) > bytes_max:
+            raise RecordTooLarge(f"a record of {size} bytes; record_bytes_max is {bytes_max}")
         ack = self._producer.send_many(self.stream.name, values, keys)
         self._intake.note(ack.chunks)
         self._gathered.check()
+
+    def take_table(self, batch: pa.RecordBatch) -> None:
+        """Rows, or records, as columns."""
+        self._check_sizes(batch)
+        self.take([batch])
+
+    def _check_sizes(self, batch: pa.RecordBatch) -> None:
+        """A server may take smaller records than a producer would send."""
+        bytes_max = self._gathered.record_bytes_max
+        if batch.nbytes > bytes_max:
+            payload.check_record_bytes(batch, bytes_max)
 
     def _ship(self) -> None:
         if self._tables:
@@ -261,7 +277,7 @@ class ArrowReader:
 
     def feed(self, data: bytes) -> None:
         for batch in self._reader.feed(data):
-            self._posting.take([batch])
+            self._posting.take_table(batch)
 
     def finish(self) -> Iterator[None]:
         self._reader.finish()

@@ -78,7 +78,7 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
 
         exposition = Exposition(settings, server.name, server.log, server.counters)
         app = HttpApp(server, exposition.render)
-        server.is_http_busy = lambda: app.is_busy
+        server.is_http_busy, server.http_counters = (lambda: app.is_busy), app.counters
         http = HttpListener(http_sockets, app, settings.connections_max)
         ready["http"] = address_of(http_sockets)
         http_task = asyncio.ensure_future(http.serve())

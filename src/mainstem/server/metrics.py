@@ -100,6 +100,11 @@ METRICS: Final = (
         "Clients turned away because connections_max were there.",
         "connections_refused",
     ),
+    Metric("mainstem_http_requests_total", COUNTER, "Requests over HTTP that were answered.", "http_requests"),
+    Metric("mainstem_http_requests_failed_total", COUNTER, "Of these, with an error.", "http_requests_failed"),
+    Metric("mainstem_http_tails", GAUGE, "Tails over HTTP now.", "http_tails"),
+    Metric("mainstem_http_body_bytes", GAUGE, "Memory of bodies under way.", "http_body_bytes"),
+    Metric("mainstem_http_answer_bytes", GAUGE, "Memory of answers under way.", "http_answer_bytes"),
     Metric("mainstem_receive_bytes", GAUGE, "Memory of incomplete large messages.", "receive_bytes"),
     Metric("mainstem_subscriptions", GAUGE, "Readers that are being pushed to.", "subscriptions"),
     Metric(

@@ -43,6 +43,13 @@ _READ_THREADS: Final = 2
 _ADMISSION_THREADS: Final = 1
 _BACKLOG: Final = 1_024
 _TICK_SECONDS: Final = 1.0
+HTTP_COUNTERS: Final = (
+    "http_requests",
+    "http_requests_failed",
+    "http_tails",
+    "http_body_bytes",
+    "http_answer_bytes",
+)
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
 
@@ -147,8 +154,9 @@ class Server:
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
         self.is_ready = False
-        # Whether HTTP has requests to answer.
+        # Whether HTTP has requests to answer, and what it counts.
         self.is_http_busy: Callable[[], bool] = lambda: False
+        self.http_counters: Callable[[], dict[str, int]] = lambda: dict.fromkeys(HTTP_COUNTERS, 0)
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
         # Batches that were sent again although they had arrived, and got the answer of the first time.
         self.batches_repeated = 0
@@ -388,6 +396,7 @@ class Server:
             "batches_transcoded_shared": self.selections.cache.shared,
             "transcoded_bytes": self.selections.cache.bytes,
             "receive_bytes": self._receive_budget.used,
+            **self.http_counters(),
         }
 
     def new_read_line(self) -> Line:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -27,9 +27,7 @@ from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
 from mainstem.server.http.streams import StreamRoutes
 from mainstem.server.http.tails import Tails
-
-if TYPE_CHECKING:
-    from mainstem.server.server import Server
+from mainstem.server.server import HTTP_COUNTERS, Server
 
 logger = logging.getLogger("mainstem.server")
 
@@ -39,15 +37,17 @@ Handler = Callable[[Request, Principal, str], Awaitable[Any]]
 class HttpApp:
     """Answers requests. The loop's thread."""
 
-    def __init__(self, server: "Server", metrics: Callable[[], str], access: Access | None = None) -> None:
+    def __init__(self, server: Server, metrics: Callable[[], str], access: Access | None = None) -> None:
         self._server = server
         self._probes = Probes(server, metrics)
         self._gate = Gate(access or LoopbackAccess())
         self._under_way = 0
+        self._requests = 0
+        self._failed = 0
         port = ServerPort(server)
-        budget = BodyBudget()
+        budget = self._bodies = BodyBudget()
         self._posts = Posts(server, port, budget)
-        answers = AnswerBudget()
+        answers = self._answers = AnswerBudget()
         self._reads = Reads(server, answers)
         self.tails = Tails(server, answers)
         streams = StreamRoutes(server, port, budget)
@@ -78,6 +78,11 @@ class HttpApp:
         """Whether requests are to be answered that will come to an end by themselves."""
         return self._under_way > self.tails.count
 
+    def counters(self) -> dict[str, int]:
+        """For whoever watches the server. Any thread."""
+        counts = (self._requests, self._failed, self.tails.count, self._bodies.used, self._answers.used)
+        return dict(zip(HTTP_COUNTERS, counts, strict=True))
+
     def close(self) -> None:
         self._posts.close()
         self._probes.close()
@@ -87,6 +92,8 @@ class HttpApp:
         self._under_way += 1
         try:
             response = await self._respond(request)
+            self._requests += 1
+            self._failed += getattr(response, "status_code", 200) >= 400
             if response is not None:
                 await response(scope, receive, send)
         finally:

@@ -71,6 +71,14 @@ class Written(msgspec.Struct, frozen=True):
     duplicate: bool = False
 
 
+class _Turn:
+    """Requests with the same key: one has its turn, the others wait."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.wanted = 0
+
+
 class Posts:
     """Takes postings. The loop's thread."""
 
@@ -81,7 +89,7 @@ class Posts:
         # One: parsing holds the interpreter most of the time, and the loop needs it too.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-post")
         # Requests under way by their key: the next one with it waits.
-        self._keys: dict[tuple[str, int], asyncio.Lock] = {}
+        self._keys: dict[tuple[str, int], _Turn] = {}
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -117,12 +125,16 @@ class Posts:
     async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> list[Batch]:
         """The batches of a body. While one piece is parsed the next one comes in."""
         parsing: asyncio.Future[None] | None = None
-        async for piece in body.pieces():
+        try:
+            async for piece in body.pieces():
+                if parsing is not None:
+                    await parsing
+                parsing = _aside(line, partial(reader.feed, piece))
+        finally:
             if parsing is not None:
-                await parsing
-            parsing = _aside(line, partial(reader.feed, piece))
+                await asyncio.wait([parsing])
         if parsing is not None:
-            await parsing
+            parsing.result()
         steps = reader.finish()
         while await _aside(line, lambda: _step(steps)):
             pass
@@ -150,15 +162,17 @@ class Posts:
         self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], key: int, line: Line
     ) -> Written:
         identity = (info.uuid, key)
-        lock = self._keys.setdefault(identity, asyncio.Lock())
+        turn = self._keys.setdefault(identity, _Turn())
+        turn.wanted += 1
         try:
-            async with lock:
+            async with turn.lock:
                 found = await self._server.run_aside(line, lambda: self._earlier(info, key))
                 self._server.forget_client(line)
                 if found is None:
                     return await self._write(info, posting, _anchored(batches, key))
         finally:
-            if not lock.locked() and self._keys.get(identity) is lock:
+            turn.wanted -= 1
+            if not turn.wanted:
                 del self._keys[identity]
         count = sum(batch.header.count for batch in batches)
         if found.records + found.dead != count:
