@@ -199,6 +199,9 @@ class Reading:
         over."""
         if self._batch is None or self._given == self._batch.count:
             self._batch, self._given = self.consumer.poll_batch(0.0), 0
+            if self._batch is not None:
+                # Decoded once, for all parts of it.
+                self._batch.to_arrow()
         batch = self._batch
         if batch is None:
             return None
