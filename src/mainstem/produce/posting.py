@@ -49,10 +49,21 @@ assert 2 * _GATHERED_BYTES <= PAYLOAD_RAW_BYTES_MAX
 
 
 class Posting:
-    """The rows of one request to one stream. One thread at a time. `port` knows the streams; nothing is sent to it but
-    what makes `<stream>.dead` where a row goes there."""
+    """The rows of one request to one stream. One thread at a time.
 
-    def __init__(self, port: Port, stream: StreamInfo, *, on_bad: str, unit: str = "line") -> None:
+    `port` knows the streams; nothing is sent to it but what makes `<stream>.dead` where a row goes there. `finished`
+    makes of each batch what is to be written, as it comes.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        stream: StreamInfo,
+        *,
+        on_bad: str,
+        unit: str = "line",
+        finished: Callable[[Batch], Batch] = lambda batch: batch,
+    ) -> None:
         options = ProducerOptions(
             batch_bytes=PAYLOAD_RAW_BYTES_MAX // 2,
             buffer_bytes=2 * APPEND_RAW_BYTES_MAX,
@@ -60,7 +71,7 @@ class Posting:
         )
         first_shard = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
         self.stream = stream
-        self._gathered = _Gathered(port)
+        self._gathered = _Gathered(port, finished)
         self._producer = Producer(self._gathered, options, first_shard=first_shard)
         self._intake = Intake(self._producer, stream.name, unit)
         self._schema = Schema.parse(stream.schema_bytes) if stream.schema_bytes else None
@@ -131,8 +142,9 @@ class _Gathered:
 
     checks_values = True
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, finished: Callable[[Batch], Batch]) -> None:
         self._port = port
+        self._finished = finished
         self.record_bytes_max = port.record_bytes_max
         self.batches: list[Batch] = []
         self._raw = self._stored = 0
@@ -151,7 +163,7 @@ class _Gathered:
             )
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        self.batches += batches
+        self.batches += map(self._finished, batches)
         self._raw += sum(batch.header.raw_len for batch in batches)
         self._stored += sum(batch.header.stored_len for batch in batches)
         done([0] * len(batches))

@@ -106,7 +106,8 @@ class Posts:
         line = Line(self._pool, 1)
         try:
             with Body(request, self._budget, self._server.clock) as body:
-                posting = Posting(self._port, info, on_bad=on_bad, unit=_UNITS.get(media_type, "line"))
+                unit = _UNITS.get(media_type, "line")
+                posting = Posting(self._port, info, on_bad=on_bad, unit=unit, finished=self._described)
                 try:
                     batches = await self._parse(line, READERS[media_type](posting), posting, body)
                 except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
@@ -122,7 +123,7 @@ class Posts:
     def _stream(self, name: str) -> StreamInfo:
         return self._port.call(GetStreamCall(name, auto_create=True)).streams[0]
 
-    async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> list[Batch]:
+    async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> Sequence[Batch]:
         """The batches of a body. While one piece is parsed the next one comes in."""
         parsing: asyncio.Future[None] | None = None
         try:
@@ -138,18 +139,15 @@ class Posts:
         steps = reader.finish()
         while await _aside(line, lambda: _step(steps)):
             pass
-        batches: list[Batch] = await _aside(line, lambda: self._described(posting.finish()))
+        batches: Sequence[Batch] = await _aside(line, posting.finish)
         return batches
 
-    def _described(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches without a producer, those that are large enough with statistics."""
-        found: list[Batch] = []
-        for batch in batches:
-            header = msgspec.structs.replace(batch.header, producer=0, producer_epoch=0, sequence=0)
-            batch = Batch(header, batch.payload)
-            row = self._server.log.ledger.load_stream(header.stream) if is_worth_statistics(header) else None
-            found.append(batch if row is None else Contents.of(row, self._server.log.schema).described(batch))
-        return found
+    def _described(self, batch: Batch) -> Batch:
+        """The batch without a producer, with statistics if it is large enough for them."""
+        header = msgspec.structs.replace(batch.header, producer=0, producer_epoch=0, sequence=0)
+        batch = Batch(header, batch.payload)
+        row = self._server.log.ledger.load_stream(header.stream) if is_worth_statistics(header) else None
+        return batch if row is None else Contents.of(row, self._server.log.schema).described(batch)
 
     async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch]) -> Written:
         if not batches:
