@@ -261,3 +261,40 @@ def test_many_at_once(client: Client, server):
         thread.join()
     assert not failures
     assert client.get("/streams/many").json()["records"] == 200
+
+
+@pytest.mark.slow("readers that take their time")
+@pytest.mark.parametrize("query", ["", "?where=id+%25+2+%3D+0"])
+def test_slow_readers_get_everything_once(client: Client, server, query):
+    """What was let go of meanwhile is read again, from where each reader stands."""
+    name = "patient" + ("_where" if query else "")
+    client.create(name, schema=SCHEMA, key="id", shards=2)
+    for begin in range(0, 60_000, 30_000):
+        rows = (b'{"id": %d, "name": "%s"}\n' % (number, b"x" * 200) for number in range(begin, begin + 30_000))
+        client.post(name, b"".join(rows))
+    found: dict[int, list[int]] = {}
+
+    def read(number: int) -> None:
+        with dial(server) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+            peer.settimeout(30)
+            peer.sendall(
+                b"GET /streams/%s/records%s HTTP/1.0\r\nHost: localhost\r\n\r\n" % (name.encode(), query.encode())
+            )
+            pieces = []
+            while piece := peer.recv(1 << 18):
+                pieces.append(piece)
+                if len(pieces) in (1, 5, 40):
+                    time.sleep(0.8)
+        body = b"".join(pieces).partition(b"\r\n\r\n")[2]
+        found[number] = [json.loads(line)["id"] for line in body.splitlines()]
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    wanted = range(0, 60_000, 2) if query else range(60_000)
+    assert len(found) == 6
+    for ids in found.values():
+        assert sorted(ids) == list(wanted)

@@ -255,3 +255,56 @@ def test_lost_records_are_a_problem_with_the_place_to_go_on(client: Client):
     problem = answer.json()
     assert (answer.status, problem["title"], problem["first"], problem["last"]) == (410, "DataLoss", 1, 1)
     assert client.get(f"/streams/trimmed/records?from={problem['cursor']}").rows() == [{"id": 2, "name": "n"}]
+
+
+def test_streams_and_requests_with_nothing_in_them(client: Client):
+    client.create("nothing", schema=SCHEMA)
+    assert client.post("nothing", b"").json()["records"] == 0
+    assert client.post("nothing", b"[]", "application/json").json() == {**client.post("nothing", b"\n\n").json()}
+    assert client.post("nothing", b"", "application/json").status == 422
+    assert client.post("nothing", b"5", "application/json").json()["row"] == 1
+    for query in ("", "?limit=5", "?limit=0"):
+        path = f"/streams/nothing/records{query}"
+        assert client.get(path).body == b""
+        assert client.get(path, accept="application/json").json() == []
+        assert client.get(path, accept="text/csv").body == b'"id","name"\n'
+        assert pa.ipc.open_stream(client.get(path, accept=ARROW).body).read_all().num_rows == 0
+        assert pa.parquet.read_table(io.BytesIO(client.get(path, accept=PARQUET).body)).num_rows == 0
+    client.post("nothing", lines(ROWS))
+    answer = client.get("/streams/nothing/records?limit=0")
+    assert (answer.body, answer.headers["mainstem-end"]) == (b"", "false")
+    browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    assert client.get("/streams/nothing/records", accept=browser).rows() == ROWS
+
+
+def test_what_belongs_to_a_record_beside_its_row(client: Client):
+    client.create("beside", schema=SCHEMA)
+    given = {"id": 1, "name": "a", "_key": "k", "_headers": {"h": "1"}, "_timestamp": "2026-01-31T12:00:00Z"}
+    assert client.post("beside", lines([given])).json()["records"] == 1
+    (row,) = client.get("/streams/beside/records?metadata=true").rows()
+    assert (row["_key"], row["_headers"], row["_timestamp"][:19]) == ("k", {"h": "1"}, "2026-01-31T12:00:00")
+    # What is read with it can be posted again.
+    client.create("again", schema=SCHEMA)
+    assert client.post("again", lines([row])).json()["records"] == 1
+    assert client.get("/streams/again/records?metadata=true").rows() == [row]
+
+
+def test_records_over_the_limit_of_the_server(tmp_path):
+    from mainstem.testing.server import ServerProcess
+
+    with (
+        ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--record-bytes-max", "10000") as server,
+        Client(server.http) as client,
+    ):
+        client.create("small", schema=SCHEMA)
+        client.create("bytes")
+        row = {"id": 1, "name": "x" * 20_000}
+        table = pa.table({"id": [1], "name": ["x" * 20_000]})
+        for answer in (
+            client.post("small", lines([row])),
+            client.post("small", json.dumps([row]).encode(), "application/json"),
+            client.post("small", arrow(table), ARROW),
+            client.post("bytes", lines([{"value": "x" * 20_000}])),
+            client.post("bytes", lines([{"value": "x" * 20_000, "headers": {"h": "1"}}])),
+        ):
+            assert (answer.status, answer.json()["title"]) == (413, "RecordTooLarge"), answer
