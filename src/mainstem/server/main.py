@@ -93,7 +93,7 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
     logger.info(Event("stopping; clients are answered first", signal=name))
     notify("STOPPING", "answering clients")
     if app is not None:
-        app.tails.stop()
+        app.stop()
     await server.stop()
     if app is not None and http is not None and http_task is not None:
         http.stop()

@@ -298,3 +298,27 @@ def test_slow_readers_get_everything_once(client: Client, server, query):
     assert len(found) == 6
     for ids in found.values():
         assert sorted(ids) == list(wanted)
+
+
+@pytest.mark.slow("a server is stopped under its readers")
+def test_a_server_stops_although_its_readers_and_senders_do_nothing(own_server):
+    with Client(own_server.http) as client:
+        client.create("stop", schema=SCHEMA)
+        client.post("stop", b"".join(b'{"id": %d, "name": "%s"}\n' % (n, b"x" * 200) for n in range(60_000)))
+    peers = []
+    for _ in range(5):
+        for query in (b"", b"?limit=30000"):
+            peers.append(dial(own_server))
+            peers[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peers[-1].sendall(b"GET /streams/stop/records%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % query)
+        peers.append(dial(own_server))
+        peers[-1].sendall(b"POST /streams/stop/records HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+    time.sleep(1)
+    began = time.monotonic()
+    code = own_server.stop()
+    seconds = time.monotonic() - began
+    for peer in peers:
+        peer.close()
+    assert code == 0
+    assert seconds < 20
+    assert "Traceback" not in own_server.stderr(), own_server.stderr()

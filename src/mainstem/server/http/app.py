@@ -25,6 +25,7 @@ from mainstem.server.http.problems import HttpRefusal, answer, refusal
 from mainstem.server.http.reads import AnswerBudget, Lost, Reads
 from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
+from mainstem.server.http.sending import Unfinished
 from mainstem.server.http.streams import StreamRoutes
 from mainstem.server.http.tails import Tails
 from mainstem.server.server import HTTP_COUNTERS, Server
@@ -41,14 +42,15 @@ class HttpApp:
         self._server = server
         self._probes = Probes(server, metrics)
         self._gate = Gate(access or LoopbackAccess())
+        self._unfinished = Unfinished()
         self._under_way = 0
         self._requests = 0
         self._failed = 0
         port = ServerPort(server)
-        budget = self._bodies = BodyBudget()
+        budget = self._bodies = BodyBudget(self._unfinished)
         self._posts = Posts(server, port, budget)
         answers = self._answers = AnswerBudget()
-        self._reads = Reads(server, answers)
+        self._reads = Reads(server, answers, self._unfinished)
         self.tails = Tails(server, answers)
         streams = StreamRoutes(server, port, budget)
         self._document = msgspec.json.encode(openapi.document(server.name.partition(" ")[2]))
@@ -82,6 +84,11 @@ class HttpApp:
         """For whoever watches the server. Any thread."""
         counts = (self._requests, self._failed, self.tails.count, self._bodies.used, self._answers.used)
         return dict(zip(HTTP_COUNTERS, counts, strict=True))
+
+    def stop(self) -> None:
+        """The server is stopping: nobody is kept who would not come to an end."""
+        self.tails.stop()
+        self._unfinished.stop()
 
     def close(self) -> None:
         self._posts.close()

@@ -22,6 +22,7 @@ from mainstem.core.limits import (
     RECEIVE_SECONDS_MAX,
 )
 from mainstem.server.http.problems import refusal
+from mainstem.server.http.sending import ABORT, Connection, Unfinished
 
 # What is handed on at once.
 _PIECE_BYTES: Final = 512 * KIB
@@ -29,9 +30,10 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class BodyBudget:
-    """What all bodies hold together. The loop's thread."""
+    """What all bodies hold together, and the connections on which they come. The loop's thread."""
 
-    def __init__(self, bytes_max: int = HTTP_BODIES_BYTES_MAX) -> None:
+    def __init__(self, unfinished: Unfinished, bytes_max: int = HTTP_BODIES_BYTES_MAX) -> None:
+        self.unfinished = unfinished
         self._bytes_max = bytes_max
         self.used = 0
 
@@ -54,14 +56,16 @@ class Body:
         self._budget = budget
         self._clock = clock
         self._bytes_max = bytes_max
+        self._connection: Connection = request.scope[ABORT]
         self._size = 0
         self._taken = 0
-        self.is_complete = False
 
     def __enter__(self) -> "Body":
+        self._budget.unfinished.add(self._connection)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._budget.unfinished.discard(self._connection)
         self._budget.give(self._taken)
         self._taken = 0
 
@@ -87,9 +91,9 @@ class Body:
         for piece in unpack.finish():
             self._count(len(piece), unpack.held)
             held.append(piece)
+        self._budget.unfinished.discard(self._connection)
         if held:
             yield b"".join(held)
-        self.is_complete = True
 
     async def _received(self) -> AsyncIterator[bytes]:
         """The bytes as they were sent. Whoever began a body completes it in time, unless it is we who do not read."""

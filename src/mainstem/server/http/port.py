@@ -91,6 +91,9 @@ class ReaderPort(ServerPort):
         self._until = 0.0
         self._subscription: LocalSubscription | None = None
 
+    def check_usable(self) -> None:
+        """Readers are served until the server cuts them off."""
+
     def begin_turn(self) -> None:
         self._until = self._server.clock.monotonic() + _TURN_SECONDS
 

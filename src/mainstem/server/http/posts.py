@@ -13,10 +13,10 @@ import asyncio
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from starlette.requests import Request
@@ -42,6 +42,7 @@ from mainstem.server.http.bodies import Body, BodyBudget
 from mainstem.server.http.gate import Principal
 from mainstem.server.http.port import ServerPort
 from mainstem.server.http.problems import HttpRefusal, refusal, status_of
+from mainstem.server.http.reads import aside
 from mainstem.server.line import Line
 from mainstem.transport.port import GetStreamCall, StreamInfo
 
@@ -130,16 +131,16 @@ class Posts:
             async for piece in body.pieces():
                 if parsing is not None:
                     await parsing
-                parsing = _aside(line, partial(reader.feed, piece))
+                parsing = aside(line, partial(reader.feed, piece))
         finally:
             if parsing is not None:
                 await asyncio.wait([parsing])
         if parsing is not None:
             parsing.result()
         steps = reader.finish()
-        while await _aside(line, lambda: _step(steps)):
+        while await aside(line, lambda: _step(steps)):
             pass
-        batches: Sequence[Batch] = await _aside(line, posting.finish)
+        batches: Sequence[Batch] = await aside(line, posting.finish)
         return batches
 
     def _described(self, batch: Batch) -> Batch:
@@ -268,7 +269,3 @@ def _step(steps: Iterator[None]) -> bool:
 
 
 _OVER: Final = object()
-
-
-def _aside(line: Line, work: Callable[[], Any]) -> "asyncio.Future[Any]":
-    return asyncio.wrap_future(line.submit(work))

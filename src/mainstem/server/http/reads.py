@@ -32,7 +32,7 @@ from mainstem.core.times import from_us
 from mainstem.server.http.gate import Principal
 from mainstem.server.http.port import ReaderPort
 from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
-from mainstem.server.http.sending import CutOff, Sender
+from mainstem.server.http.sending import CutOff, Sender, Unfinished
 
 if TYPE_CHECKING:
     from mainstem.server.line import Line
@@ -271,9 +271,10 @@ class Reading:
 class Reads:
     """Answers readers. The loop's thread."""
 
-    def __init__(self, server: "Server", budget: AnswerBudget) -> None:
+    def __init__(self, server: "Server", budget: AnswerBudget, unfinished: Unfinished) -> None:
         self._server = server
         self._budget = budget
+        self._unfinished = unfinished
 
     async def read(self, request: Request, principal: Principal, name: str) -> "Page | Streamed":
         """To the end, or a page."""
@@ -298,7 +299,7 @@ class Reads:
             return await self._page(request, line, reading, rendering, media_type)
         first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
         headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
-        return Streamed(self._server, line, reading, rendering, first, headers)
+        return Streamed(self._unfinished, line, reading, rendering, first, headers)
 
     async def _page(
         self, request: Request, line: "Line", reading: Reading, rendering: Rendering, media_type: str
@@ -311,7 +312,7 @@ class Reads:
         headers["content-length"] = str(sum(map(len, pieces)))
         counts = reading.consumer
         headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
-        return Page(self._budget, headers, pieces)
+        return Page(self._budget, self._unfinished, headers, pieces)
 
     async def _gather(self, line: "Line", reading: Reading, rendering: Rendering) -> list[bytes]:
         pieces: list[bytes] = await aside(line, lambda: list(rendering.begin(reading.columns)))
@@ -370,8 +371,11 @@ def _headers(request: Request, media_type: str, cursor: Cursor, *, is_at_end: bo
 class Page:
     """An answer that is held as a whole until it is sent."""
 
-    def __init__(self, budget: AnswerBudget, headers: dict[str, str], pieces: list[bytes]) -> None:
+    def __init__(
+        self, budget: AnswerBudget, unfinished: Unfinished, headers: dict[str, str], pieces: list[bytes]
+    ) -> None:
         self._budget = budget
+        self._unfinished = unfinished
         self._headers = headers
         self._pieces = pieces
 
@@ -379,6 +383,7 @@ class Page:
         sender = Sender(scope, send)
         size = sum(map(len, self._pieces))
         self._budget.change(0, size, must=True)
+        self._unfinished.add(sender.connection)
         try:
             await sender.start(200, self._headers)
             await sender.send(self._pieces)
@@ -386,6 +391,7 @@ class Page:
         except CutOff:
             return
         finally:
+            self._unfinished.discard(sender.connection)
             self._budget.change(size, 0)
 
 
@@ -394,14 +400,14 @@ class Streamed:
 
     def __init__(
         self,
-        server: "Server",
+        unfinished: Unfinished,
         line: "Line",
         reading: Reading,
         rendering: Rendering,
         first: Sequence[bytes],
         headers: dict[str, str],
     ) -> None:
-        self._server = server
+        self._unfinished = unfinished
         self._line = line
         self._reading = reading
         self._rendering = rendering
@@ -412,6 +418,7 @@ class Streamed:
         sender = Sender(scope, send)
         reading, rendering = self._reading, self._rendering
         pieces = list(self._first)
+        self._unfinished.add(sender.connection)
         try:
             await sender.start(200, self._headers)
             while not reading.is_over:
@@ -429,6 +436,7 @@ class Streamed:
             await sender.cut_off(error)
             return
         finally:
+            self._unfinished.discard(sender.connection)
             self._line.cancel()
             reading.let_go()
         await sender.end()
@@ -440,4 +448,7 @@ class Streamed:
 
 def aside(line: "Line", work: Callable[[], Any]) -> "asyncio.Future[Any]":
     """Have something done by a thread, in the reader's turn."""
-    return asyncio.wrap_future(line.submit(work))
+    future = asyncio.wrap_future(line.submit(work))
+    # Whoever waits for it may have gone when it fails.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future

@@ -15,6 +15,7 @@ logger = logging.getLogger("mainstem.server")
 
 # A reader that takes longer for a piece is slow.
 SLOW_SECONDS: Final = 0.5
+_STOP_SECONDS: Final = 1.0
 # Under this name the scope of a request has what ends its connection at once.
 ABORT: Final = "mainstem.abort"
 
@@ -29,6 +30,7 @@ class Sender:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
+        self.connection: Connection = scope[ABORT]
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         raw = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
@@ -42,10 +44,12 @@ class Sender:
             sending = asyncio.ensure_future(
                 self._in_time({"type": "http.response.body", "body": piece, "more_body": True})
             )
-            if on_slow is not None and not (await asyncio.wait([sending], timeout=SLOW_SECONDS))[0]:
-                await on_slow()
-                on_slow = None
-            await sending
+            try:
+                if on_slow is not None and not (await asyncio.wait([sending], timeout=SLOW_SECONDS))[0]:
+                    call, on_slow = on_slow, None
+                    await call()
+            finally:
+                await sending
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -53,7 +57,7 @@ class Sender:
     async def cut_off(self, reason: MainstemError | str) -> None:
         """End the connection in the middle of the answer, so that nobody takes it for whole."""
         logger.warning(Event("an answer was cut off", path=self._scope["path"], reason=str(reason)))
-        self._abort()
+        self.connection.abort()
         # The connection learns of it in the next turn of the loop.
         await asyncio.sleep(0.001)
 
@@ -64,11 +68,8 @@ class Sender:
         except TimeoutError:
             await self.cut_off(f"its reader took nothing for {HTTP_SEND_SECONDS_MAX} s")
             raise CutOff from None
-        if self._scope[ABORT].is_gone():
+        if self.connection.is_gone():
             raise CutOff
-
-    def _abort(self) -> None:
-        self._scope[ABORT].abort()
 
 
 class Connection:
@@ -82,3 +83,23 @@ class Connection:
 
     def is_gone(self) -> bool:
         return bool(self._transport.is_closing())
+
+
+class Unfinished(set[Connection]):
+    """Connections on which an answer or a body is on its way. The loop's thread."""
+
+    _is_over = False
+
+    def add(self, connection: Connection) -> None:
+        super().add(connection)
+        if self._is_over:
+            connection.abort()
+
+    def stop(self) -> None:
+        """The server is stopping: they have a moment to come to their end, and then are cut off."""
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._cut_off)
+
+    def _cut_off(self) -> None:
+        self._is_over = True
+        for connection in tuple(self):
+            connection.abort()
