@@ -6,14 +6,18 @@ from benchmarks.scenarios import (
     delete,
     embedded,
     fanout,
+    group_of_two,
     http,
     latency,
     many_producers,
     memory,
     merger,
+    one_read,
     produce,
+    rebalance,
     rows,
     send_batch,
+    transactions,
     upkeep,
     written_rows,
 )
@@ -30,6 +34,7 @@ _MODULES = (
     embedded,
     many_producers,
     fanout,
+    one_read,
     memory,
     opening,
     rows,
@@ -39,6 +44,9 @@ _MODULES = (
     merger,
     delete,
     backup,
+    rebalance,
+    transactions,
+    group_of_two,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

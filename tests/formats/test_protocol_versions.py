@@ -26,9 +26,11 @@ from mainstem.transport.port import (
     CreateStreamCall,
     EraseKeyCall,
     GetStreamCall,
+    MomentCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
+    StreamInfo,
     TrimStreamCall,
 )
 from mainstem.transport.wire import (
@@ -49,7 +51,7 @@ from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
 # Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
-RECORDED = (1, 2, 3)
+RECORDED = (1, 2, 3, 4)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
@@ -170,7 +172,7 @@ def hear_until(wire, heard, is_enough):
 
 @pytest.mark.parametrize(
     ("versions", "chosen"),
-    [((1, 1), 1), ((1, 2), 2), ((2, 2), 2), ((1, 3), 3), ((1, 9), 3), ((3, 4), 3), ((4, 5), None), ((0, 0), None)],
+    [((1, 1), 1), ((1, 2), 2), ((2, 2), 2), ((1, 3), 3), ((1, 9), 4), ((4, 5), 4), ((5, 6), None), ((0, 0), None)],
 )
 def test_the_highest_version_that_both_speak_is_chosen(tmp_path, versions, chosen):
     async def test():
@@ -277,6 +279,7 @@ NEW_CALLS = [
     SetSchemaCall("talk", b"schema"),
     SchemasCall("talk"),
     SchemaCall(1),
+    MomentCall("talk", 1),
 ]
 
 
@@ -287,11 +290,25 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     with RecordedServer(greeting) as server:
         hub = mainstem.connect(server.url)
         with pytest.raises(
-            ProtocolError, match=r"speaks protocol version 1, this client 1 to 3; this [\w ]+ needs version [23]"
+            ProtocolError, match=r"speaks protocol version 1, this client 1 to 4; this [\w ]+ needs version [234]"
         ):
             hub._port.call(call)
         hub.close()
     # It was not even sent.
+    assert server.wrong == []
+
+
+def test_an_order_that_a_server_of_version_1_would_pass_over_is_refused_here():
+    said, _ = conversation.load(1)
+    # Greetings, and what the client asks of the stream.
+    with RecordedServer(said[:2]) as server:
+        hub = mainstem.connect(server.url)
+        stream = StreamInfo(1, "0" * 32, "talk", 2, "crc32", 0, 0, 0, (0, 0), (0, 0), 0, 1)
+        for window_us in (0, 60_000_000):
+            subscription = hub._port.subscribe(stream, (0, 0), None, 1 << 20, None, window_us)
+            with pytest.raises(ProtocolError, match="this consumer needs version 4"):
+                subscription.next(SECONDS_MAX)
+        hub.close()
     assert server.wrong == []
 
 

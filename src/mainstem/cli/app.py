@@ -17,6 +17,7 @@ from mainstem.cli import (
     demo,
     doctor,
     find,
+    groups,
     redrive,
     restore,
     schema,
@@ -38,7 +39,7 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "schema", "write", "tail", "find", "redrive", "top"),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
         assert set(order) == set(self.commands)
@@ -65,6 +66,7 @@ app.add_typer(schema.app, name="schema")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
 app.command("find")(find.find)
+app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
 app.command("backup")(backup.backup)

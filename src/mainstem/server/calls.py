@@ -63,7 +63,7 @@ class CallQueue:
         line = self._lines.get(client) or self._lines.setdefault(client, Line(lane, 1))
         future = line.submit_to(lane, self._carry_out, call)
         self._unanswered[future] = answered
-        asyncio.wrap_future(future).add_done_callback(lambda _: self._finish(future, call))
+        asyncio.wrap_future(future).add_done_callback(lambda done: self._finish(future, call, done))
 
     def run(self, client: Hashable, work: Callable[[], T], *, is_long: bool) -> Future[T]:
         """Have work that is like a call done in the client's turn. What it raises is in the future."""
@@ -90,10 +90,11 @@ class CallQueue:
         for lane in self._lanes.values():
             lane.shutdown(wait=False, cancel_futures=True)
 
-    def _finish(self, future: Future[Answer], call: Call) -> None:
+    def _finish(self, future: Future[Answer], call: Call, done: "asyncio.Future[Answer]") -> None:
         answered = self._unanswered.pop(future)
-        if future.cancelled():
+        if future.cancelled() or done.cancelled():
             return
+        done.exception()  # it is told below, and asyncio need not say that nobody was
         error = future.exception()
         if error is None:
             answered(future.result())

@@ -76,7 +76,7 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
         from mainstem.server.http.listener import HttpListener
         from mainstem.server.metrics import Exposition
 
-        exposition = Exposition(settings, server.name, server.log, server.counters)
+        exposition = Exposition(settings, server.name, server.log, server.counters, server.groups)
         app = HttpApp(server, exposition.render)
         server.is_http_busy, server.http_counters = (lambda: app.is_busy), app.counters
         http = HttpListener(http_sockets, app, settings.connections_max)

@@ -1,6 +1,7 @@
 """The server: one log, one event loop, a thread that commits and one that helps it, many sessions."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from mainstem.cluster.group import GroupOptions
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
@@ -19,6 +21,7 @@ from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.coordinator import Coordinator
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.upkeep import Pace
@@ -29,9 +32,18 @@ from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.line import Line
 from mainstem.server.session import Session
-from mainstem.server.subscription import PushEncoder, PushTotals
+from mainstem.server.subscription import PushEncoder, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
-from mainstem.transport.port import Answer, Call, ConnectionsCall, GetStreamCall, StatisticsCall
+from mainstem.transport.port import (
+    Answer,
+    Call,
+    CommitCall,
+    ConnectionsCall,
+    GetStreamCall,
+    MembershipCall,
+    StatisticsCall,
+)
+from mainstem.transport.sharing import DeleteGroupCall, GetGroupCall, GroupInfo, ListGroupsCall, ResetGroupCall
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
@@ -130,10 +142,18 @@ class Server:
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
+        times = GroupOptions(
+            heartbeat=settings.group_heartbeat,
+            session_timeout=settings.group_session_timeout,
+            revocation_timeout=settings.group_revocation_timeout,
+            rebalance_interval=settings.group_rebalance_interval,
+        )
+        self.coordinator = Coordinator(self.log, times)
         self.gateway = Gateway(
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
         self.push_encoder = PushEncoder()
+        self.reads_under_way = ReadsUnderWay()
         self.selections = Selections(self.log.schema, "lz4")
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
@@ -196,6 +216,7 @@ class Server:
         for session in self._sessions:
             session.say_goodbye()
         self._calls.refuse(_stopping())
+        self.coordinator.refuse(_stopping())
         self.log.batcher.lose_patience()
         self._serve_line()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
@@ -208,6 +229,7 @@ class Server:
         self._calls.close()
         for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -285,12 +307,13 @@ class Server:
         session.connection = None
 
     async def _tick(self) -> None:
-        """Once a second: drop who is silent, retry what waits."""
+        """Once a second: drop who is silent, retry what waits, say how far the time has come."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self.clock.monotonic()
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
+                self._guard(session.mark)
             self._guard(self._look_at_line)
             # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
             self.log.space.look()
@@ -351,9 +374,30 @@ class Server:
         else:
             self._calls.add(session, call, answered)
 
+    def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
+        """Have a member's request answered, some time, in the loop."""
+        if self.is_stopping:
+            answered(_stopping())
+            return
+        try:
+            if isinstance(call, CommitCall):
+                self.coordinator.commit(call, partial(self._answer_soon, answered))
+            else:
+                self.coordinator.ask(call, partial(self._answer_soon, answered))
+        except MainstemError as error:
+            answered(error)
+
+    def _answer_soon(self, answered: Answered, answer: Answer | MainstemError) -> None:
+        """In any thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(answered, answer)
+
     def carry_out(self, call: Call) -> Answer:
         """Any thread but the loop's: it waits for the disk."""
         match call:
+            case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
+                return self.coordinator.call(call)
             case StatisticsCall():
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
@@ -369,11 +413,21 @@ class Server:
         """Who asked for something to be done aside is gone."""
         self._calls.forget(client)
 
+    def groups(self) -> list[GroupInfo]:
+        """All groups of readers, without their shards. Any thread but the loop's."""
+        found: list[GroupInfo] = []
+        while True:
+            answer = self.coordinator.call(ListGroupsCall(found[-1].name if found else ""))
+            found += answer.groups
+            if not answer.more:
+                return found
+
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the server and its log. Any thread but the loop's: it asks the disk."""
         followers = count_followers(tuple(self._sessions), self.clock.monotonic())
         return {
             **self.log.counters(),
+            **self.coordinator.counters(),
             "started_us": self._started_us,
             "connections": len(self._sessions),
             "connections_total": self._connections_total,
@@ -386,6 +440,7 @@ class Server:
             "append_bytes": self._append_bytes,
             "appends_in_line": len(self._in_line),
             "batches_pushed_hot": self.pushed.batches_hot,
+            "batches_pushed_shared": self.pushed.batches_shared,
             "batches_pushed_disk": self.pushed.batches_disk,
             "records_pushed": self.pushed.records,
             "bytes_pushed": self.pushed.bytes,
@@ -447,6 +502,11 @@ class Server:
         except RuntimeError:
             # The loop is closed: the process is ending, nobody is left to tell.
             return
+
+    def deliver_soon(self) -> None:
+        """Something may be finished without a flush."""
+        assert self._loop is not None
+        self._loop.call_soon(self._deliver)
 
     def _deliver(self) -> None:
         while self._completed:

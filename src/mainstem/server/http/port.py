@@ -12,8 +12,20 @@ from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import Closed, InvalidRequest, ServerStopping
 from mainstem.core.schema import Schema
-from mainstem.hub.embedded import LocalSubscription
-from mainstem.transport.port import Answer, AppendDone, Call, Query, StreamInfo, checked
+from mainstem.hub.local_subscription import LocalSubscription
+from mainstem.log.hot_tail import HotTail
+from mainstem.transport.port import (
+    Answer,
+    Answered,
+    AppendDone,
+    Call,
+    CommitCall,
+    MembershipCall,
+    Query,
+    StreamInfo,
+    checked,
+)
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 
 if TYPE_CHECKING:
     from mainstem.server.server import Server
@@ -32,8 +44,20 @@ class ServerPort:
         self.check_usable()
         return self._server.carry_out(checked(call))
 
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        self.check_usable()
+        if isinstance(call, CommitCall):
+            self._server.coordinator.commit(call, done)
+        elif isinstance(call, MembershipCall):
+            self._server.coordinator.ask(call, done)
+        else:
+            done(self.call(call))
+
     def schema(self, schema: int) -> Schema:
         return self._server.log.schema(schema)
+
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self._server.log.schemas.at_hand(schema)
 
     def subscribe(
         self,
@@ -42,31 +66,57 @@ class ServerPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> LocalSubscription:
         """Its `next` finds what is there; whoever waits for more is told by somebody else that there is."""
-        return LocalSubscription(self._feed(stream, offsets, ends, query), lambda _: None)
+        return LocalSubscription(self._feed(stream, offsets, ends, query, window_us), lambda _: None, *self._tail())
+
+    def _tail(self) -> tuple[HotTail, Callable[[], int]]:
+        log = self._server.log
+        return log.hot, log.batcher.settled_us
 
     def _feed(
-        self, stream: StreamInfo, offsets: Sequence[int], ends: Sequence[int] | None, query: Query | None
+        self,
+        stream: StreamInfo,
+        offsets: Sequence[int],
+        ends: Sequence[int] | None,
+        query: Query | None,
+        window_us: int | None,
     ) -> Feed:
         server = self._server
         row = server.log.reader.require_stream(stream.id)
-        if query is None:
-            return Feed(server.log.reader, row, offsets, ends, clock=server.clock)
-        select = partial(server.selections.get, row, query)
-        return Feed(server.log.reader, row, offsets, ends, select, is_plain=query.is_plain, clock=server.clock)
+        select = None if query is None else partial(server.selections.get, row, query)
+        return Feed(
+            server.log.reader,
+            row,
+            offsets,
+            ends,
+            select,
+            is_plain=query is not None and query.is_plain,
+            clock=server.clock,
+            window_us=window_us,
+            schema_of=server.log.schema,
+        )
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        raise InvalidRequest("a server appends what its clients send, by itself nothing")
+        raise _not_by_itself()
 
     def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
-        raise InvalidRequest("a server appends what its clients send, by itself nothing")
+        raise _not_by_itself()
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        raise _not_by_itself()
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        raise _not_by_itself()
 
     def can_take(self) -> bool:
         return False
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
-        raise InvalidRequest("a server ships what its clients send, by itself nothing")
+        raise _not_by_itself()
 
     def wait(self, event: threading.Event, timeout: float | None) -> bool:
         return event.wait(timeout)
@@ -80,6 +130,10 @@ class ServerPort:
 
     def close(self) -> None:
         raise Closed("the log of a server is closed with the server")
+
+
+def _not_by_itself() -> InvalidRequest:
+    return InvalidRequest("a server appends what its clients send, by itself nothing")
 
 
 class ReaderPort(ServerPort):
@@ -108,9 +162,10 @@ class ReaderPort(ServerPort):
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> LocalSubscription:
-        feed = self._feed(stream, offsets, ends, query)
-        self._subscription = _InTurns(self, feed)
+        feed = self._feed(stream, offsets, ends, query, window_us)
+        self._subscription = _InTurns(self, feed, *self._tail())
         return self._subscription
 
     def touch(self, shard: int) -> None:
@@ -122,8 +177,8 @@ class ReaderPort(ServerPort):
 class _InTurns(LocalSubscription):
     """A subscription that gives nothing more when the reader's turn is over: then it was asked in vain."""
 
-    def __init__(self, port: ReaderPort, feed: Feed) -> None:
-        super().__init__(feed, lambda _: None)
+    def __init__(self, port: ReaderPort, feed: Feed, hot: HotTail, settled_us: Callable[[], int]) -> None:
+        super().__init__(feed, lambda _: None, hot, settled_us)
         self._port = port
 
     def next(self, timeout: float | None) -> FetchedBatch | None:
