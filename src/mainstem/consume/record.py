@@ -110,11 +110,6 @@ class RecordBatch(Tabular):
         caption = f"{self.stream} shard {self.shard} offsets {self.offset} to {self.end - 1}{more}"
         return table(caption, self._view.names, rows)
 
-    @property
-    def raw_bytes(self) -> int:
-        """What the batch that these records are of takes once it is decoded, about."""
-        return self._fetched.header.raw_len
-
     def offsets(self) -> Sequence[int]:
         """The offset of every record."""
         return range(self.offset, self.offset + self.count) if self._offsets is None else self._offsets

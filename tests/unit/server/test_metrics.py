@@ -14,7 +14,7 @@ from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.log import Log
-from mainstem.server.http.gate import LOOPBACK
+from mainstem.server.door import NEIGHBOUR
 from mainstem.server.http.listener import HttpListener
 from mainstem.server.http.probes import Probes
 from mainstem.server.metrics import (
@@ -185,7 +185,7 @@ async def listening(gather, test) -> None:
     handlers = {"/livez": probes.livez, "/healthz": probes.livez, "/readyz": probes.readyz, "/metrics": probes.metrics}
 
     async def app(scope, receive, send) -> None:
-        response = await handlers[scope["path"]](Request(scope), LOOPBACK, "")
+        response = await handlers[scope["path"]](Request(scope), NEIGHBOUR, "")
         await response(scope, receive, send)
 
     listener = HttpListener(sockets, app, 100)

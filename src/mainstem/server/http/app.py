@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from mainstem.core.errors import InternalError, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
+from mainstem.server.door import Door, LoopbackDoor, Visitor
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
-from mainstem.server.http.gate import LOOPBACK, Access, Gate, LoopbackAccess, Principal
-from mainstem.server.http.port import ServerPort
+from mainstem.server.http.gate import Gate
 from mainstem.server.http.posts import Posts
 from mainstem.server.http.probes import Probes
 from mainstem.server.http.problems import HttpRefusal, answer, refusal
@@ -32,27 +32,26 @@ from mainstem.server.server import HTTP_COUNTERS, Server
 
 logger = logging.getLogger("mainstem.server")
 
-Handler = Callable[[Request, Principal, str], Awaitable[Any]]
+Handler = Callable[[Request, Visitor, str], Awaitable[Any]]
 
 
 class HttpApp:
     """Answers requests. The loop's thread."""
 
-    def __init__(self, server: Server, metrics: Callable[[], str], access: Access | None = None) -> None:
+    def __init__(self, server: Server, metrics: Callable[[], str], door: Door | None = None) -> None:
         self._server = server
         self._probes = Probes(server, metrics)
-        self._gate = Gate(access or LoopbackAccess())
+        self._gate = Gate(door or LoopbackDoor())
         self._unfinished = Unfinished()
         self._under_way = 0
         self._requests = 0
         self._failed = 0
-        port = ServerPort(server)
         budget = self._bodies = BodyBudget(self._unfinished)
-        self._posts = Posts(server, port, budget)
+        self._posts = Posts(server, budget)
         answers = self._answers = AnswerBudget()
         self._reads = Reads(server, answers, self._unfinished)
         self.tails = Tails(server, answers)
-        streams = StreamRoutes(server, port, budget)
+        streams = StreamRoutes(server, budget)
         self._document = msgspec.json.encode(openapi.document(server.name.partition(" ")[2]))
         self._handlers: dict[str, Handler] = {
             "livez": self._probes.livez,
@@ -110,10 +109,10 @@ class HttpApp:
         try:
             _check_framing(request)
             row, name = self._paths.find(request)
-            principal = LOOPBACK if row.is_open else self._gate.admit(request, row.action, name or None)
+            visitor = self._gate.admit(request, row, name)
             if self._server.is_stopping and not row.is_open:
                 raise ServerStopping("the server is stopping")
-            return await self._handlers[row.handler](request, principal, name)
+            return await self._handlers[row.handler](request, visitor, name)
         except ClientDisconnect:
             return None
         except Lost as lost:
@@ -130,16 +129,16 @@ class HttpApp:
 
     # What the server says of itself.
 
-    async def _openapi(self, request: Request, principal: Principal, name: str) -> Response:
+    async def _openapi(self, request: Request, visitor: Visitor, name: str) -> Response:
         return Response(self._document, media_type="application/json")
 
-    async def _docs(self, request: Request, principal: Principal, name: str) -> Response:
+    async def _docs(self, request: Request, visitor: Visitor, name: str) -> Response:
         return Response(openapi.PAGE, media_type="text/html", headers={"content-security-policy": _PAGE_POLICY})
 
-    async def _read(self, request: Request, principal: Principal, name: str) -> Any:
+    async def _read(self, request: Request, visitor: Visitor, name: str) -> Any:
         if media_type_of(request, events=True) == EVENTS:
-            return await self.tails.tail(request, principal, name)
-        return await self._reads.read(request, principal, name)
+            return await self.tails.tail(request, visitor, name)
+        return await self._reads.read(request, visitor, name)
 
 
 class _Ambiguous(HttpRefusal):

@@ -57,7 +57,8 @@ class Body:
         self._clock = clock
         self._bytes_max = bytes_max
         self._connection: Connection = request.scope[ABORT]
-        self._size = 0
+        # What came of it, decompressed.
+        self.size = 0
         self._taken = 0
 
     def __enter__(self) -> "Body":
@@ -119,10 +120,10 @@ class Body:
 
     def _count(self, count: int, held: int) -> None:
         """`held` bytes wait to be decompressed."""
-        self._size += count
-        if self._size > self._bytes_max:
+        self.size += count
+        if self.size > self._bytes_max:
             raise self._too_large("more")
-        beyond = max(0, self._size + held - HTTP_BODY_SHARE_BYTES) - self._taken
+        beyond = max(0, self.size + held - HTTP_BODY_SHARE_BYTES) - self._taken
         if beyond > 0:
             self._budget.take(beyond)
             self._taken += beyond

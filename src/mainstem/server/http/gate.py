@@ -7,65 +7,44 @@ name of this server, or a page could reach it under a name of its own that it ha
 
 import ipaddress
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from mainstem.core.errors import Refused
-from mainstem.server.http.problems import HttpRefusal
+from mainstem.server.door import NEIGHBOUR, Door, Visitor
+from mainstem.server.http.problems import HttpRefusal, refusal
+from mainstem.server.http.routes import Row
+from mainstem.server.http.sending import ABORT, Connection
 
 _OWN_SITES: Final = frozenset(("same-origin", "none", ""))
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who asks."""
-
-    name: str
-
-
-LOOPBACK: Final = Principal("loopback")
-
-
-class Access(Protocol):
-    """Who may do what. Must not wait."""
-
-    def authenticate(self, request: Request) -> Principal:
-        """Who asks; raises if that cannot be told."""
-        ...
-
-    def allow(self, principal: Principal, action: str, stream: str | None) -> None:
-        """Raises if this principal may not do that."""
-        ...
-
-
-class LoopbackAccess:
-    """Whoever is on this machine may do everything, and nobody else anything."""
-
-    def authenticate(self, request: Request) -> Principal:
-        host = request.client.host if request.client is not None else ""
-        if not _is_loopback(host):
-            raise HttpRefusal(403, Refused("only programs on the server's own machine may use it"))
-        return LOOPBACK
-
-    def allow(self, principal: Principal, action: str, stream: str | None) -> None:
-        return None
 
 
 class Gate:
     """Lets requests through, or raises. `hosts` are names under which this server is known beside its addresses."""
 
-    def __init__(self, access: Access, hosts: Collection[str] = ()) -> None:
-        self._access = access
+    def __init__(self, door: Door, hosts: Collection[str] = ()) -> None:
+        self._door = door
         self._hosts = frozenset(("localhost", *(host.lower() for host in hosts)))
 
-    def admit(self, request: Request, action: str, stream: str | None) -> Principal:
-        self._check_site(request)
-        principal = self._access.authenticate(request)
-        self._access.allow(principal, action, stream)
-        return principal
+    def admit(self, request: Request, row: Row, name: str) -> Visitor:
+        """Who asks, if they may. Probes are for everybody; so are metrics, where nobody is on guard."""
+        if row.is_open and not (row.action and self._door.is_guarded):
+            return NEIGHBOUR
+        if not row.is_open:
+            self._check_site(request)
+        visitor = self._let_in(request)
+        if row.is_named or row.is_open:
+            visitor.check(row.action, name)
+        else:
+            visitor.check_any(row.action)
+        return visitor
+
+    def _let_in(self, request: Request) -> Visitor:
+        connection: Connection = request.scope[ABORT]
+        address = request.client.host if request.client is not None else ""
+        return self._door.admit(_token_of(request), connection.certificate, address)
 
     def _check_site(self, request: Request) -> None:
         headers = request.headers
@@ -83,6 +62,17 @@ class Gate:
     def _is_own(self, name: str) -> bool:
         """Whether a host names this server whoever resolves it: an address does, and so do names we were given."""
         return name in self._hosts or _address(name) is not None
+
+
+def _token_of(request: Request) -> str:
+    """The token of an `Authorization: Bearer`; empty if there is none."""
+    given = request.headers.getlist("authorization")
+    if not given:
+        return ""
+    scheme, _, token = given[0].partition(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or not token.strip():
+        raise refusal(400, "Authorization is given once, as: Bearer TOKEN")
+    return token.strip()
 
 
 def _name_of(host: str) -> str:
@@ -106,10 +96,3 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def _is_loopback(text: str) -> bool:
-    found = _address(text)
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return found is not None and found.is_loopback

@@ -14,6 +14,7 @@ from mainstem.core.errors import Closed, InvalidRequest, ServerStopping
 from mainstem.core.schema import Schema
 from mainstem.hub.local_subscription import LocalSubscription
 from mainstem.log.hot_tail import HotTail
+from mainstem.server.door import Visitor
 from mainstem.transport.port import (
     Answer,
     Answered,
@@ -32,20 +33,24 @@ if TYPE_CHECKING:
 
 
 class ServerPort:
-    """Calls and reading. Any thread but the loop's. Appends go another way: see `append`."""
+    """Calls and reading for one visitor, as far as it may. Any thread but the loop's. Appends go another way: see
+    `append`."""
 
     checks_values = False
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", visitor: Visitor) -> None:
         self._server = server
+        self._visitor = visitor
         self.record_bytes_max = server.settings.record_bytes_max
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
-        return self._server.carry_out(checked(call))
+        self._visitor.check_call(call)
+        return self._visitor.seen(call, self._server.carry_out(checked(call)))
 
     def ask(self, call: Call, timeout: float, done: Answered) -> None:
         self.check_usable()
+        self._visitor.check_call(call)
         if isinstance(call, CommitCall):
             self._server.coordinator.commit(call, done)
         elif isinstance(call, MembershipCall):
@@ -140,8 +145,8 @@ class ReaderPort(ServerPort):
     """The port of one reader, which has the thread for a turn at a time: then others have theirs. `begin_turn` and
     reading are for one thread at a time, `touch` and `end` for any."""
 
-    def __init__(self, server: "Server") -> None:
-        super().__init__(server)
+    def __init__(self, server: "Server", visitor: Visitor) -> None:
+        super().__init__(server, visitor)
         self._until = 0.0
         self._subscription: LocalSubscription | None = None
 

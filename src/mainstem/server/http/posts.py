@@ -25,7 +25,6 @@ from starlette.responses import Response
 from mainstem.core.batch import Batch
 from mainstem.core.errors import (
     InvalidRecord,
-    InvalidRequest,
     InvalidSetting,
     MainstemError,
     RecordTooLarge,
@@ -37,9 +36,9 @@ from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.ledger.base import ProducerRow
 from mainstem.produce.dead_letters import dead_stream_of
 from mainstem.produce.posting import READERS, Posting, Reader
+from mainstem.server.door import Visitor
 from mainstem.server.http.append import HttpAppend
 from mainstem.server.http.bodies import Body, BodyBudget
-from mainstem.server.http.gate import Principal
 from mainstem.server.http.port import ServerPort
 from mainstem.server.http.problems import HttpRefusal, refusal, status_of
 from mainstem.server.http.reads import aside
@@ -83,9 +82,8 @@ class _Turn:
 class Posts:
     """Takes postings. The loop's thread."""
 
-    def __init__(self, server: "Server", port: ServerPort, budget: BodyBudget) -> None:
+    def __init__(self, server: "Server", budget: BodyBudget) -> None:
         self._server = server
-        self._port = port
         self._budget = budget
         # One: parsing holds the interpreter most of the time, and the loop needs it too.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-post")
@@ -95,24 +93,31 @@ class Posts:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def post(self, request: Request, principal: Principal, name: str) -> Response:
+    async def post(self, request: Request, visitor: Visitor, name: str) -> Response:
         media_type = _media_type(request)
         on_bad = request.query_params.get("on_bad", "raise")
         if on_bad not in _ON_BAD:
             raise InvalidSetting(f"on_bad is one of {', '.join(_ON_BAD)}, not {on_bad[:40]!r}")
-        key = _key_of(request, principal)
+        key = _key_of(request, visitor)
+        visitor.begin("write")
         check_stream_name(name, reserved=True)
-        info = await self._server.run_aside(request, lambda: self._stream(name))
+        port = ServerPort(self._server, visitor)
+        info = await self._server.run_aside(request, lambda: _stream(port, name))
         self._server.forget_client(request)
         line = Line(self._pool, 1)
         try:
             with Body(request, self._budget, self._server.clock) as body:
                 unit = _UNITS.get(media_type, "line")
-                posting = Posting(self._port, info, on_bad=on_bad, unit=unit, finished=self._described)
+                posting = Posting(port, info, on_bad=on_bad, unit=unit, finished=self._described)
                 try:
                     batches = await self._parse(line, READERS[media_type](posting), posting, body)
                 except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
                     raise _placed(error) from None
+                await asyncio.sleep(visitor.charge("write", body.size))
+                # It may be long since it was asked.
+                visitor.check("write", name)
+                if posting.dead:
+                    visitor.check("write", dead_stream_of(name))
                 if key is None:
                     written = await self._write(info, posting, batches)
                 else:
@@ -120,9 +125,6 @@ class Posts:
         finally:
             line.cancel()
         return Response(_encode(written), media_type="application/json")
-
-    def _stream(self, name: str) -> StreamInfo:
-        return self._port.call(GetStreamCall(name, auto_create=True)).streams[0]
 
     async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> Sequence[Batch]:
         """The batches of a body. While one piece is parsed the next one comes in."""
@@ -186,24 +188,24 @@ class Posts:
         """What a request with this key has written, if there was one."""
         runs = [
             Run(shard, row.recent[0][1], row.recent[0][1] + row.epoch - 1)
-            for shard, row in self._producer_rows(self._stream(info.name), key)
+            for shard, row in self._producer_rows(info.name, key)
         ]
-        dead = 0
-        try:
-            letters = self._port.call(GetStreamCall(dead_stream_of(info.name))).streams[0]
-        except InvalidRequest:
-            pass  # there are none
-        else:
-            dead = sum(row.epoch for _, row in self._producer_rows(letters, key))
+        dead = sum(row.epoch for _, row in self._producer_rows(dead_stream_of(info.name), key))
         if not runs and not dead:
             return None
         return Written(info.name, sum(run.last - run.first + 1 for run in runs), runs, dead, duplicate=True)
 
-    def _producer_rows(self, info: StreamInfo, key: int) -> Iterator[tuple[int, ProducerRow]]:
-        for shard in range(info.shards):
-            row = self._server.log.ledger.load_producer((key, info.id, shard))
+    def _producer_rows(self, name: str, key: int) -> Iterator[tuple[int, ProducerRow]]:
+        ledger = self._server.log.ledger
+        stream = ledger.stream_named(name)
+        for shard in range(0 if stream is None else stream.shards):
+            row = ledger.load_producer((key, stream.id, shard)) if stream is not None else None
             if row is not None:
                 yield shard, row
+
+
+def _stream(port: ServerPort, name: str) -> StreamInfo:
+    return port.call(GetStreamCall(name, auto_create=True)).streams[0]
 
 
 def _anchored(batches: Sequence[Batch], key: int) -> list[Batch]:
@@ -253,14 +255,14 @@ def _media_type(request: Request) -> str:
 _UNITS: Final = {"application/json": "row"}
 
 
-def _key_of(request: Request, principal: Principal) -> int | None:
+def _key_of(request: Request, visitor: Visitor) -> int | None:
     """The producer that stands for the request's key: even, as no other producer's id is."""
     given = request.headers.get("idempotency-key")
     if given is None:
         return None
     if not 0 < len(given) <= IDEMPOTENCY_KEY_CHARS_MAX or len(request.headers.getlist("idempotency-key")) > 1:
         raise refusal(400, f"an Idempotency-Key is one text of 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters")
-    digest = hashlib.sha256(f"{principal.name}\0{given}".encode()).digest()
+    digest = hashlib.sha256(f"{visitor.name}\0{given}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 1) & ~1 | 2
 
 

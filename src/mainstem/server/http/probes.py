@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from mainstem.core.errors import MainstemError
 from mainstem.core.plain import one_line
-from mainstem.server.http.gate import Principal
+from mainstem.server.door import Visitor
 from mainstem.server.metrics import CONTENT_TYPE
 
 
@@ -44,17 +44,17 @@ class Probes:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def livez(self, request: Request, principal: Principal, name: str) -> Response:
+    async def livez(self, request: Request, visitor: Visitor, name: str) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def readyz(self, request: Request, principal: Principal, name: str) -> Response:
+    async def readyz(self, request: Request, visitor: Visitor, name: str) -> Response:
         if damage := self._state.damage:
             return JSONResponse({"status": "damaged", "reason": one_line(damage)}, status_code=503)
         if self._state.is_ready:
             return JSONResponse({"status": "ready", **({"disk": "full"} if self._state.is_disk_full else {})})
         return JSONResponse({"status": "stopping"}, status_code=503)
 
-    async def metrics(self, request: Request, principal: Principal, name: str) -> Response:
+    async def metrics(self, request: Request, visitor: Visitor, name: str) -> Response:
         if self._gathering is None or self._gathering.done():
             self._gathering = asyncio.get_running_loop().run_in_executor(self._pool, self._metrics)
         # A client that goes away must not take the page from the others.

@@ -7,6 +7,7 @@ Beside these a problem has what the error knows: the field that does not fit, th
 can get wrong (a method, a type of body) is an InvalidRequest with a status of its own.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 
 from mainstem.core import errors
-from mainstem.core.errors import InvalidRequest, MainstemError
+from mainstem.core.errors import InvalidRequest, MainstemError, Unauthenticated
 from mainstem.core.limits import ERROR_TEXT_CHARS_MAX
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -34,6 +35,9 @@ _STATUS: Final[dict[type[MainstemError], int]] = {
     errors.IncompatibleSchema: 409,
     errors.Refused: 409,
     errors.ReadOnly: 403,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.QuotaExceeded: 429,
     errors.FolderUnusable: 503,
     errors.Retriable: 503,
     errors.DiskFull: 507,
@@ -87,7 +91,10 @@ def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: 
         headers, more = dict(error.headers), {**error.facts, **more}
     found, status = (error.error, error.status) if isinstance(error, HttpRefusal) else (error, status_of(error))
     if found.retriable:
-        headers.setdefault("retry-after", str(_RETRY_SECONDS))
+        # Whole seconds, as HTTP has them; who was told how long waits at least that.
+        headers.setdefault("retry-after", str(max(_RETRY_SECONDS, math.ceil(getattr(found, "retry_after", 0)))))
+    if isinstance(found, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     if closes:
         headers["connection"] = "close"
     return Response(_encode(problem_of(found, status, **more)), status, headers, MEDIA_TYPE)

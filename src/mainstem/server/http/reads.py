@@ -29,7 +29,7 @@ from mainstem.core.errors import DataLoss, InvalidPredicate, InvalidSetting, Mai
 from mainstem.core.kinds import parse_duration
 from mainstem.core.limits import HTTP_ANSWERS_BYTES_MAX, HTTP_PAGE_BYTES_MAX, HTTP_PIECE_BYTES, HTTP_PIECE_BYTES_MIN
 from mainstem.core.times import from_us
-from mainstem.server.http.gate import Principal
+from mainstem.server.door import Visitor
 from mainstem.server.http.port import ReaderPort
 from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
 from mainstem.server.http.sending import CutOff, Sender, Unfinished
@@ -145,8 +145,11 @@ class AnswerBudget:
 class Reading:
     """One reader's way through a stream. One thread at a time, which is never the loop's; made there, too."""
 
-    def __init__(self, server: "Server", budget: AnswerBudget, name: str, wanted: Wanted, *, follow: bool) -> None:
-        self.port = ReaderPort(server)
+    def __init__(
+        self, server: "Server", visitor: Visitor, budget: AnswerBudget, name: str, wanted: Wanted, *, follow: bool
+    ) -> None:
+        self.visitor = visitor
+        self.port = ReaderPort(server, visitor)
         self._budget = budget
         # Of the budget.
         self._held = 0
@@ -243,13 +246,17 @@ class Reading:
     def hold(self, size: int) -> None:
         """These bytes must be kept, and the batch that is not given out yet may be, if there is room."""
         batch = self._batch
-        kept = 0 if batch is None or self._given == batch.count else batch.raw_bytes
+        kept = 0 if batch is None or self._given == batch.count else batch.to_arrow().nbytes
         if self._budget.change(self._held, size + kept):
             self._held = size + kept
             return
         self.rest()
         self._budget.change(self._held, size, must=True)
         self._held = size
+
+    def check(self) -> None:
+        """Raise if its reader may not have more."""
+        self.visitor.check("read", self.consumer.stream.name)
 
     def let_go(self) -> None:
         """It is over: nothing is held any more."""
@@ -276,28 +283,30 @@ class Reads:
         self._budget = budget
         self._unfinished = unfinished
 
-    async def read(self, request: Request, principal: Principal, name: str) -> "Page | Streamed":
+    async def read(self, request: Request, visitor: Visitor, name: str) -> "Page | Streamed":
         """To the end, or a page."""
         wanted = Wanted.of(request, self._server.clock.now_us())
-        return await self._answer(request, name, wanted)
+        return await self._answer(request, visitor, name, wanted)
 
-    async def find(self, request: Request, principal: Principal, name: str) -> "Page | Streamed":
+    async def find(self, request: Request, visitor: Visitor, name: str) -> "Page | Streamed":
         """What matches, wherever it is: a page."""
         wanted = Wanted.of(request, self._server.clock.now_us())
         if not (wanted.where or "").strip():
             raise InvalidPredicate('where: say what to find, for example "id = 7"')
         limit = _FIND_LIMIT if wanted.limit is None else wanted.limit
         wanted = replace(wanted, limit=limit, on_bad="skip")
-        return await self._answer(request, name, wanted)
+        return await self._answer(request, visitor, name, wanted)
 
-    async def _answer(self, request: Request, name: str, wanted: Wanted) -> "Page | Streamed":
+    async def _answer(self, request: Request, visitor: Visitor, name: str, wanted: Wanted) -> "Page | Streamed":
         media_type = media_type_of(request, events=False)
+        visitor.begin("read")
         rendering: Rendering = RENDERINGS[media_type]()
         line = self._server.new_read_line()
-        reading = await aside(line, lambda: Reading(self._server, self._budget, name, wanted, follow=False))
+        reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=False))
         if wanted.limit is not None:
             return await self._page(request, line, reading, rendering, media_type)
         first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
+        await asyncio.sleep(visitor.charge("read", sum(map(len, first))))
         headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
         return Streamed(self._unfinished, line, reading, rendering, first, headers)
 
@@ -308,8 +317,10 @@ class Reads:
             pieces = await self._gather(line, reading, rendering)
         finally:
             reading.let_go()
+        size = sum(map(len, pieces))
+        await asyncio.sleep(reading.visitor.charge("read", size))
         headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
-        headers["content-length"] = str(sum(map(len, pieces)))
+        headers["content-length"] = str(size)
         counts = reading.consumer
         headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
         return Page(self._budget, self._unfinished, headers, pieces)
@@ -429,6 +440,8 @@ class Streamed:
                 finally:
                     await asyncio.wait([making])
                 pieces = making.result()
+                reading.check()
+                await asyncio.sleep(reading.visitor.charge("read", sum(map(len, pieces))))
             await sender.send([*pieces, *await aside(self._line, lambda: list(rendering.end()))])
         except CutOff:
             return

@@ -38,8 +38,14 @@ class Row:
     gives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     status: int = 200
     other: Sequence[int] = ()
-    # Whether Host and Origin do not matter: probes come from anywhere.
+    # Whether Host and Origin do not matter: probes come from anywhere. What its action is, is asked only where somebody
+    # has to be known to do anything.
     is_open: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is about one stream or group; else it is about all."""
+        return "{name}" in self.path
 
 
 def _ref(name: str) -> dict[str, str]:
@@ -108,7 +114,7 @@ ROUTES: Final = (
     Row(
         "GET",
         "/metrics",
-        "",
+        "describe",
         "metrics",
         "What the server counts, for Prometheus.",
         gives={"text/plain": {"type": "string"}},

@@ -78,6 +78,13 @@ class Connection:
     def __init__(self, transport: Any) -> None:
         self._transport = transport
 
+    @property
+    def certificate(self) -> str:
+        """The common name in the certificate that TLS has verified; empty if there is none."""
+        found = self._transport.get_extra_info("peercert") or {}
+        names = [text for part in found.get("subject", ()) for name, text in part if name == "commonName"]
+        return str(names[0]) if len(names) == 1 else ""
+
     def abort(self) -> None:
         self._transport.abort()
 

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainstem.core.clock import Clock
-from mainstem.core.errors import InvalidRequest, InvalidSetting
+from mainstem.core.errors import InvalidSetting
 from mainstem.core.kinds import render_duration
 from mainstem.core.limits import HTTP_CALL_BYTES_MAX
 from mainstem.core.times import from_us
 from mainstem.hub.hub import Streams
 from mainstem.registry.forms import to_type_map
+from mainstem.server.door import Visitor
 from mainstem.server.http.bodies import Body, BodyBudget
-from mainstem.server.http.gate import Principal
 from mainstem.server.http.port import ServerPort
 from mainstem.server.http.problems import refusal
 from mainstem.transport.port import ListStreamsCall, SchemaInfo, StreamInfo
@@ -48,70 +48,69 @@ _ALTER: Final = frozenset(("retention", "retention_bytes", "cleanup", "tombstone
 class StreamRoutes:
     """Administration. The loop's thread; what waits for the disk is done aside, in the turn of who asks."""
 
-    def __init__(self, server: "Server", port: ServerPort, budget: BodyBudget) -> None:
+    def __init__(self, server: "Server", budget: BodyBudget) -> None:
         self._server = server
-        self._port = port
-        self._streams = Streams(port)
         self._budget = budget
 
-    async def list_all(self, request: Request, principal: Principal, name: str) -> Response:
+    def _streams(self, visitor: Visitor) -> Streams:
+        return Streams(ServerPort(self._server, visitor))
+
+    async def list_all(self, request: Request, visitor: Visitor, name: str) -> Response:
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdecimal() and len(after) < 19):
             raise InvalidSetting(f"after is the id of a stream, not {after[:40]!r}")
-        answer = await self._aside(request, lambda: self._port.call(ListStreamsCall(after=int(after))))
+        answer = await self._aside(
+            request, lambda: ServerPort(self._server, visitor).call(ListStreamsCall(after=int(after)))
+        )
         found: dict[str, Any] = {"streams": [stream_json(info) for info in answer.streams]}
         headers = {}
         if answer.more:
             headers["link"] = f'</streams?after={answer.streams[-1].id}>; rel="next"'
         return _json(found, headers=headers)
 
-    async def get(self, request: Request, principal: Principal, name: str) -> Response:
-        return _json(stream_json(await self._aside(request, lambda: self._streams.get(name), is_long=True)))
+    async def get(self, request: Request, visitor: Visitor, name: str) -> Response:
+        return _json(stream_json(await self._aside(request, lambda: self._streams(visitor).get(name), is_long=True)))
 
-    async def create(self, request: Request, principal: Principal, name: str) -> Response:
+    async def create(self, request: Request, visitor: Visitor, name: str) -> Response:
         options = await self._options(request, _CREATE)
 
         def create() -> tuple[StreamInfo, bool]:
-            known = {info.uuid for info in self._named(name)}
-            info = self._streams.create(name, exist_ok=True, **options)
-            return info, info.uuid not in known
+            known = self._server.log.ledger.stream_named(name)
+            info = self._streams(visitor).create(name, exist_ok=True, **options)
+            return info, known is None or info.id != known.id
 
         info, is_new = await self._aside(request, create)
         return _json(stream_json(info), 201 if is_new else 200)
 
-    def _named(self, name: str) -> list[StreamInfo]:
-        try:
-            return [self._streams.get(name)]
-        except InvalidRequest:
-            return []
-
-    async def alter(self, request: Request, principal: Principal, name: str) -> Response:
+    async def alter(self, request: Request, visitor: Visitor, name: str) -> Response:
         options = await self._options(request, _ALTER)
-        return _json(stream_json(await self._aside(request, lambda: self._streams.alter(name, **options))))
+        return _json(stream_json(await self._aside(request, lambda: self._streams(visitor).alter(name, **options))))
 
-    async def delete(self, request: Request, principal: Principal, name: str) -> Response:
-        await self._aside(request, lambda: self._streams.delete(name))
+    async def delete(self, request: Request, visitor: Visitor, name: str) -> Response:
+        await self._aside(request, lambda: self._streams(visitor).delete(name))
         return Response(status_code=204)
 
-    async def trim(self, request: Request, principal: Principal, name: str) -> Response:
+    async def trim(self, request: Request, visitor: Visitor, name: str) -> Response:
         given = await self._options(request, frozenset(("before", "offset", "shard")))
         before = None if "before" not in given else _time_of(given.pop("before"))
-        info = await self._aside(request, lambda: self._streams.trim(name, before=before, **given), is_long=True)
+        info = await self._aside(
+            request, lambda: self._streams(visitor).trim(name, before=before, **given), is_long=True
+        )
         return _json(stream_json(info))
 
-    async def erase(self, request: Request, principal: Principal, name: str) -> Response:
+    async def erase(self, request: Request, visitor: Visitor, name: str) -> Response:
         given = await self._options(request, frozenset(("key",)))
         if "key" not in given:
             raise InvalidSetting('say which key: {"key": ...}')
         key = _key_of(given["key"])
-        erased = await self._aside(request, lambda: self._streams.erase(name, key), is_long=True)
+        erased = await self._aside(request, lambda: self._streams(visitor).erase(name, key), is_long=True)
         return _json({"records": erased.records, "gone_by": _time_text(erased.gone_by_us)})
 
-    async def schemas(self, request: Request, principal: Principal, name: str) -> Response:
-        found = await self._aside(request, lambda: self._streams.schemas(name))
+    async def schemas(self, request: Request, visitor: Visitor, name: str) -> Response:
+        found = await self._aside(request, lambda: self._streams(visitor).schemas(name))
         return _json({"schemas": [schema_json(info) for info in found]})
 
-    async def set_schema(self, request: Request, principal: Principal, name: str) -> Response:
+    async def set_schema(self, request: Request, visitor: Visitor, name: str) -> Response:
         given = await self._options(request, frozenset(("schema", "compatibility", "dry_run")))
         if "schema" not in given:
             raise InvalidSetting('give the schema: {"schema": {"id": "int64", "name": "string"}}')
@@ -120,7 +119,9 @@ class StreamRoutes:
             raise InvalidSetting("dry_run is true or false")
         info = await self._aside(
             request,
-            lambda: self._streams.set_schema(name, schema, compatibility=given.get("compatibility"), dry_run=is_dry),
+            lambda: self._streams(visitor).set_schema(
+                name, schema, compatibility=given.get("compatibility"), dry_run=is_dry
+            ),
         )
         return _json(stream_json(info))
 

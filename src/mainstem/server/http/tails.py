@@ -35,7 +35,7 @@ from mainstem.core.errors import (
 )
 from mainstem.core.limits import HTTP_PIECE_BYTES, HTTP_TAIL_SHARDS_MAX, KIB
 from mainstem.registry import formats
-from mainstem.server.http.gate import Principal
+from mainstem.server.door import Visitor
 from mainstem.server.http.problems import problem_of
 from mainstem.server.http.reads import AnswerBudget, Reading, Wanted, aside, start_of
 from mainstem.server.http.renderings import EVENTS
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _RETRY_MS: Final = 1_000
+# How often it is looked whether idle readers still may.
+_LOOK_SECONDS: Final = 2.0
 _PIECE_BYTES: Final = min(256 * KIB, HTTP_PIECE_BYTES)
 _encode = msgspec.json.Encoder().encode
 
@@ -57,12 +59,14 @@ class Tails:
         self._server = server
         self._budget = budget
         self._open: set[Tail] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def count(self) -> int:
         return len(self._open)
 
-    async def tail(self, request: Request, principal: Principal, name: str) -> "Tail":
+    async def tail(self, request: Request, visitor: Visitor, name: str) -> "Tail":
+        visitor.begin("read")
         now_us = self._server.clock.now_us()
         wanted = Wanted.of(request, now_us, start="latest")
         # A browser that connects again asks the address of the first time, and says where it is beside it.
@@ -70,28 +74,42 @@ class Tails:
         if resumed:
             wanted = replace(wanted, start=start_of(resumed, now_us))
         line = self._server.new_read_line()
-        reading = await aside(line, lambda: Reading(self._server, self._budget, name, wanted, follow=True))
+        reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=True))
         shards = reading.consumer.stream.shards
         if shards > HTTP_TAIL_SHARDS_MAX:
             raise InvalidRequest(
                 f"stream {name!r} has {shards} shards; tails over HTTP have at most {HTTP_TAIL_SHARDS_MAX}"
             )
-        return Tail(self._server, self._open, reading)
+        return Tail(self._server, self, reading)
 
     def stop(self) -> None:
         """The server is stopping: readers connect again, to the next life of it."""
         for tail in tuple(self._open):
             tail.stop()
 
+    def add(self, tail: "Tail") -> None:
+        self._open.add(tail)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def discard(self, tail: "Tail") -> None:
+        self._open.discard(tail)
+
+    def _look(self) -> None:
+        """Who may not read any more is told so, though nothing comes."""
+        for tail in tuple(self._open):
+            tail.look()
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if self._open else None
+
 
 class Tail:
     """One tail, from its first event to its end. The loop's thread; the reading belongs to whoever has its turn."""
 
-    __slots__ = ("_error", "_is_stopped", "_line", "_open", "_reading", "_server", "_wake", "stream")
+    __slots__ = ("_error", "_is_stopped", "_line", "_reading", "_server", "_tails", "_wake", "stream")
 
-    def __init__(self, server: "Server", open_: "set[Tail]", reading: Reading) -> None:
+    def __init__(self, server: "Server", tails: Tails, reading: Reading) -> None:
         self._server = server
-        self._open = open_
+        self._tails = tails
         self._reading = reading
         self._line = server.new_read_line()
         self._wake = asyncio.Event()
@@ -111,6 +129,13 @@ class Tail:
         self._error = StreamDeleted(f"stream {self._reading.consumer.stream.name!r} was deleted")
         self._wake.set()
 
+    def look(self) -> None:
+        try:
+            self._reading.check()
+        except MainstemError as error:
+            self._error = error
+            self._wake.set()
+
     def stop(self) -> None:
         self._is_stopped = True
         self._wake.set()
@@ -120,7 +145,7 @@ class Tail:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = Sender(scope, send)
         self._server.follow(self)
-        self._open.add(self)
+        self._tails.add(self)
         gone = asyncio.ensure_future(_until_gone(receive))
         gone.add_done_callback(lambda _: self.stop())
         try:
@@ -135,7 +160,7 @@ class Tail:
             gone.cancel()
             self._line.cancel()
             self._reading.let_go()
-            self._open.discard(self)
+            self._tails.discard(self)
             self._server.unfollow(self)
 
     async def _run(self, sender: Sender) -> None:
@@ -144,6 +169,8 @@ class Tail:
             self._wake.clear()
             try:
                 events = await aside(self._line, self._events)
+                await asyncio.sleep(reading.visitor.charge("read", len(events)))
+                reading.check()
             except MainstemError as error:
                 self._error = error
                 events = b""
