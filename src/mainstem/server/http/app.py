@@ -19,6 +19,7 @@ from mainstem.server.door import Door, LoopbackDoor, Visitor
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
 from mainstem.server.http.gate import Gate
+from mainstem.server.http.groups import GroupRoutes
 from mainstem.server.http.posts import Posts
 from mainstem.server.http.probes import Probes
 from mainstem.server.http.problems import HttpRefusal, answer, refusal
@@ -51,7 +52,7 @@ class HttpApp:
         answers = self._answers = AnswerBudget()
         self._reads = Reads(server, answers, self._unfinished)
         self.tails = Tails(server, answers)
-        streams = StreamRoutes(server, budget)
+        streams, groups = StreamRoutes(server, budget), GroupRoutes(server, budget)
         self._document = msgspec.json.encode(openapi.document(server.name.partition(" ")[2]))
         self._handlers: dict[str, Handler] = {
             "livez": self._probes.livez,
@@ -68,6 +69,11 @@ class HttpApp:
             "erase_key": streams.erase,
             "list_schemas": streams.schemas,
             "set_schema": streams.set_schema,
+            "list_groups": groups.list_all,
+            "get_group": groups.get,
+            "reset_group": groups.reset,
+            "commit_cursor": groups.commit,
+            "delete_group": groups.delete,
             "post_records": self._posts.post,
             "read_records": self._read,
             "find_records": self._reads.find,
@@ -155,28 +161,29 @@ class _Paths:
 
     def __init__(self) -> None:
         self._plain: dict[str, dict[str, Row]] = {}
-        self._named: dict[str, dict[str, Row]] = {}
+        self._named: dict[tuple[str, str], dict[str, Row]] = {}
         for row in ROUTES:
             begin, name, end = row.path.partition("{name}")
-            assert not name or begin == _STREAMS
-            (self._named.setdefault(end, {}) if name else self._plain.setdefault(begin, {}))[row.method] = row
+            found = self._named.setdefault((begin, end), {}) if name else self._plain.setdefault(begin, {})
+            found[row.method] = row
 
     def find(self, request: Request) -> tuple[Row, str]:
-        """The row, and the stream that the path names."""
+        """The row, and the stream or group that the path names."""
         path = request.scope["path"]
         rows, name = self._plain.get(path), ""
-        if rows is None and (match := _STREAM_PATH.fullmatch(path)) is not None:
-            rows, name = self._named.get(match[2]), match[1]
+        if rows is None and (match := _NAMED.fullmatch(path)) is not None:
+            rows, name = self._named.get((match[1], match[3])), match[2]
         if rows is None:
             raise refusal(404, f"there is no {path[:100]!r}; /docs says what there is")
-        row = rows.get(request.method)
+        # A HEAD is a GET whose answer has no body.
+        row = rows.get("GET" if request.method == "HEAD" else request.method)
         if row is None:
-            raise refusal(405, f"{path[:100]} takes {', '.join(rows)}", allow=", ".join(rows))
+            methods = ", ".join([*rows, "HEAD"] if "GET" in rows else rows)
+            raise refusal(405, f"{path[:100]} takes {methods}", allow=methods)
         return row, name
 
 
-_STREAMS: Final = "/streams/"
-_STREAM_PATH: Final = re.compile(r"/streams/([^/]+)((?:/[a-z]+)?)")
+_NAMED: Final = re.compile(r"(/[a-z]+/)([^/]+)((?:/[a-z]+)?)")
 _SCRIPT: Final = openapi.PAGE.partition("<script>")[2].partition("</script>")[0]
 _STYLE: Final = openapi.PAGE.partition("<style>")[2].partition("</style>")[0]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mainstem.server.http.problems import MEDIA_TYPE
-from mainstem.server.http.routes import ROUTES, Row
+from mainstem.server.http.routes import NAME, ROUTES, Row
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 _COUNT: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
@@ -108,6 +108,79 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "SchemaChange": _object(
         {"schema": _SCHEMA, "compatibility": _COMPATIBILITY, "dry_run": {"type": "boolean"}}, ["schema"], closed=True
     ),
+    "GroupList": _object({"groups": {"type": "array", "items": {"$ref": "#/components/schemas/Group"}}}, ["groups"]),
+    "Group": _object(
+        {
+            "name": _TEXT,
+            "generation": _COUNT,
+            "created": _TIME,
+            "changed": _TIME,
+            "streams": _NAMES,
+            "records": {**_COUNT, "description": "How many are unread."},
+            "seconds": {"type": "number", "description": "The age of the first that is unread."},
+            "member_count": _COUNT,
+            "spread": {"type": "boolean", "description": "Whether members share shards, batch by batch."},
+            "trend": {"type": ["number", "null"], "description": "How many more are unread each second."},
+            "catch_up_seconds": {"type": ["number", "null"]},
+            "members": {
+                "type": "array",
+                "items": _object({"id": _TEXT, "client": _TEXT, "shards": _COUNT}, ["id", "client", "shards"]),
+            },
+            "advice": {
+                "oneOf": [
+                    {"type": "null"},
+                    _object({"members": _COUNT, "confidence": _TEXT, "capacity": {"type": ["number", "null"]}}),
+                ]
+            },
+            "shards": {"type": "array", "items": {"$ref": "#/components/schemas/GroupShard"}},
+        },
+        ["name", "streams", "records", "seconds", "member_count"],
+    ),
+    "GroupShard": _object(
+        {
+            "stream": _TEXT,
+            **dict.fromkeys(("shard", "offset", "end", "records"), _COUNT),
+            "seconds": {"type": "number"},
+            "committed": _TIME,
+            "member": {"type": ["string", "null"]},
+        },
+        ["stream", "shard", "offset", "end", "records"],
+    ),
+    "Reset": _object(
+        {
+            "to": {
+                **_TEXT,
+                "description": "`earliest`, `latest`, a cursor, a time (`2026-01-31T12:00:00Z`), how long ago (`15m`).",
+            },
+            "offsets": {
+                "type": "array",
+                "items": _object(
+                    {"stream": _TEXT, "shard": _COUNT, "offset": _COUNT}, ["stream", "shard", "offset"], closed=True
+                ),
+            },
+            "streams": {**_NAMES, "description": "Only these of its streams."},
+            "dry_run": {"type": "boolean", "default": True},
+        },
+        closed=True,
+    ),
+    "ResetResult": _object(
+        {
+            "dry_run": {"type": "boolean"},
+            "shards": {
+                "type": "array",
+                "items": _object(
+                    {"stream": _TEXT, **dict.fromkeys(("shard", "before", "after"), _COUNT)},
+                    ["stream", "shard", "before", "after"],
+                ),
+            },
+        },
+        ["dry_run", "shards"],
+    ),
+    "Commit": _object(
+        {"stream": _TEXT, "cursor": {**_TEXT, "description": "As `Mainstem-Cursor` or the id of an event says it."}},
+        ["stream", "cursor"],
+        closed=True,
+    ),
     "Written": _object(
         {
             "stream": _TEXT,
@@ -156,7 +229,7 @@ def _operation(row: Row) -> dict[str, Any]:
         for each in row.parameters
     ]
     if "{name}" in row.path:
-        text = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,249}$"}
+        text = {"type": "string", "pattern": NAME}
         parameters.insert(0, {"name": "name", "in": "path", "required": True, "schema": text})
     if parameters:
         operation["parameters"] = parameters

@@ -5,12 +5,14 @@ What they ask is done in the thread that asks, which is never the loop's: every 
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, FetchedBatch
-from mainstem.core.errors import Closed, InvalidRequest, ServerStopping
+from mainstem.core.errors import Closed, DeadlineExceeded, InvalidRequest, MainstemError, ServerStopping
 from mainstem.core.schema import Schema
 from mainstem.hub.local_subscription import LocalSubscription
 from mainstem.log.hot_tail import HotTail
@@ -21,7 +23,6 @@ from mainstem.transport.port import (
     AppendDone,
     Call,
     CommitCall,
-    MembershipCall,
     Query,
     StreamInfo,
     checked,
@@ -46,17 +47,24 @@ class ServerPort:
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
         self._visitor.check_call(call)
+        if isinstance(call, CommitCall):
+            return self._visitor.seen(call, self._commit(call))
         return self._visitor.seen(call, self._server.carry_out(checked(call)))
 
+    def _commit(self, call: CommitCall) -> Answer:
+        answer: Future[Answer | MainstemError] = Future()
+        self._server.coordinator.commit(call, answer.set_result)
+        try:
+            found = answer.result(_COMMIT_SECONDS)
+        except FutureTimeout:
+            raise DeadlineExceeded("the log did not answer in time; the outcome is not known") from None
+        if isinstance(found, MainstemError):
+            raise found
+        return found
+
     def ask(self, call: Call, timeout: float, done: Answered) -> None:
-        self.check_usable()
-        self._visitor.check_call(call)
-        if isinstance(call, CommitCall):
-            self._server.coordinator.commit(call, done)
-        elif isinstance(call, MembershipCall):
-            self._server.coordinator.ask(call, done)
-        else:
-            done(self.call(call))
+        """What is about members, whom nobody here is."""
+        raise InvalidRequest("groups have no members over HTTP")
 
     def schema(self, schema: int) -> Schema:
         return self._server.log.schema(schema)
@@ -192,3 +200,4 @@ class _InTurns(LocalSubscription):
 
 # How long a reader looks before it is the turn of others.
 _TURN_SECONDS: Final = 0.03
+_COMMIT_SECONDS: Final = 30.0

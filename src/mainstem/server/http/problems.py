@@ -30,6 +30,7 @@ _STATUS: Final[dict[type[MainstemError], int]] = {
     errors.InvalidRecord: 422,
     errors.SchemaMismatch: 422,
     errors.UnknownStream: 404,
+    errors.UnknownGroup: 404,
     errors.StreamExists: 409,
     errors.StreamDeleted: 410,
     errors.IncompatibleSchema: 409,

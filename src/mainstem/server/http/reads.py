@@ -25,14 +25,17 @@ from mainstem.consume.consumer import Consumer, Start
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.view import with_metadata
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidPredicate, InvalidSetting, MainstemError
+from mainstem.core.errors import DataLoss, InvalidPredicate, InvalidSetting, MainstemError, UnknownGroup
 from mainstem.core.kinds import parse_duration
 from mainstem.core.limits import HTTP_ANSWERS_BYTES_MAX, HTTP_PAGE_BYTES_MAX, HTTP_PIECE_BYTES, HTTP_PIECE_BYTES_MIN
+from mainstem.core.names import check_group_name
 from mainstem.core.times import from_us
+from mainstem.hub.groups import Groups
 from mainstem.server.door import Visitor
 from mainstem.server.http.port import ReaderPort
 from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
 from mainstem.server.http.sending import CutOff, Sender, Unfinished
+from mainstem.transport.port import GetStreamCall
 
 if TYPE_CHECKING:
     from mainstem.server.line import Line
@@ -56,6 +59,8 @@ class Wanted:
     limit: int | None
     on_bad: str
     has_metadata: bool
+    # It begins where this group stands, if that has read the stream.
+    group: str | None = None
 
     @classmethod
     def of(cls, request: Request, now_us: int, *, start: str = "earliest") -> "Wanted":
@@ -77,14 +82,15 @@ class Wanted:
             _limit_of(given.get("limit")),
             on_bad,
             _flag_of("metadata", given.get("metadata")),
+            None if given.get("group") is None else check_group_name(given["group"]),
         )
 
 
-_SHOWN: Final = ("from", "where", "columns", "limit", "metadata", "on_bad")
+_SHOWN: Final = ("from", "where", "columns", "limit", "metadata", "on_bad", "group")
 _PARAMETERS: Final = frozenset(_SHOWN)
 
 
-def start_of(text: str, now_us: int) -> Start:
+def start_of(text: str, now_us: int, parameter: str = "from") -> str | datetime | Cursor:
     """Where to begin: earliest, latest, a cursor, a time, or how long ago."""
     if text in ("earliest", "latest"):
         return text
@@ -99,11 +105,11 @@ def start_of(text: str, now_us: int) -> Start:
         found = datetime.fromisoformat(text.replace(" ", "+") if text.count(" ") == 1 and "T" in text else text)
     except ValueError:
         raise InvalidSetting(
-            f"from is earliest, latest, a cursor, a time (2026-01-31T12:00:00Z) or how long ago (15m), not "
+            f"{parameter} is earliest, latest, a cursor, a time (2026-01-31T12:00:00Z) or how long ago (15m), not "
             f"{text[:60]!r}"
         ) from None
     if found.tzinfo is None:
-        raise InvalidSetting(f"from: the time needs a zone; {text[:60]}Z is UTC")
+        raise InvalidSetting(f"{parameter}: the time needs a zone; {text[:60]}Z is UTC")
     return found
 
 
@@ -163,7 +169,7 @@ class Reading:
         self.consumer = Consumer(
             self.port,
             name,
-            wanted.start,
+            wanted.start if wanted.group is None else _standing(self.port, name, wanted.group) or wanted.start,
             follow=follow,
             where=wanted.where,
             columns=wanted.columns,
@@ -275,6 +281,18 @@ class Reading:
         return with_metadata(self.consumer.columns) if self.wanted.has_metadata else self.consumer.columns
 
 
+def _standing(port: ReaderPort, name: str, group: str) -> Cursor | None:
+    """Where a group stands in a stream; None if it has not read it."""
+    info = port.call(GetStreamCall(name)).streams[0]
+    try:
+        shards = Groups(port).get(group).shards
+    except UnknownGroup:
+        return None
+    found = {shard.shard: shard.offset for shard in shards if shard.stream_id == info.id}
+    offsets = tuple(found.get(shard, start) for shard, start in enumerate(info.starts))
+    return Cursor(info.uuid, info.epoch, offsets) if found else None
+
+
 class Reads:
     """Answers readers. The loop's thread."""
 
@@ -367,7 +385,10 @@ class Lost(Exception):
 
 def _headers(request: Request, media_type: str, cursor: Cursor, *, is_at_end: bool) -> dict[str, str]:
     query = urlencode(
-        [*((name, text) for name, text in request.query_params.items() if name != "from"), ("from", str(cursor))]
+        [
+            *((name, text) for name, text in request.query_params.items() if name not in ("from", "group")),
+            ("from", str(cursor)),
+        ]
     )
     return {
         "content-type": media_type,
@@ -397,7 +418,7 @@ class Page:
         self._unfinished.add(sender.connection)
         try:
             await sender.start(200, self._headers)
-            await sender.send(self._pieces)
+            await sender.send([] if sender.is_head_only else self._pieces)
             await sender.end()
         except CutOff:
             return
@@ -432,7 +453,7 @@ class Streamed:
         self._unfinished.add(sender.connection)
         try:
             await sender.start(200, self._headers)
-            while not reading.is_over:
+            while not reading.is_over and not sender.is_head_only:
                 making = aside(self._line, lambda: reading.pieces(rendering))
                 try:
                     # The next piece is made while this one is on its way.

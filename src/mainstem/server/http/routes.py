@@ -52,6 +52,8 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+# What streams and groups may be called.
+NAME: Final = "^[a-zA-Z0-9._-]{1,249}$"
 _JSON: Final = "application/json"
 _ROWS: Final[dict[str, Any]] = {
     "application/x-ndjson": {"type": "string", "description": "A JSON object a line."},
@@ -90,6 +92,11 @@ _READ_PARAMETERS: Final = (
         "metadata",
         "Also `_shard`, `_offset`, `_timestamp`, `_key` and `_headers` of every record.",
         {"type": "boolean", "default": False},
+    ),
+    Parameter(
+        "group",
+        "Begin where this group of readers stands; where it has not read the stream, as `from` says.",
+        {"type": "string", "pattern": NAME},
     ),
     Parameter(
         "on_bad",
@@ -190,6 +197,44 @@ ROUTES: Final = (
         "Give a stream the next version of its schema.",
         takes={_JSON: _ref("SchemaChange")},
         gives={_JSON: _ref("Stream")},
+        other=(409,),
+    ),
+    Row(
+        "GET",
+        "/groups",
+        "group",
+        "list_groups",
+        "The groups of readers, as many as fit; `Link` says where others are.",
+        parameters=(Parameter("after", "Only those whose name comes later."),),
+        gives={_JSON: _ref("GroupList")},
+    ),
+    Row(
+        "GET",
+        "/groups/{name}",
+        "group",
+        "get_group",
+        "One group: its members, where it stands in every shard, and how far behind it is.",
+        gives={_JSON: _ref("Group")},
+    ),
+    Row("DELETE", "/groups/{name}", "group", "delete_group", "Forget a group that has no members.", status=204),
+    Row(
+        "POST",
+        "/groups/{name}/reset",
+        "group",
+        "reset_group",
+        "Let a group without members go on from somewhere else. By default it is only said what that would do.",
+        takes={_JSON: _ref("Reset")},
+        gives={_JSON: _ref("ResetResult")},
+        other=(409,),
+    ),
+    Row(
+        "POST",
+        "/groups/{name}/commit",
+        "group",
+        "commit_cursor",
+        "Who reads for a group without being a member says how far it has come. The group is made if there is none.",
+        takes={_JSON: _ref("Commit")},
+        status=204,
         other=(409,),
     ),
     Row(

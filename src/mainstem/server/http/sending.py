@@ -32,6 +32,11 @@ class Sender:
         self._send = send
         self.connection: Connection = scope[ABORT]
 
+    @property
+    def is_head_only(self) -> bool:
+        """Whether nobody wants the body."""
+        return bool(self._scope["method"] == "HEAD")
+
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         raw = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
         await self._in_time({"type": "http.response.start", "status": status, "headers": raw})

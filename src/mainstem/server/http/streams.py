@@ -1,33 +1,21 @@
 """Streams and schemas over HTTP: JSON in, JSON out, the same options by the same names as in Python."""
 
 import base64
-from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainstem.core.clock import Clock
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.kinds import render_duration
-from mainstem.core.limits import HTTP_CALL_BYTES_MAX
-from mainstem.core.times import from_us
 from mainstem.hub.hub import Streams
 from mainstem.registry.forms import to_type_map
 from mainstem.server.door import Visitor
-from mainstem.server.http.bodies import Body, BodyBudget
+from mainstem.server.http.administration import Administration, flag_of, json_answer, time_text
 from mainstem.server.http.port import ServerPort
-from mainstem.server.http.problems import refusal
 from mainstem.transport.port import ListStreamsCall, SchemaInfo, StreamInfo
 
-if TYPE_CHECKING:
-    from mainstem.server.server import Server
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _CREATE: Final = frozenset(
     (
         "shards",
@@ -45,12 +33,8 @@ _CREATE: Final = frozenset(
 _ALTER: Final = frozenset(("retention", "retention_bytes", "cleanup", "tombstones", "shards"))
 
 
-class StreamRoutes:
-    """Administration. The loop's thread; what waits for the disk is done aside, in the turn of who asks."""
-
-    def __init__(self, server: "Server", budget: BodyBudget) -> None:
-        self._server = server
-        self._budget = budget
+class StreamRoutes(Administration):
+    """Administration of streams. The loop's thread."""
 
     def _streams(self, visitor: Visitor) -> Streams:
         return Streams(ServerPort(self._server, visitor))
@@ -66,10 +50,12 @@ class StreamRoutes:
         headers = {}
         if answer.more:
             headers["link"] = f'</streams?after={answer.streams[-1].id}>; rel="next"'
-        return _json(found, headers=headers)
+        return json_answer(found, headers=headers)
 
     async def get(self, request: Request, visitor: Visitor, name: str) -> Response:
-        return _json(stream_json(await self._aside(request, lambda: self._streams(visitor).get(name), is_long=True)))
+        return json_answer(
+            stream_json(await self._aside(request, lambda: self._streams(visitor).get(name), is_long=True))
+        )
 
     async def create(self, request: Request, visitor: Visitor, name: str) -> Response:
         options = await self._options(request, _CREATE)
@@ -80,11 +66,13 @@ class StreamRoutes:
             return info, known is None or info.id != known.id
 
         info, is_new = await self._aside(request, create)
-        return _json(stream_json(info), 201 if is_new else 200)
+        return json_answer(stream_json(info), 201 if is_new else 200)
 
     async def alter(self, request: Request, visitor: Visitor, name: str) -> Response:
         options = await self._options(request, _ALTER)
-        return _json(stream_json(await self._aside(request, lambda: self._streams(visitor).alter(name, **options))))
+        return json_answer(
+            stream_json(await self._aside(request, lambda: self._streams(visitor).alter(name, **options)))
+        )
 
     async def delete(self, request: Request, visitor: Visitor, name: str) -> Response:
         await self._aside(request, lambda: self._streams(visitor).delete(name))
@@ -96,7 +84,7 @@ class StreamRoutes:
         info = await self._aside(
             request, lambda: self._streams(visitor).trim(name, before=before, **given), is_long=True
         )
-        return _json(stream_json(info))
+        return json_answer(stream_json(info))
 
     async def erase(self, request: Request, visitor: Visitor, name: str) -> Response:
         given = await self._options(request, frozenset(("key",)))
@@ -104,54 +92,24 @@ class StreamRoutes:
             raise InvalidSetting('say which key: {"key": ...}')
         key = _key_of(given["key"])
         erased = await self._aside(request, lambda: self._streams(visitor).erase(name, key), is_long=True)
-        return _json({"records": erased.records, "gone_by": _time_text(erased.gone_by_us)})
+        return json_answer({"records": erased.records, "gone_by": time_text(erased.gone_by_us)})
 
     async def schemas(self, request: Request, visitor: Visitor, name: str) -> Response:
         found = await self._aside(request, lambda: self._streams(visitor).schemas(name))
-        return _json({"schemas": [schema_json(info) for info in found]})
+        return json_answer({"schemas": [schema_json(info) for info in found]})
 
     async def set_schema(self, request: Request, visitor: Visitor, name: str) -> Response:
         given = await self._options(request, frozenset(("schema", "compatibility", "dry_run")))
         if "schema" not in given:
             raise InvalidSetting('give the schema: {"schema": {"id": "int64", "name": "string"}}')
-        schema, is_dry = given["schema"], given.get("dry_run", False)
-        if type(is_dry) is not bool:
-            raise InvalidSetting("dry_run is true or false")
+        schema, is_dry = given["schema"], flag_of(given, "dry_run", False)
         info = await self._aside(
             request,
             lambda: self._streams(visitor).set_schema(
                 name, schema, compatibility=given.get("compatibility"), dry_run=is_dry
             ),
         )
-        return _json(stream_json(info))
-
-    async def _options(self, request: Request, allowed: frozenset[str]) -> dict[str, Any]:
-        """The object in a body; an empty body is an empty one."""
-        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if media_type not in ("application/json", "application/x-www-form-urlencoded"):
-            raise refusal(415, f"a body of type {media_type[:60]!r}; send application/json")
-        with Body(request, self._budget, self._clock, HTTP_CALL_BYTES_MAX) as body:
-            text = await body.whole()
-        try:
-            fields = _decode_fields(text) if text.strip() else {}
-            # A schema is read by who minds a name that is there twice.
-            given = {name: bytes(raw) if name == "schema" else _decode(raw) for name, raw in fields.items()}
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise refusal(400, f"the body is not a JSON object: {error}") from None
-        unknown = set(given) - allowed
-        if unknown:
-            raise InvalidSetting(f"there is no option {min(unknown)[:40]!r}; there are {', '.join(sorted(allowed))}")
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def _clock(self) -> Clock:
-        return self._server.clock
-
-    async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
-        try:
-            return await self._server.run_aside(request, work, is_long=is_long)
-        finally:
-            self._server.forget_client(request)
+        return json_answer(stream_json(info))
 
 
 def stream_json(info: StreamInfo) -> dict[str, Any]:
@@ -171,13 +129,13 @@ def stream_json(info: StreamInfo) -> dict[str, Any]:
         "retention_bytes": info.retention_bytes,
         "cleanup": info.cleanup,
         "tombstones": render_duration(info.tombstone_us / 1_000_000),
-        "created": _time_text(info.created_us),
+        "created": time_text(info.created_us),
         "key": info.key,
         "index": info.index,
         "compatibility": info.compatibility,
         "schema_version": info.schema_version,
         "waiting_bytes": info.waiting_bytes,
-        "gone_by": _time_text(info.gone_by_us),
+        "gone_by": time_text(info.gone_by_us),
     }
     if info.schema is not None:
         found["schema"] = to_type_map(info.schema)
@@ -188,17 +146,9 @@ def schema_json(info: SchemaInfo) -> dict[str, Any]:
     return {
         "version": info.version,
         "id": info.id,
-        "created": _time_text(info.created_us),
+        "created": time_text(info.created_us),
         "schema": to_type_map(info.schema),
     }
-
-
-def _json(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_encode(document), status, dict(headers or {}), "application/json")
-
-
-def _time_text(time_us: int) -> str | None:
-    return from_us(time_us).isoformat().replace("+00:00", "Z") if time_us else None
 
 
 def _time_of(text: Any) -> datetime:

@@ -151,7 +151,8 @@ class Tail:
         try:
             await sender.start(200, {"content-type": EVENTS, "cache-control": "no-store", "vary": "accept"})
             await sender.send([b"retry: %d\n" % _RETRY_MS + self._position()])
-            await self._run(sender)
+            if not sender.is_head_only:
+                await self._run(sender)
             if not gone.done():
                 await sender.end()
         except CutOff:

@@ -1,0 +1,69 @@
+"""What all administration over HTTP shares: JSON in, JSON out, and calls that are carried out aside."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mainstem.core.errors import InvalidSetting
+from mainstem.core.limits import HTTP_CALL_BYTES_MAX
+from mainstem.core.times import from_us
+from mainstem.server.http.bodies import Body, BodyBudget
+from mainstem.server.http.problems import refusal
+
+if TYPE_CHECKING:
+    from mainstem.server.server import Server
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Administration:
+    """The loop's thread; what waits for the disk is done aside, in the turn of who asks."""
+
+    def __init__(self, server: "Server", budget: BodyBudget) -> None:
+        self._server = server
+        self._budget = budget
+
+    async def _options(self, request: Request, allowed: frozenset[str]) -> dict[str, Any]:
+        """The object in a body; an empty body is an empty one."""
+        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if media_type not in ("application/json", "application/x-www-form-urlencoded"):
+            raise refusal(415, f"a body of type {media_type[:60]!r}; send application/json")
+        with Body(request, self._budget, self._server.clock, HTTP_CALL_BYTES_MAX) as body:
+            text = await body.whole()
+        try:
+            fields = _decode_fields(text) if text.strip() else {}
+            # A schema is read by who minds a name that is there twice.
+            given = {name: bytes(raw) if name == "schema" else _decode(raw) for name, raw in fields.items()}
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise refusal(400, f"the body is not a JSON object: {error}") from None
+        unknown = set(given) - allowed
+        if unknown:
+            raise InvalidSetting(f"there is no option {min(unknown)[:40]!r}; there are {', '.join(sorted(allowed))}")
+        return {name: value for name, value in given.items() if value is not None}
+
+    async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
+        try:
+            return await self._server.run_aside(request, work, is_long=is_long)
+        finally:
+            self._server.forget_client(request)
+
+
+def flag_of(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    """One of the options that is true or false."""
+    found = given.get(name, default)
+    if type(found) is not bool:
+        raise InvalidSetting(f"{name} is true or false")
+    return found
+
+
+def json_answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(_encode(document), status, dict(headers or {}), "application/json")
+
+
+def time_text(time_us: int) -> str | None:
+    return from_us(time_us).isoformat().replace("+00:00", "Z") if time_us else None
