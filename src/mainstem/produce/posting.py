@@ -7,7 +7,9 @@ Usual rows take a short way, many at a time. Where that meets anything unusual, 
 which knows the line of what is wrong.
 """
 
+import contextlib
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -319,6 +321,7 @@ class _Object(msgspec.Struct, gc=False):
     """Any object: its fields are looked over, and left."""
 
 
+_BETWEEN_OBJECTS: Final = re.compile(rb"\}\s*,\s*\{")
 _decode_plain: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[_Plain]).decode
 _decode_objects: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[_Object]).decode
 
@@ -385,11 +388,11 @@ class _Objects:
             with records.place(f"{self._unit} {numbers[0]}"):
                 self._untyped = records.maker_of(texts[0])
         is_records = self._untyped is records.record_of
-        found: list[Any]
-        try:
-            found = (_decode_plain if is_records else _decode_objects)(b"[" + b",".join(texts) + b"]")
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            found = []
+        found: list[Any] = []
+        if not _BETWEEN_OBJECTS.search(b"\n".join(texts)):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                found = (_decode_plain if is_records else _decode_objects)(b"[" + b",".join(texts) + b"]")
+        # As many objects as texts, and no text has the end of one and the beginning of the next: each text is one.
         if len(found) != len(texts):
             self._posting.take(self._untyped_rows(numbers, texts))
         elif not is_records:

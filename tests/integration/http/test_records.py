@@ -308,3 +308,13 @@ def test_records_over_the_limit_of_the_server(tmp_path):
             client.post("bytes", lines([{"value": "x" * 20_000, "headers": {"h": "1"}}])),
         ):
             assert (answer.status, answer.json()["title"]) == (413, "RecordTooLarge"), answer
+
+
+def test_lines_that_are_objects_only_together_are_no_rows(client: Client):
+    client.create("halves")
+    for first in (b'{"value": "a"', b'{"a": [{"x": 1}', b'{"a": 1}, {"b": 2}'):
+        answer = client.post("halves", first + b'\n"key": "b"}, {"value": "c"}\n')
+        assert (answer.status, answer.json()["line"]) == (422, 1)
+    answer = client.post("halves", b'{"a": [{"x": 1}\n{"y": 2}]}\n{"p": 1},{"q": 2}\n')
+    assert (answer.status, answer.json()["line"]) == (422, 1)
+    assert client.post("halves", b'{"a": [{"x": 1}, {"y": 2}]}\n{"p": 1}\n').json()["records"] == 2

@@ -76,7 +76,7 @@ class Body:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes, decompressed, in pieces of a good size."""
-        unpack = _unpacker(self._request.headers.get("content-encoding", "identity"))
+        unpack = unpacker(self._request.headers.get("content-encoding", "identity"))
         self._check_announced()
         held: list[bytes] = []
         size = 0
@@ -198,7 +198,7 @@ class _Zstd:
             raise refusal(400, f"the body is not zstd: {error}") from None
 
 
-def _unpacker(encoding: str) -> "_Plain | _Gzip | _Zstd":
+def unpacker(encoding: str) -> "_Plain | _Gzip | _Zstd":
     match encoding.strip().lower():
         case "identity" | "":
             return _Plain()
