@@ -66,6 +66,10 @@ _LINES = (
     ),
     *(b'{"value": "v", "key": "k"}', b'{"value": {"base64": "x"}}', b'{"value": null}', b'{"id": ' + b"9" * 400 + b"}"),
 )
+_GOOD_LINES = (
+    *(b'{"id": 1, "name": "a"}', b'{"name": "b", "tags": ["x", null]}', b'{"id": null, "at": "2026-01-31T12:00:00Z"}'),
+    *(b"{}", b' {"name": "\\u00e9\\ud83d\\ude00", "id": -9223372036854775808} ', b'{"tags": [], "name": "{[,]}"}'),
+)
 _CSV = (
     b"id,name\n1,a\n",
     b"id\n",
@@ -194,10 +198,12 @@ class HttpFuzz:
 
     def _lines(self) -> tuple[str, bytes]:
         count = self._rng.choice((1, 2, 3, 30))
-        return "application/x-ndjson", b"\n".join(self._rng.choice(_LINES) for _ in range(count))
+        lines = _GOOD_LINES if self._rng.random() < 0.4 else _LINES
+        return "application/x-ndjson", b"\n".join(self._rng.choice(lines) for _ in range(count))
 
     def _json(self) -> tuple[str, bytes]:
-        items = b",".join(self._rng.choice(_LINES) for _ in range(self._rng.randint(0, 5)))
+        lines = _GOOD_LINES if self._rng.random() < 0.4 else _LINES
+        items = b",".join(self._rng.choice(lines) for _ in range(self._rng.randint(0, 5)))
         return "application/json", items if self._rng.random() < 0.2 else b"[" + items + b"]"
 
     def _csv(self) -> tuple[str, bytes]:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mainstem.server.http.problems import MEDIA_TYPE
-from mainstem.server.http.routes import NAME, ROUTES, Row
+from mainstem.server.http.routes import NAME, ROUTES, STREAM_NAME, Row
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 _COUNT: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
 _NAMES: Final = {"type": "array", "items": _TEXT}
 _NAME_OR_NAMES: Final = {"oneOf": [_TEXT, _NAMES]}
+_DURATION: Final = {**_TEXT, "pattern": r"^[0-9]+(\.[0-9]+)? ?(us|ms|s|m|h|d)$"}
 _TIME: Final = {"type": ["string", "null"], "format": "date-time"}
 
 
@@ -23,10 +24,10 @@ def _object(properties: dict[str, Any], required: Sequence[str] = (), *, closed:
 
 
 _LIFE: Final[dict[str, Any]] = {
-    "retention": {**_TEXT, "description": "How long records are kept, such as `7d`."},
+    "retention": {**_DURATION, "description": "How long records are kept, such as `7d`."},
     "retention_bytes": {**_COUNT, "description": "How large the stream may grow; 0: however large."},
     "cleanup": {**_TEXT, "enum": ["delete", "compact", "compact,delete"]},
-    "tombstones": {**_TEXT, "description": "How long a compacted stream keeps deletions."},
+    "tombstones": {**_DURATION, "description": "How long a compacted stream keeps deletions."},
     "shards": {"type": "integer", "minimum": 1, "maximum": 4096},
 }
 _SCHEMA: Final = {
@@ -89,9 +90,22 @@ _SCHEMAS: Final[dict[str, Any]] = {
         closed=True,
     ),
     "StreamChanges": _object(dict(_LIFE), closed=True),
-    "Trim": _object({"before": {**_TEXT, "format": "date-time"}, "offset": _COUNT, "shard": _COUNT}, closed=True),
+    "Trim": {
+        **_object({"before": {**_TEXT, "format": "date-time"}, "offset": _COUNT, "shard": _COUNT}, closed=True),
+        "oneOf": [{"required": ["before"]}, {"required": ["offset"]}],
+    },
     "Erase": _object(
-        {"key": {"description": 'A text, a whole number, {"base64": ...}, or the values of the key columns.'}},
+        {
+            "key": {
+                "description": 'A text, a whole number, {"base64": ...}, or the values of the key columns.',
+                "oneOf": [
+                    _TEXT,
+                    {"type": "integer"},
+                    _object({"base64": {**_TEXT, "format": "byte"}}, ["base64"], closed=True),
+                    {"type": "array"},
+                ],
+            }
+        },
         ["key"],
         closed=True,
     ),
@@ -162,7 +176,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "dry_run": {"type": "boolean", "default": True},
         },
         closed=True,
-    ),
+    )
+    | {"oneOf": [{"required": ["to"]}, {"required": ["offsets"]}]},
     "ResetResult": _object(
         {
             "dry_run": {"type": "boolean"},
@@ -229,7 +244,8 @@ def _operation(row: Row) -> dict[str, Any]:
         for each in row.parameters
     ]
     if "{name}" in row.path:
-        text = {"type": "string", "pattern": NAME}
+        pattern = STREAM_NAME if row.path.startswith("/streams") else NAME
+        text = {"type": "string", "pattern": pattern, "maxLength": 249}
         parameters.insert(0, {"name": "name", "in": "path", "required": True, "schema": text})
     if parameters:
         operation["parameters"] = parameters

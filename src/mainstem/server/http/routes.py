@@ -52,9 +52,11 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-# What streams and groups may be called.
+# What groups may be called, and streams; those with `_` in front are the log's own.
 NAME: Final = "^[a-zA-Z0-9._-]{1,249}$"
+STREAM_NAME: Final = r"^\.{0,2}[a-zA-Z0-9_][a-zA-Z0-9._-]*$"
 _JSON: Final = "application/json"
+_ID: Final = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _ROWS: Final[dict[str, Any]] = {
     "application/x-ndjson": {"type": "string", "description": "A JSON object a line."},
     "application/json": {"type": "array", "items": {"type": "object"}},
@@ -138,7 +140,7 @@ ROUTES: Final = (
         "describe",
         "list_streams",
         "The streams, as many as fit; `Link` says where others are.",
-        parameters=(Parameter("after", "Only those with a larger id.", {"type": "integer", "minimum": 0}),),
+        parameters=(Parameter("after", "Only those with a larger id.", _ID),),
         gives={_JSON: _ref("StreamList")},
     ),
     Row("GET", "/streams/{name}", "describe", "get_stream", "One stream as it is now.", gives={_JSON: _ref("Stream")}),
