@@ -62,7 +62,8 @@ def flag_of(given: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def json_answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_encode(document), status, dict(headers or {}), "application/json")
+    # With an end of line, for those who read it in a terminal.
+    return Response(_encode(document) + b"\n", status, dict(headers or {}), "application/json")
 
 
 def time_text(time_us: int) -> str | None:

@@ -37,6 +37,7 @@ from mainstem.log.ledger.base import ProducerRow
 from mainstem.produce.dead_letters import dead_stream_of
 from mainstem.produce.posting import READERS, Posting, Reader
 from mainstem.server.door import Visitor
+from mainstem.server.http.administration import json_answer
 from mainstem.server.http.append import HttpAppend
 from mainstem.server.http.bodies import Body, BodyBudget
 from mainstem.server.http.port import ServerPort
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from mainstem.server.server import Server
 
 _ON_BAD: Final = ("raise", "dead_letter")
-_encode = msgspec.json.Encoder().encode
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -124,7 +124,7 @@ class Posts:
                     written = await self._write_once(info, posting, batches, key, line)
         finally:
             line.cancel()
-        return Response(_encode(written), media_type="application/json")
+        return json_answer(written)
 
     async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> Sequence[Batch]:
         """The batches of a body. While one piece is parsed the next one comes in."""

@@ -98,4 +98,4 @@ def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: 
         headers["www-authenticate"] = "Bearer"
     if closes:
         headers["connection"] = "close"
-    return Response(_encode(problem_of(found, status, **more)), status, headers, MEDIA_TYPE)
+    return Response(_encode(problem_of(found, status, **more)) + b"\n", status, headers, MEDIA_TYPE)
