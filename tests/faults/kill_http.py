@@ -22,7 +22,7 @@ from tests.faults.trials import Trials
 _POSTS = 100
 _AT_ONCE = 10
 _ROWS = 20
-_TRIES = 300
+_TRIES = 2_000
 _SCHEMA = {"id": "int64", "name": "string"}
 _PATH = "/streams/posted/records"
 

@@ -81,7 +81,7 @@ def test_killed_in_the_middle_of_requests_nothing_is_lost_or_there_twice(own_ser
         begins = range(round_ * count * 100, (round_ + 1) * count * 100, 100)
 
         def post(begin: int) -> dict:
-            for _ in range(100):
+            for _ in range(1_000):
                 try:
                     with Client(own_server.http, timeout=10) as client:
                         answer = client.post("killed", lines(*range(begin, begin + 100)), idempotency_key=f"k{begin}")

@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import h11
 import uvicorn
+from h11._readers import ContentLengthReader
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mainstem.core.errors import Busy, MainstemError, ProtocolError
@@ -28,9 +31,16 @@ _STOP_SECONDS: Final = 5
 
 
 class HttpListener:
-    """Serves an application on sockets that are bound already. The loop's thread only."""
+    """Serves an application on sockets that are bound already, with TLS if there is a context for it. The loop's thread
+    only."""
 
-    def __init__(self, sockets: Sequence[socket.socket], app: ASGIApp, connections_max: int) -> None:
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        app: ASGIApp,
+        connections_max: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=partial(GuardedProtocol, connections_max),  # type: ignore[arg-type]
@@ -46,6 +56,9 @@ class HttpListener:
             timeout_graceful_shutdown=_STOP_SECONDS,
             backlog=_BACKLOG,
         )
+        config.load()
+        # Not by its files: whoever has made it loads them anew when they change.
+        config.ssl = tls
         self._server = _Embedded(config)
         self._sockets = list(sockets)
         for bound in self._sockets:
@@ -99,11 +112,32 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._take_body(data):
+            return
         super().data_received(data)
         if self._is_between_requests:
             self._await_head()
         else:
             self._forget_timer()
+
+    def _take_body(self, data: bytes) -> bool:
+        """Hand on bytes from the middle of a body whose length is known, as they came: h11 would copy them three times.
+        Where that is not what they are, and for the end of the body, h11 has its say."""
+        conn: Any = self.conn
+        reader = conn._reader
+        if (
+            type(reader) is not ContentLengthReader
+            or not len(data) < reader._remaining
+            or conn._receive_buffer
+            or conn.our_state is h11.DONE
+        ):
+            return False
+        reader._remaining -= len(data)
+        self.cycle.body += data
+        if len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
+        return True
 
     @property
     def _is_between_requests(self) -> bool:
