@@ -90,8 +90,10 @@ def test_the_same_through_tls(tmp_path: Path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     for name in ("localhost", "renewed"):
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
-            + ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)],
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"),
+                *("-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)),
+            ],
             check=True,
             capture_output=True,
         )
