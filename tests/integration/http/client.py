@@ -63,11 +63,14 @@ class Event(NamedTuple):
 class Events:
     """A tail, as a browser reads it."""
 
-    def __init__(self, address: str, path: str, last_event_id: str | None = None, timeout: float = 20.0) -> None:
+    def __init__(
+        self, address: str, path: str, last_event_id: str | None = None, timeout: float = 20.0, token: str = ""
+    ) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout)
         resumed = f"Last-Event-ID: {last_event_id}\r\n" if last_event_id else ""
-        head = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: text/event-stream\r\n{resumed}\r\n"
+        known = f"Authorization: Bearer {token}\r\n" if token else ""
+        head = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: text/event-stream\r\n{resumed}{known}\r\n"
         self.socket.sendall(head.encode())
         self._response = http.client.HTTPResponse(self.socket)
         self._response.begin()
