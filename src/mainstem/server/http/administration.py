@@ -44,13 +44,18 @@ class Administration:
         unknown = set(given) - allowed
         if unknown:
             raise InvalidSetting(f"there is no option {min(unknown)[:40]!r}; there are {', '.join(sorted(allowed))}")
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: _whole(value) for name, value in given.items() if value is not None}
 
     async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
         try:
             return await self._server.run_aside(request, work, is_long=is_long)
         finally:
             self._server.forget_client(request)
+
+
+def _whole(value: Any) -> Any:
+    """A number without a fraction is a whole one, however it is written."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def flag_of(given: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -1,10 +1,10 @@
 """The OpenAPI document, made of the table of routes, and the page that shows it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mainstem.server.http.problems import MEDIA_TYPE
-from mainstem.server.http.routes import NAME, ROUTES, STREAM_NAME, Row
+from mainstem.server.http.routes import NAME, ROUTES, START, STREAM_NAME, Row
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 _COUNT: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
@@ -32,6 +32,7 @@ _LIFE: Final[dict[str, Any]] = {
 }
 _SCHEMA: Final = {
     "type": "object",
+    "minProperties": 1,
     "description": 'Names and types, such as {"id": "int64", "at": "timestamp"}, or an Avro record schema.',
 }
 _COMPATIBILITY: Final = {
@@ -102,7 +103,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
                     _TEXT,
                     {"type": "integer"},
                     _object({"base64": {**_TEXT, "format": "byte"}}, ["base64"], closed=True),
-                    {"type": "array"},
+                    {"type": "array", "minItems": 1},
                 ],
             }
         },
@@ -164,6 +165,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         {
             "to": {
                 **_TEXT,
+                "pattern": START,
                 "description": "`earliest`, `latest`, a cursor, a time (`2026-01-31T12:00:00Z`), how long ago (`15m`).",
             },
             "offsets": {
@@ -192,7 +194,14 @@ _SCHEMAS: Final[dict[str, Any]] = {
         ["dry_run", "shards"],
     ),
     "Commit": _object(
-        {"stream": _TEXT, "cursor": {**_TEXT, "description": "As `Mainstem-Cursor` or the id of an event says it."}},
+        {
+            "stream": _TEXT,
+            "cursor": {
+                **_TEXT,
+                "pattern": "^ms1:",
+                "description": "As `Mainstem-Cursor` or the id of an event says it.",
+            },
+        },
         ["stream", "cursor"],
         closed=True,
     ),
@@ -251,10 +260,17 @@ def _operation(row: Row) -> dict[str, Any]:
         operation["parameters"] = parameters
     if row.takes:
         content = {kind: {"schema": dict(schema)} for kind, schema in row.takes.items()}
-        operation["requestBody"] = {"content": content}
+        # Without a body a stream is created, or changed, as it is; and no rows are no rows.
+        needed = any(schema.keys() & {"required", "oneOf"} for schema in map(_resolved, row.takes.values()))
+        operation["requestBody"] = {"content": content, "required": needed and row.handler != "post_records"}
     if row.action:
         operation["x-action"] = row.action
     return operation
+
+
+def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = _SCHEMAS[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    return found
 
 
 def _operation_id(row: Row) -> str:

@@ -55,6 +55,8 @@ def _ref(name: str) -> dict[str, str]:
 # What groups may be called, and streams; those with `_` in front are the log's own.
 NAME: Final = "^[a-zA-Z0-9._-]{1,249}$"
 STREAM_NAME: Final = r"^\.{0,2}[a-zA-Z0-9_][a-zA-Z0-9._-]*$"
+# Where reading may begin; of a time only that it begins with a digit.
+START: Final = "^(earliest|latest|ms1:.+|[0-9].*)$"
 _JSON: Final = "application/json"
 _ID: Final = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _ROWS: Final[dict[str, Any]] = {
@@ -84,6 +86,7 @@ _READ_PARAMETERS: Final = (
         "from",
         "`earliest` (the default), `latest` (the default of events), a cursor, a time "
         "(`2026-01-31T12:00:00Z`) or how long ago (`15m`).",
+        {"type": "string", "pattern": START},
     ),
     Parameter(
         "limit",
