@@ -23,6 +23,7 @@ def test_a_stream_from_its_creation_to_its_end(client: Client, server):
     assert created.json()["schema"] == SCHEMA
     # Again it is there, and has what is said; or it has not.
     assert client.ask("PUT", "/streams/life", options).status == 200
+    assert client.ask("PUT", "/streams/life", {"shards": 2.0}).status == 200
     assert client.ask("PUT", "/streams/life", {"shards": 3}).json()["title"] == "InvalidSetting"
     assert client.ask("PATCH", "/streams/life", {"retention": "1d", "shards": 4}).json()["shards"] == 4
     assert client.get("/streams/life").json()["retention"] == "1d"
@@ -58,6 +59,9 @@ def test_schemas(client: Client):
     [
         ("PUT", "/streams/odd", {"shard": 2}, "InvalidSetting"),
         ("PUT", "/streams/odd", {"shards": "two"}, "InvalidSetting"),
+        ("PUT", "/streams/odd", {"shards": 2.5}, "InvalidSetting"),
+        ("PATCH", "/streams/odd", {"retention": None}, "InvalidSetting"),
+        ("PUT", "/streams/odd", {"schema": None}, "InvalidSetting"),
         ("PUT", "/streams/odd", {"retention": 7}, "InvalidSetting"),
         ("PUT", "/streams/odd", {"schema": "int64"}, "InvalidSchema"),
         ("PUT", "/streams/odd", b"[]", "InvalidRequest"),

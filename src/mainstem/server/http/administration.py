@@ -44,7 +44,10 @@ class Administration:
         unknown = set(given) - allowed
         if unknown:
             raise InvalidSetting(f"there is no option {min(unknown)[:40]!r}; there are {', '.join(sorted(allowed))}")
-        return {name: _whole(value) for name, value in given.items() if value is not None}
+        for name, raw in fields.items():
+            if bytes(raw) == b"null":
+                raise InvalidSetting(f"{name} is null; leave it out if it is to stay as it is, or as it is usual")
+        return {name: _whole(value) for name, value in given.items()}
 
     async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
         try:

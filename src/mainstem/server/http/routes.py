@@ -60,11 +60,12 @@ START: Final = "^(earliest|latest|ms1:.+|[0-9].*)$"
 _JSON: Final = "application/json"
 _ID: Final = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _ROWS: Final[dict[str, Any]] = {
-    "application/x-ndjson": {"type": "string", "description": "A JSON object a line."},
+    # What is not JSON is bytes, of which a schema says nothing.
+    "application/x-ndjson": {"description": "A JSON object a line."},
     "application/json": {"type": "array", "items": {"type": "object"}},
-    "text/csv": {"type": "string", "description": "The first line names the columns."},
-    "application/vnd.apache.arrow.stream": {"type": "string", "format": "binary"},
-    "application/vnd.apache.parquet": {"type": "string", "format": "binary"},
+    "text/csv": {"description": "The first line names the columns."},
+    "application/vnd.apache.arrow.stream": {"description": "An Arrow IPC stream."},
+    "application/vnd.apache.parquet": {"description": "A Parquet file."},
     EVENTS: {"type": "string", "description": "One record an event; its id is a cursor."},
 }
 _TAKEN: Final = {
