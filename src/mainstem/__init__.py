@@ -65,6 +65,7 @@ from mainstem.core.errors import (
     UnknownProducer,
     UnknownStream,
     UnknownTransaction,
+    WriterForgotten,
 )
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ __all__ = [
     "UnknownProducer",
     "UnknownStream",
     "UnknownTransaction",
+    "WriterForgotten",
     "connect",
     "open",
 ]

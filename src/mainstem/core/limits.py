@@ -167,8 +167,6 @@ RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
 # One record in the form that a reader wants it in, which may be larger than the one it was written in.
 READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
-# Batches that were turned into what several readers want.
-TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
 # HTTP. The head of a request, which may carry a cursor, and how long it may take to come.
 HTTP_HEAD_BYTES_MAX: Final = 64 * KIB

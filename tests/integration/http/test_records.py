@@ -219,7 +219,7 @@ def test_problems_have_the_codes_of_the_native_protocol(client: Client):
     )
     assert client.post("nowhere", b"{}\n").status == 404
     assert client.get("/nowhere").status == 404
-    assert client.ask("DELETE", "/streams").headers["allow"] == "GET"
+    assert client.ask("DELETE", "/streams").headers["allow"] == "GET, HEAD"
     assert client.post("nowhere", b"", "image/png").status == 415
     assert client.get("/streams/bad%20name").json()["code"] == mainstem.InvalidName.code
 

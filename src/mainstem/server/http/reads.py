@@ -21,7 +21,8 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from mainstem.consume.consumer import Consumer, Start
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import Start
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.view import with_metadata
 from mainstem.core.cursor import Cursor
