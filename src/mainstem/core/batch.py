@@ -1,6 +1,6 @@
 """A batch as it travels: a small header and opaque payload bytes that nobody re-encodes on the way."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -47,10 +47,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """A header with its payload."""
+    """A header with its payload. `columns` is the Arrow batch that the payload was made of, while whoever made it has it
+    anyway: its statistics need not open the payload. It goes no further than that."""
 
     header: BatchHeader
     payload: Buffer
+    columns: Any = None
 
 
 class FetchedBatch(msgspec.Struct, frozen=True, gc=False):

@@ -208,14 +208,18 @@ class LogPort:
 
     def _described(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, those that are large enough with statistics: a server's gateway does the same."""
-        return [self._with_statistics(batch) if is_worth_statistics(batch.header) else batch for batch in batches]
+        return [
+            self._with_statistics(batch) if is_worth_statistics(batch.header) else Batch(batch.header, batch.payload)
+            for batch in batches
+        ]
 
     def _with_statistics(self, batch: Batch) -> Batch:
         row = self.log.ledger.load_stream(batch.header.stream)
         # If the stream is gone, or never had this schema, the log says so when it gets the batch.
         with contextlib.suppress(InvalidSchema):
-            return batch if row is None else Contents.of(row, self.log.schema).described(batch)
-        return batch
+            if row is not None:
+                return Contents.of(row, self.log.schema).described(batch)
+        return Batch(batch.header, batch.payload)
 
     def _submit_deferred(self) -> None:
         """Hand over in order what the log takes; the rest waits until it has room."""

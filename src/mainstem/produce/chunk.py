@@ -210,7 +210,7 @@ class Chunk:
             self.shard_of = self._placed(keys if keys is not None else pa.nulls(batch.num_rows, pa.binary()), sticky)
             found = placement.split(batch, self.shard_of, shards)
             self.rank, pieces = found.rank, found.pieces
-        return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
+        return [self._encode_piece(shard, piece, compression, is_source=piece is batch) for shard, piece in pieces]
 
     def _placed(self, keys: pa.BinaryArray, sticky: int) -> npt.NDArray[np.uint32]:
         """The shard of each record: the one that was asked for, else that of its key."""
@@ -254,14 +254,14 @@ class Chunk:
         """Whether the keys may decide the shards of its records."""
         return self.stream.shards > 1 and not isinstance(self.chosen, int)
 
-    def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
+    def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None, *, is_source: bool) -> Batch:
         schema = None if self.rows is None else self.rows.schema
         encoded = payload.encode(piece, compression, schema)
         times = payload.time_range(piece) if schema is None else payload.row_time_range(piece)
         low, high = times or (self.created_us, self.created_us)
-        return self._with_header(shard, encoded, low, high)
+        return self._with_header(shard, encoded, low, high, piece if is_source else None)
 
-    def _with_header(self, shard: int, encoded: Encoded, low: int, high: int) -> Batch:
+    def _with_header(self, shard: int, encoded: Encoded, low: int, high: int, columns: Any = None) -> Batch:
         header = encoded.header(
             stream=self.stream.id,
             shard=shard,
@@ -270,7 +270,7 @@ class Chunk:
             time_low=low,
             time_high=high,
         )
-        return Batch(header, encoded.payload)
+        return Batch(header, encoded.payload, columns)
 
     def placed(self, index: int) -> Placed:
         """(shard, offset) of a record, once acknowledged."""

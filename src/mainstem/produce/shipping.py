@@ -300,7 +300,7 @@ class Shipping:
         sequence = self._sequences.get(key, 0)
         self._sequences[key] = sequence + 1
         numbered = msgspec.structs.replace(header, producer=self._id, producer_epoch=self._epoch, sequence=sequence)
-        return Batch(numbered, batch.payload)
+        return Batch(numbered, batch.payload, batch.columns)
 
     def _ship_unacknowledged(self, parcel: Parcel) -> None:
         if parcel.batches is None:

@@ -148,9 +148,10 @@ class Posts:
     def _described(self, batch: Batch) -> Batch:
         """The batch without a producer, with statistics if it is large enough for them."""
         header = msgspec.structs.replace(batch.header, producer=0, producer_epoch=0, sequence=0)
-        batch = Batch(header, batch.payload)
         row = self._server.log.ledger.load_stream(header.stream) if is_worth_statistics(header) else None
-        return batch if row is None else Contents.of(row, self._server.log.schema).described(batch)
+        if row is None:
+            return Batch(header, batch.payload)
+        return Contents.of(row, self._server.log.schema).described(Batch(header, batch.payload, batch.columns))
 
     async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch]) -> Written:
         if not batches:
