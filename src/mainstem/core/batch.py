@@ -47,8 +47,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """A header with its payload. `columns` is the Arrow batch that the payload was made of, while whoever made it has it
-    anyway: its statistics need not open the payload. It goes no further than that."""
+    """A header with its payload. `columns` is the Arrow batch that the payload was made of, while whoever made it has
+    it anyway: its statistics need not open the payload. It goes no further than that."""
 
     header: BatchHeader
     payload: Buffer

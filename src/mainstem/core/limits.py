@@ -176,6 +176,9 @@ HTTP_BODY_BYTES_MAX: Final = 32 * MIB
 # So much of each body is always taken, the rest of all of them shares one budget.
 HTTP_BODY_SHARE_BYTES: Final = 64 * KIB
 HTTP_BODIES_BYTES_MAX: Final = 256 * MIB
+# What of a body may have come that nobody has taken yet; of one that is large already, and is counted for it.
+HTTP_BODY_AHEAD_BYTES: Final = 64 * KIB
+HTTP_LARGE_BODY_AHEAD_BYTES: Final = 256 * KIB
 # Bodies of administration: the largest has a schema.
 HTTP_CALL_BYTES_MAX: Final = 2 * MIB
 # An answer that says where it ends before it begins is held in memory.

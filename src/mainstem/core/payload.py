@@ -81,7 +81,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     layout: int
     count: int
     raw_len: int
-    payload: Buffer
+    payload: bytes
 
     def header(
         self,

@@ -11,14 +11,18 @@ from typing import Final
 
 import pyarrow as pa
 from starlette.requests import Request
+from starlette.types import Scope
 
 from mainstem.core.clock import Clock
 from mainstem.core.errors import Busy, RecordTooLarge
 from mainstem.core.limits import (
     HTTP_BODIES_BYTES_MAX,
+    HTTP_BODY_AHEAD_BYTES,
     HTTP_BODY_BYTES_MAX,
     HTTP_BODY_SHARE_BYTES,
+    HTTP_LARGE_BODY_AHEAD_BYTES,
     KIB,
+    MIB,
     RECEIVE_SECONDS_MAX,
 )
 from mainstem.server.http.problems import refusal
@@ -27,6 +31,38 @@ from mainstem.server.http.sending import ABORT, Connection, Unfinished
 # What is handed on at once.
 _PIECE_BYTES: Final = 512 * KIB
 _GZIP: Final = 16 + zlib.MAX_WBITS
+_LARGE_BYTES: Final = 1 * MIB
+# Under this name the scope of a request has what came of its body.
+_ARRIVED: Final = "mainstem.arrived"
+
+
+class Arrived:
+    """Pieces of a body as they came from the socket, which nobody has taken yet. The loop's thread."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+        # How much of it may be here before no more is read.
+        self.bytes_max = HTTP_BODY_AHEAD_BYTES
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Arrived":
+        """Those of the request with this scope."""
+        if _ARRIVED not in scope:
+            scope[_ARRIVED] = cls()
+        found: Arrived = scope[_ARRIVED]
+        return found
+
+    def add(self, piece: bytes) -> bool:
+        """Whether that is enough for now."""
+        self._pieces.append(piece)
+        self.size += len(piece)
+        return self.size > self.bytes_max
+
+    def take(self, rest: bytes) -> bytes:
+        """All of it, and what came behind it."""
+        taken, self._pieces, self.size = self._pieces, [], 0
+        return b"".join([*taken, rest]) if rest or len(taken) > 1 else taken[0]
 
 
 class BodyBudget:
@@ -57,6 +93,7 @@ class Body:
         self._clock = clock
         self._bytes_max = bytes_max
         self._connection: Connection = request.scope[ABORT]
+        self._arrived = Arrived.of(request.scope)
         # What came of it, decompressed.
         self.size = 0
         self._taken = 0
@@ -123,6 +160,9 @@ class Body:
         self.size += count
         if self.size > self._bytes_max:
             raise self._too_large("more")
+        if self.size >= _LARGE_BYTES:
+            self._arrived.bytes_max = HTTP_LARGE_BODY_AHEAD_BYTES
+            held += HTTP_LARGE_BODY_AHEAD_BYTES
         beyond = max(0, self.size + held - HTTP_BODY_SHARE_BYTES) - self._taken
         if beyond > 0:
             self._budget.take(beyond)

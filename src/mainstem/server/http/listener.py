@@ -7,17 +7,17 @@ import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 import uvicorn
 from h11._readers import ContentLengthReader
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mainstem.core.errors import Busy, MainstemError, ProtocolError
-from mainstem.core.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
+from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
+from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.problems import answer
 from mainstem.server.http.sending import ABORT, Connection
 
@@ -98,7 +98,15 @@ class GuardedProtocol(H11Protocol):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = Connection(self.transport)
-        await self._plain_app(scope, receive, send)
+        arrived = Arrived.of(scope)
+
+        async def receive_all() -> Message:
+            message = await receive()
+            if arrived.size and message["type"] == "http.request":
+                message["body"] = arrived.take(message["body"])
+            return message
+
+        await self._plain_app(scope, receive_all, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -133,10 +141,16 @@ class GuardedProtocol(H11Protocol):
         ):
             return False
         reader._remaining -= len(data)
-        self.cycle.body += data
-        if len(self.cycle.body) > HIGH_WATER_LIMIT:
+        cycle = self.cycle
+        if cycle.body:
+            # What came with the head was not taken yet; this is behind it.
+            cycle.body += data
+            is_enough = len(cycle.body) > HTTP_BODY_AHEAD_BYTES
+        else:
+            is_enough = Arrived.of(cast("Scope", cycle.scope)).add(data)
+        if is_enough:
             self.flow.pause_reading()
-        self.cycle.message_event.set()
+        cycle.message_event.set()
         return True
 
     @property
