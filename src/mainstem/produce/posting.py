@@ -27,6 +27,7 @@ from mainstem.core.limits import (
     APPEND_RAW_BYTES_MAX,
     FLUSH_BATCHES_MAX,
     JSON_ROWS_BYTES_MAX,
+    KIB,
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     PENDING_BYTES_MAX,
@@ -192,7 +193,10 @@ class _Gathered:
 class Reader(Protocol):
     """Takes a body as it comes and puts its rows into a posting. One thread at a time."""
 
-    def feed(self, data: bytes) -> None:
+    # How much of a body is worth a call.
+    feed_bytes: int
+
+    def feed(self, *pieces: bytes) -> None:
         """More of the body. Does no more work than that is worth."""
         ...
 
@@ -205,14 +209,16 @@ class NdjsonReader:
     """Each line a JSON object: a row, or a record as `mainstem tail --output json` writes it; the first line says
     which. Empty lines are passed over."""
 
+    feed_bytes = 512 * KIB
+
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
         self._rest = b""
         self._lines = _Objects(posting, "line")
         self._number = 1
 
-    def feed(self, data: bytes) -> None:
-        text = self._rest + data if self._rest else data
+    def feed(self, *pieces: bytes) -> None:
+        text = b"".join((self._rest, *pieces))
         end = text.rfind(b"\n")
         if end < 0:
             self._rest = text
@@ -239,12 +245,14 @@ class NdjsonReader:
 class JsonReader:
     """A JSON array of rows, or a single one."""
 
+    feed_bytes = 2 * MIB
+
     def __init__(self, posting: Posting) -> None:
         self._objects = _Objects(posting, "row")
         self._text = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        self._text += data
+    def feed(self, *pieces: bytes) -> None:
+        self._text += b"".join(pieces)
 
     def finish(self) -> Iterator[None]:
         text = bytes(self._text)
@@ -262,12 +270,14 @@ class JsonReader:
 class CsvReader:
     """CSV whose first line names the columns."""
 
+    feed_bytes = 2 * MIB
+
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
         self._text = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        self._text += data
+    def feed(self, *pieces: bytes) -> None:
+        self._text += b"".join(pieces)
 
     def finish(self) -> Iterator[None]:
         file = io.BytesIO(bytes(self._text))
@@ -285,13 +295,16 @@ class CsvReader:
 class ArrowReader:
     """An Arrow IPC stream: the columns of the schema, or those of a record."""
 
+    feed_bytes = 2 * MIB
+
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
         self._reader = IpcReader()
 
-    def feed(self, data: bytes) -> None:
-        for batch in self._reader.feed(data):
-            self._posting.take_table(batch)
+    def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            for batch in self._reader.feed(piece):
+                self._posting.take_table(batch)
 
     def finish(self) -> Iterator[None]:
         self._reader.finish()

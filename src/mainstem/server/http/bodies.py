@@ -28,7 +28,7 @@ from mainstem.core.limits import (
 from mainstem.server.http.problems import refusal
 from mainstem.server.http.sending import ABORT, Connection, Unfinished
 
-# What is handed on at once.
+# What is decompressed at once.
 _PIECE_BYTES: Final = 512 * KIB
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _LARGE_BYTES: Final = 1 * MIB
@@ -109,10 +109,10 @@ class Body:
 
     async def whole(self) -> bytes:
         """All of it at once."""
-        return b"".join([piece async for piece in self.pieces()])
+        return b"".join([piece async for pieces in self.pieces(self._bytes_max) for piece in pieces])
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes, decompressed, in pieces of a good size."""
+    async def pieces(self, at_once: int) -> AsyncIterator[list[bytes]]:
+        """The body as it comes, decompressed, about so many bytes at once."""
         unpack = unpacker(self._request.headers.get("content-encoding", "identity"))
         self._check_announced()
         held: list[bytes] = []
@@ -122,8 +122,8 @@ class Body:
                 self._count(len(piece), unpack.held)
                 held.append(piece)
                 size += len(piece)
-                if size >= _PIECE_BYTES:
-                    yield b"".join(held) if len(held) > 1 else held[0]
+                if size >= at_once:
+                    yield held
                     held, size = [], 0
             self._count(0, unpack.held)
         for piece in unpack.finish():
@@ -131,7 +131,7 @@ class Body:
             held.append(piece)
         self._budget.unfinished.discard(self._connection)
         if held:
-            yield b"".join(held)
+            yield held
 
     async def _received(self) -> AsyncIterator[bytes]:
         """The bytes as they were sent. Whoever began a body completes it in time, unless it is we who do not read."""

@@ -130,10 +130,10 @@ class Posts:
         """The batches of a body. While one piece is parsed the next one comes in."""
         parsing: asyncio.Future[None] | None = None
         try:
-            async for piece in body.pieces():
+            async for pieces in body.pieces(reader.feed_bytes):
                 if parsing is not None:
                     await parsing
-                parsing = aside(line, partial(reader.feed, piece))
+                parsing = aside(line, partial(reader.feed, *pieces))
         finally:
             if parsing is not None:
                 await asyncio.wait([parsing])
