@@ -9,9 +9,10 @@
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
-    │   └── BackupUnusable
+    │   ├── BackupUnusable
+    │   └── Unauthenticated, Forbidden
     ├── Retriable               the same call may succeed later
-    │   ├── StaleGeneration, Busy, BufferFull, DiskFull
+    │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
     │       └── ConnectionLost, ServerStopping, DeadlineExceeded
     ├── DataLoss                a range of records is gone or damaged; says which, reading may go on after it
@@ -186,6 +187,19 @@ class BackupUnusable(Refused):
     code = 209
 
 
+class Unauthenticated(Refused):
+    """Who asks is not known: no token, one that is not valid any more, or none of this log. The message says what to
+    do; it never holds the token."""
+
+    code = 220
+
+
+class Forbidden(Refused):
+    """Who asks is known and may not do this. The message names the rule that says so, or that none allows it."""
+
+    code = 221
+
+
 class Retriable(MainstemError):
     """The same call may succeed later."""
 
@@ -224,6 +238,20 @@ class DiskFull(Retriable):
     """The disk under the log is full: nothing is appended until there is room again. Reading and trimming go on."""
 
     code = 304
+
+
+class QuotaExceeded(Retriable):
+    """The principal has used up what it may in this time. `retry_after` is how many seconds until there is more."""
+
+    code = 305
+
+    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {"retry_after": self.retry_after}
 
 
 class Unavailable(Retriable):
@@ -354,7 +382,7 @@ BY_CODE = _by_code()
 def from_wire(code: int, message: str, facts: dict[str, Any] | None = None) -> MainstemError:
     """The error a peer sent. An unknown code keeps its meaning as far as its range tells."""
     kind = BY_CODE.get(code)
-    if kind in (DataLoss, SchemaMismatch, StaleGeneration, UndecodedRecords):
+    if kind in (DataLoss, QuotaExceeded, SchemaMismatch, StaleGeneration, UndecodedRecords):
         return kind(message, **(facts or {}))
     if kind is None:
         kind = Retriable if 300 <= code < 400 else InternalError

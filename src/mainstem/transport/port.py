@@ -18,6 +18,7 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
+from mainstem.transport.guarding import AccessCall, Explanation, Quota, Rule, TokenInfo
 
 # A schema as it is stored and sent; `bytes` is the name of a field below.
 Serialized = bytes
@@ -279,6 +280,7 @@ Call = (
     | OffsetsAtTimeCall
     | StatisticsCall
     | ConnectionsCall
+    | AccessCall
 )
 
 
@@ -332,6 +334,10 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     connections: tuple[ConnectionInfo, ...] = ()
     server: str = ""
     schemas: tuple[SchemaInfo, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    explanation: Explanation | None = None
 
 
 AppendResult = int | MainstemError

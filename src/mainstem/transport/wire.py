@@ -14,6 +14,8 @@ must not send what the other would pass over and should not:
     3   rows: `schema_id` in batch headers; the calls set_schema, schemas and schema; schemas, keys and indexes in
         create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
         counts in batches
+    5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
+        list_access and explain_access; `throttle_ms` in appended
 """
 
 import struct
@@ -28,6 +30,7 @@ from mainstem.core.errors import (
     DataLoss,
     MainstemError,
     ProtocolError,
+    QuotaExceeded,
     SchemaMismatch,
     StaleGeneration,
     UndecodedRecords,
@@ -42,6 +45,7 @@ from mainstem.core.limits import (
     RECEIVE_BYTES_MAX,
     RECEIVE_SHARE_BYTES,
 )
+from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
@@ -58,7 +62,7 @@ from mainstem.transport.port import (
     StatisticsCall,
 )
 
-VERSION: Final = 3
+VERSION: Final = 5
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -66,6 +70,7 @@ VERSION_OF_SPANS: Final = 2
 VERSION_OF_SCHEMAS: Final = 3
 # And would not expect batches of a shard that was not there when it looked the stream up.
 VERSION_OF_SHARDS: Final = 3
+VERSION_OF_ACCESS: Final = 5
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -229,7 +234,7 @@ def version_needed(call: Call) -> int:
         case CreateStreamCall() | AlterStreamCall():
             return 3
         case _:
-            return 2
+            return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -254,9 +259,12 @@ def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]
     return [PREFIX.pack(size, kind, 0, 0, id, len(encoded)) + encoded, *payloads]
 
 
+_WITH_FACTS: Final = (DataLoss, QuotaExceeded, SchemaMismatch, StaleGeneration, UndecodedRecords)
+
+
 def wire_error(error: MainstemError, chars_max: int = ERROR_TEXT_CHARS_MAX) -> WireError:
     """The error as it is sent: its text may repeat what a peer said, at any length, and is cut."""
-    facts = error.facts() if isinstance(error, DataLoss | SchemaMismatch | StaleGeneration | UndecodedRecords) else {}
+    facts = error.facts() if isinstance(error, _WITH_FACTS) else {}
     text = str(error)
     return WireError(error.code, text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", facts)
 
