@@ -7,7 +7,8 @@ fills a folder and gets SIGKILL; the folder is packed as it was left, then a cop
 everything that the format can have: keys, headers, times, tombstones, all ways of compression, large and tiny batches,
 streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
-merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards.
+merged, compacted, emptied and dropped; since format 3 streams with schemas, streams that got more shards, and rows that
+say who may do what.
 """
 
 import json
@@ -32,7 +33,7 @@ from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.log import folder as data_folder
 from mainstem.log.batcher import Submission
-from mainstem.log.flush import AlterStream, Appended, CreateStream, DeleteStream, TrimShard
+from mainstem.log.flush import AlterStream, Appended, ChangeAccess, CreateStream, DeleteStream, TrimShard
 from mainstem.log.log import Log, Waiter
 from mainstem.testing.clock import START_US, SimulatedClock
 from tests.formats import golden
@@ -79,6 +80,7 @@ class Filler:
             self._store_anew()
         if data_folder.FORMAT >= 3:
             self._give_shape()
+            self._guard()
         for turn in range(64, 70):
             self._turn(turn)
 
@@ -86,6 +88,12 @@ class Filler:
         """What the log should recognise, and when it was written."""
         recent = [[*key, *numbers] for key, sent in self.recent.items() for numbers in sent]
         return {"format": data_folder.FORMAT, "written_us": self._clock.now_us(), "recent": recent}
+
+    def _guard(self) -> None:
+        """Rows that say who may do what: some stay, one changes, one goes."""
+        kept, gone = ("rule", "allow root all *", b"\x80"), ("quota", "root write_bytes", b"\x81")
+        self._log.execute(ChangeAccess((kept, gone)))
+        self._log.execute(ChangeAccess((("token", "0" * 16, b"\x82"), (*gone[:2], b""), (*kept[:2], b"\x83"))))
 
     def _create(self, name: str, shards: int, hash_: str = "crc32") -> None:
         identity = f"{self._random.getrandbits(128):032x}"
@@ -336,6 +344,7 @@ def _describe(folder: Path, found: dict[str, Any]) -> None:
     log = Log(folder, golden.OPTIONS, clock=SimulatedClock(found["written_us"]))
     found["log"] = log.uuid
     found["streams"] = golden.content(log)
+    found["access"] = golden.access(log)
     for stream in found["streams"]:
         ends = tuple(shard["end"] for shard in stream["shards"])
         stream["cursor"] = str(Cursor(stream["uuid"], log.epoch, ends))

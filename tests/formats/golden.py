@@ -82,6 +82,11 @@ def content(log: Log) -> list[dict[str, Any]]:
     ]
 
 
+def access(log: Log) -> list[list[str]]:
+    """Every row that says who may do what."""
+    return [[*key, value.hex()] for key, value in sorted(log.ledger.load_access().items())]
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 

@@ -12,6 +12,7 @@ from mainstem.core.errors import MainstemError, Refused
 from mainstem.log.flush import (
     AlterStream,
     BeginEpoch,
+    ChangeAccess,
     CreateStream,
     DeleteStream,
     DescribeSchema,
@@ -35,7 +36,7 @@ from mainstem.log.flush import (
 from mainstem.log.ledger.base import Changes
 from mainstem.log.ledger.current import CurrentRows
 from mainstem.log.ledger.pending import PendingRows
-from mainstem.log.ledger.rules import blocks, epochs, producers, replacement, schemas, shards, streams
+from mainstem.log.ledger.rules import access, blocks, epochs, producers, replacement, schemas, shards, streams
 from mainstem.log.ledger.rules.appends import Appends
 
 # What carries out which command. Batches are not commands: see Appends.
@@ -56,6 +57,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     ForgetBlock: blocks.forget,
     ForgetProducers: producers.forget,
     BeginEpoch: epochs.begin,
+    ChangeAccess: access.change,
 }
 
 

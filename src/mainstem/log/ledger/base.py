@@ -152,6 +152,8 @@ class AppliedPlace(NamedTuple):
 
 ShardKey = tuple[int, int]
 ProducerKey = tuple[int, int, int]
+# The kind of a row that says who may do what, and its name.
+AccessKey = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -185,6 +187,8 @@ class Changes:
     # A new epoch of the ledger, and where every shard ended in the one before.
     epoch: int = 0
     epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
+    # Rows that say who may do what; None for one that goes.
+    access: dict[AccessKey, bytes | None] = field(default_factory=dict)
 
 
 class OldestEntries(NamedTuple):
@@ -268,6 +272,10 @@ class LedgerReader(Protocol):
 
     def restored(self) -> Mapping[int, Mapping[ShardKey, int]]:
         """For every epoch that a restore from a backup ended, where the shards ended in that backup."""
+        ...
+
+    def load_access(self) -> Mapping[AccessKey, bytes]:
+        """All rows that say who may do what."""
         ...
 
     def close(self) -> None: ...

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from mainstem.log.ledger.base import (
+    AccessKey,
     BlockRow,
     Changes,
     GenerationRow,
@@ -44,6 +45,10 @@ class CurrentRows:
         }
         # Of streams that got a batch of another schema than their newest: all that they ever had.
         self._schemas_of: dict[int, frozenset[int]] = {}
+        # Replaced as a whole by a flush that changes it: other threads read it.
+        self._access: dict[AccessKey, bytes] = dict(ledger.load_access())
+        # How often that happened since these rows were loaded.
+        self.times_access_changed = 0
         self.applied = ledger.applied().number
 
     def stream(self, stream: int) -> StreamRow | None:
@@ -71,6 +76,9 @@ class CurrentRows:
 
     def generations(self, stream: int) -> tuple[GenerationRow, ...]:
         return self._generations.get(stream, ())
+
+    def access_rows(self) -> dict[AccessKey, bytes]:
+        return self._access
 
     def schemas_of(self, stream: int) -> frozenset[int]:
         """The ids of all schemas that the stream ever had."""
@@ -127,6 +135,10 @@ class CurrentRows:
             for shard in range(row.shards):
                 self._shards.pop((stream, shard), None)
                 self._thinned.pop((stream, shard), None)
+        if changes.access:
+            merged = {**self._access, **changes.access}
+            self._access = {key: value for key, value in merged.items() if value is not None}
+            self.times_access_changed += 1
         for block in changes.blocks.values():
             self._block = block
         if self._block is not None and self._block.id in changes.forgotten_blocks:

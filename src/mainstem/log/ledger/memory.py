@@ -7,6 +7,7 @@ from collections import defaultdict
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import length_of
 from mainstem.log.ledger.base import (
+    AccessKey,
     AppliedPlace,
     BlockRow,
     BlockTotals,
@@ -42,6 +43,7 @@ class MemoryLedger:
         self._schema_id_max = 0
         self._versions: dict[int, list[VersionRow]] = defaultdict(list)
         self._generations: dict[int, list[GenerationRow]] = defaultdict(list)
+        self._access: dict[AccessKey, bytes] = {}
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -159,6 +161,10 @@ class MemoryLedger:
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         return self._restored
 
+    def load_access(self) -> dict[AccessKey, bytes]:
+        with self._lock:
+            return dict(self._access)
+
     def store(self, changes: Changes) -> None:
         with self._lock:
             self._drop(changes)
@@ -191,6 +197,10 @@ class MemoryLedger:
                 if changes.epoch_ends:
                     self._restored[self._epoch] = dict(changes.epoch_ends)
                 self._epoch = changes.epoch
+            for access, value in changes.access.items():
+                self._access.pop(access, None)
+                if value is not None:
+                    self._access[access] = value
             before, (first, last) = changes.forget_producers_before_us, changes.forget_producers_ids
             idle = [key for key, row in self._producers.items() if first <= key[0] <= last and row.seen_us < before]
             for key in idle:

@@ -30,6 +30,11 @@ def store_changes(execute: Execute, changes: Changes) -> None:
         _store_shape(execute, changes)
     if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
         _store_rarities(execute, changes)
+    for (kind, name), value in changes.access.items():
+        if value is None:
+            execute("DELETE FROM access WHERE kind = ? AND name = ?", (kind, name))
+        else:
+            execute("INSERT OR REPLACE INTO access VALUES (?, ?, ?)", (kind, name, value))
     execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
 
 

@@ -13,6 +13,7 @@ from mainstem.core.errors import FolderUnusable, LedgerDamaged
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import length_of
 from mainstem.log.ledger.base import (
+    AccessKey,
     AppliedPlace,
     BlockRow,
     BlockTotals,
@@ -203,6 +204,9 @@ class SqliteLedgerReader:
         for epoch, stream, shard, stop in self._rows("SELECT epoch, stream, shard, stop FROM restored"):
             found.setdefault(epoch, {})[stream, shard] = stop
         return found
+
+    def load_access(self) -> dict[AccessKey, bytes]:
+        return {(row[0], row[1]): row[2] for row in self._rows("SELECT kind, name, value FROM access")}
 
     def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
         sql = (

@@ -60,6 +60,8 @@ _SCHEMA_3 = """
 CREATE TABLE stream_schemas(
     stream INTEGER, version INTEGER, schema_id INTEGER NOT NULL, created_us INTEGER NOT NULL,
     PRIMARY KEY(stream, version)) WITHOUT ROWID;
+CREATE TABLE access(
+    kind TEXT, name TEXT, value BLOB NOT NULL, PRIMARY KEY(kind, name)) WITHOUT ROWID;
 """
 SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
 
