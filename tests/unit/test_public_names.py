@@ -67,7 +67,10 @@ NAMES = {
 
 CALLS = {
     "open": "(path, *, read_only=None, auto_create=False)",
-    "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
+    "connect": (
+        "(url='mainstem://127.0.0.1:7070', *, timeout=10.0, token=None, token_file=None, ca=None, certificate=None, "
+        "key=None)"
+    ),
     "Hub.consumer": (
         "(stream, *, start='latest', follow=True, prefetch_bytes=8388608, where=None, columns=None, on_bad='raise')"
     ),

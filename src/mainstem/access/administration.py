@@ -10,7 +10,7 @@ from mainstem.access.action import ALL, Action, check_action
 from mainstem.access.authority import Authority
 from mainstem.access.pattern import check_pattern
 from mainstem.access.policy import Policy
-from mainstem.access.principal import ANONYMOUS, Principal, check_principal_name
+from mainstem.access.principal import Principal, check_principal_name
 from mainstem.access.store import AccessStore, RowKey, TokenRow, encode_row, quota_key
 from mainstem.access.token import DIGEST_BYTES, is_same, is_token_id
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -53,13 +53,18 @@ class AccessAdministration:
         self._lock = threading.Lock()
         self._authority = Authority(rows, clock)
 
-    def handle(self, call: AccessCall, principal: Principal = ANONYMOUS) -> Answer:
-        """`principal` is who asks; whether it may was looked at before."""
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there is a principal."""
+        return self._authority.is_guarded
+
+    def handle(self, call: AccessCall) -> Answer:
+        """Whether who asks may was looked at before."""
         match call:
             case ListAccessCall():
                 return self._list(call)
             case ExplainAccessCall():
-                return self._explain(call, principal)
+                return self._explain(call)
             case CreateTokenCall():
                 self._create_token(call)
             case RevokeTokenCall():
@@ -67,10 +72,10 @@ class AccessAdministration:
             case SetRuleCall():
                 rule = _checked_rule(call.rule)
                 self._change({(store.RULE, rule.text): encode_row(self._dated(rule))})
-                logger.info(Event("rule set", rule=rule.text, by=principal))
+                logger.info(Event("rule set", rule=rule.text))
             case DeleteRuleCall():
                 self._delete((store.RULE, call.rule.text), f"there is no rule {call.rule.text!r}")
-                logger.info(Event("rule deleted", rule=call.rule.text, by=principal))
+                logger.info(Event("rule deleted", rule=call.rule.text))
             case SetQuotaCall():
                 quota = _checked_quota(call.quota)
                 self._change({quota_key(quota.principal, quota.measure): encode_row(quota)})
@@ -188,13 +193,13 @@ class AccessAdministration:
             case "quota":
                 return Answer(quotas=tuple(store.decode_quota(value) for _, value in rows), more=more)
 
-    def _explain(self, call: ExplainAccessCall, principal: Principal) -> Answer:
+    def _explain(self, call: ExplainAccessCall) -> Answer:
         action = check_action(call.action)
         if action == ALL:
             raise InvalidSetting("explain one action, not all of them")
         if call.stream:
             check_stream_name(call.stream, reserved=True)
-        who = Principal(check_principal_name(call.principal)) if call.principal else principal
+        who = Principal(check_principal_name(call.principal))
         return Answer(explanation=self._authority.explain(who, Action(action), call.stream))
 
 

@@ -11,6 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from mainstem.access.acts import details_of, is_act, name_of
+from mainstem.access.administration import AccessAdministration
+from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
+from mainstem.access.audit import Audit
+from mainstem.access.policy import AUDIT_STREAM
+from mainstem.access.principal import ANONYMOUS
 from mainstem.consume.feed import Feed
 from mainstem.consume.selections import Selections
 from mainstem.core.batch import Batch, FetchedBatch
@@ -33,6 +39,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES
 from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
+from mainstem.log.access_rows import AccessRows
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -43,9 +50,11 @@ from mainstem.log.folder import Folder
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.own_stream import OwnStream
 from mainstem.log.reader import LogReader
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
+from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     Answer,
     AppendDone,
@@ -98,6 +107,10 @@ class LogPort:
         self._administration = Administration(
             self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
         )
+        # Whoever has the folder has the data, so nobody is asked who they are here; what a server will ask can be set.
+        self._access = AccessAdministration(AccessRows(self.log), self.log.clock)
+        self._audit = Audit(self.log.clock)
+        self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US)
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
@@ -113,7 +126,10 @@ class LogPort:
         self.check_usable()
         call = checked(call)
         with SHORT_TURNS, DeferredInterrupt():
-            answer = self._administration.handle(call)
+            answer = self._access.handle(call) if isinstance(call, AccessCall) else self._administration.handle(call)
+            if is_act(call, is_guarded=self._access.is_guarded):
+                record = self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call))
+                self._audit_stream.append([record.value], [record.key])
         if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:
             for subscription in self._subscriptions.get(row.id, ()):
                 subscription.read_again()

@@ -22,6 +22,7 @@ from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
 from mainstem.registry.forms import as_schema
+from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import (
     AlterStreamCall,
     CreateStreamCall,
@@ -390,8 +391,8 @@ def open_folder(path: object, *, read_only: bool | None = None, auto_create: boo
         return Hub(FolderPort(folder), f"{folder} (read only: it is being written already)")
 
 
-def connect_to(url: str, *, timeout: float) -> Hub:
+def connect_to(url: str, *, timeout: float, credentials: Credentials | None = None) -> Hub:
     """See mainstem.connect."""
     from mainstem.hub.remote import RemotePort
 
-    return Hub(RemotePort(url, timeout), url)
+    return Hub(RemotePort(url, timeout, credentials=credentials), url)

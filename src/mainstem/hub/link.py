@@ -7,6 +7,7 @@ business of whoever made it.
 import asyncio
 import contextlib
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -17,12 +18,14 @@ from mainstem.core.errors import ConnectionLost, InvalidRequest, InvalidSetting,
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.credentials import Credentials
 from mainstem.transport.retry import Backoff, GiveUp, RetryPolicy
 from mainstem.transport.wire import VERSION, VERSION_MIN, Hello, Kind, Message, Welcome, pack
 
 logger = logging.getLogger("mainstem.hub")
 
 _PORT_DEFAULT: Final = 7070
+TLS_SCHEME: Final = "mainstems"
 _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
@@ -42,8 +45,14 @@ class Link:
         *,
         on_tick: Callable[[float], None],
         linger_seconds: float,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, self._port = address
+        self._credentials = credentials or Credentials(environ={})
+        self._tls = tls
+        # What is said in the greeting, read anew for every connection.
+        self._token = ""
         self.where = f"{self._host}:{self._port}"
         self._loop = loop
         self._clock = clock
@@ -133,8 +142,17 @@ class Link:
     async def _connect(self, scratch: bytearray) -> bool:
         self._was_welcomed = False
         try:
+            self._token = self._credentials.token()
             async with asyncio.timeout(_CONNECT_SECONDS):
-                await self._loop.create_connection(lambda: self._new_connection(scratch), self._host, self._port)
+                await self._loop.create_connection(
+                    lambda: self._new_connection(scratch), self._host, self._port, ssl=self._tls
+                )
+        except InvalidSetting as error:
+            self.refuse(error)
+            return False
+        except ssl.SSLCertVerificationError as error:
+            self.refuse(InvalidSetting(_not_trusted(self.where, error)))
+            return False
         except (OSError, TimeoutError) as error:
             self.first_error = self.first_error if self._log_uuid else ConnectionLost(_reason(error))
             return False
@@ -151,7 +169,7 @@ class Link:
 
     def _on_open(self, connection: FramedConnection) -> None:
         self.connection = connection
-        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name())))
+        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name(), self._token)))
 
     def _on_lost(self, error: BaseException | None) -> None:
         if self.is_ready and not self.stopping.is_set():
@@ -186,12 +204,21 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
 
 
+def _not_trusted(where: str, error: ssl.SSLCertVerificationError) -> str:
+    return (
+        f"{where} shows a certificate that is not trusted: {error.verify_message}; give the authority that signed it: "
+        "ca= or tls_ca"
+    )
+
+
 def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS: {error.reason or error}"
     return "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Host and port of mainstem://host:port; InvalidSetting if it is none."""
+    """Host and port of mainstem://host:port or mainstems://host:port; InvalidSetting if it is none."""
     if not isinstance(url, str):
         raise InvalidSetting(f"an address is text like mainstem://host:port, not {type(url).__name__}")
     try:
@@ -200,6 +227,7 @@ def address_of(url: str) -> tuple[str, int]:
         (host or "").encode("idna")
     except ValueError as error:
         raise InvalidSetting(f"{url!r} is not an address: {error}; expected mainstem://host:port") from None
-    if parts.scheme != "mainstem" or not host or parts.path not in ("", "/") or parts.query or parts.username:
+    is_ours = parts.scheme in ("mainstem", TLS_SCHEME)
+    if not is_ours or not host or parts.path not in ("", "/") or parts.query or parts.username:
         raise InvalidSetting(f"{url!r} is not an address; expected mainstem://host:port")
     return host, port or _PORT_DEFAULT

@@ -32,6 +32,7 @@ from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    Unauthenticated,
     UnknownStream,
 )
 from mainstem.core.events import Event
@@ -39,7 +40,7 @@ from mainstem.core.identity import RANDOMNESS
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.core.schema import Schema
-from mainstem.hub.link import Link, address_of
+from mainstem.hub.link import TLS_SCHEME, Link, address_of
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import (
     GATHER_BYTES,
@@ -54,6 +55,7 @@ from mainstem.hub.requests import (
 from mainstem.hub.stall import Stall
 from mainstem.hub.subscription import RemoteSubscription
 from mainstem.transport import retry
+from mainstem.transport.credentials import Credentials
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
@@ -86,8 +88,17 @@ _CALL = RetryPolicy(attempt_timeout=10.0, deadline=30.0, attempts_max=None, cap=
 class RemotePort:
     """The hub's side of a server. Any thread may call; the fields below the line belong to the I/O thread."""
 
-    def __init__(self, url: str, timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, url: str, timeout: float, clock: Clock = SYSTEM_CLOCK, credentials: Credentials | None = None
+    ) -> None:
         address = address_of(url)
+        credentials = credentials or Credentials()
+        is_tls = url.lower().startswith(f"{TLS_SCHEME}:")
+        if not is_tls:
+            credentials.require_private(address[0])
+        # Before anything is begun: what is wrong with them is said at once.
+        credentials.token()
+        tls = credentials.context() if is_tls else None
         self._clock = clock
         # What the server said when it was greeted last.
         self.record_bytes_max = RECORD_BYTES_MAX
@@ -95,7 +106,14 @@ class RemotePort:
         self._liveness = Liveness("hub", self._forget_thread)
         self._loop = new_loop()
         self._link = Link(
-            address, self._loop, clock, self._on_message, on_tick=self._expire, linger_seconds=_LINGER_SECONDS
+            address,
+            self._loop,
+            clock,
+            self._on_message,
+            on_tick=self._expire,
+            linger_seconds=_LINGER_SECONDS,
+            credentials=credentials,
+            tls=tls,
         )
         self._where = self._link.where
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
@@ -371,6 +389,9 @@ class RemotePort:
         elif id_ in self._requests:
             self._forget(id_).fail(error)
         elif id_ == 0:
+            if isinstance(error, Unauthenticated):
+                # To wait would not help; what is asked later may, if the token is another one by then.
+                self._fail_all(error)
             self._link.refuse(error)
 
     def _begin(self, request: Request) -> None:

@@ -18,12 +18,14 @@ import uvloop
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.events import Event
+from mainstem.core.hosts import is_loopback
 from mainstem.core.kinds import Address
 from mainstem.core.log_lines import configure_logging, log_failed_threads
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
 from mainstem.server.service_manager import notify
 from mainstem.server.sockets import address_of, bind
+from mainstem.transport.tls import ServerTls
 
 logger = logging.getLogger("mainstem.server")
 
@@ -59,8 +61,16 @@ def _bind(opened: ExitStack, address: Address | None, where: str, other: str) ->
 
 
 async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_sockets: Sequence[socket.socket]) -> int:
-    server = Server(settings, name=f"mainstem {_version()}")
+    tls = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    server = Server(settings, name=f"mainstem {_version()}", tls=tls)
     server.on_failure = _end_process
+    try:
+        _require_guarded(server)
+    except InvalidSetting:
+        server.log.close()
+        raise
     try:
         await server.start(sockets)
     except OSError as error:
@@ -102,6 +112,17 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
         await http_task
     logger.info(Event("stopped", seconds=SYSTEM_CLOCK.monotonic() - begun))
     return 0
+
+
+def _require_guarded(server: Server) -> None:
+    """Who listens where other machines can connect knows who may."""
+    settings = server.settings
+    if settings.listen is None or is_loopback(settings.listen.host) or server.authority.is_guarded:
+        return
+    raise InvalidSetting(
+        f"listen = '{settings.listen}' would let everybody in, as there is no token yet. Make one first: mainstem "
+        f"token create NAME --admin --data {settings.data}"
+    )
 
 
 def _settle_memory() -> None:

@@ -11,27 +11,62 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from mainstem.access.action import Action
+from mainstem.access.acts import details_of, is_act, name_of
+from mainstem.access.administration import AccessAdministration
+from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
+from mainstem.access.audit import Audit, AuditRecord
+from mainstem.access.authority import Authority
+from mainstem.access.policy import AUDIT_STREAM
+from mainstem.access.principal import Principal
+from mainstem.access.quotas import Quotas
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
+from mainstem.core.errors import (
+    Busy,
+    Forbidden,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+    ServerStopping,
+    Unauthenticated,
+    UnknownStream,
+)
 from mainstem.core.events import Event
+from mainstem.core.hosts import is_loopback
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
+from mainstem.log.access_rows import AccessRows
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.own_stream import OwnStream
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
+from mainstem.server.gate import Gate
 from mainstem.server.line import Line
+from mainstem.server.permits import demand_of
 from mainstem.server.session import PendingAppend, Session
 from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
-from mainstem.transport.port import Answer, Call, ConnectionsCall, GetStreamCall, StatisticsCall
+from mainstem.transport.guarding import AccessCall
+from mainstem.transport.port import (
+    Answer,
+    Call,
+    ConnectionsCall,
+    GetStreamCall,
+    ListStreamsCall,
+    SchemaCall,
+    StatisticsCall,
+)
+from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX, ServerTls
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
@@ -53,8 +88,17 @@ class Server:
     pushes.
     """
 
-    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
         self.settings = settings
+        self.tls = tls
         self.name = name
         self.clock = clock
         options = LogOptions(
@@ -78,6 +122,14 @@ class Server:
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
+        self.access = AccessAdministration(AccessRows(self.log), clock)
+        # One for all doors: who somebody is, what they may do, how much of it, and who was refused.
+        self.authority = Authority(AccessRows(self.log), clock)
+        self.quotas = Quotas(lambda: self.authority.policy, clock)
+        self.audit = Audit(clock)
+        self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US)
+        self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
+        self._auditing: asyncio.Future[None] | None = None
         self.gateway = Gateway(
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
@@ -127,9 +179,22 @@ class Server:
             self._threads.append(thread)
         self.log.upkeep.start()
         for bound in sockets:
-            self._listeners.append(await loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG))
+            self._listeners.append(await self._listen(bound))
         self._ticker = loop.create_task(self._tick())
         self.is_ready = True
+
+    async def _listen(self, bound: socket.socket) -> asyncio.AbstractServer:
+        assert self._loop is not None
+        if self.tls is None:
+            return await self._loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG)
+        return await self._loop.create_server(
+            self._new_connection,
+            sock=bound,
+            backlog=_BACKLOG,
+            ssl=self.tls.context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX,
+            ssl_shutdown_timeout=_TICK_SECONDS,
+        )
 
     async def stop(self) -> None:
         """Drain: refuse new work, answer what was taken, then close everything."""
@@ -153,6 +218,9 @@ class Server:
         self._calls.close()
         for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        if records := self.audit.take():
+            await asyncio.get_running_loop().run_in_executor(self._audit_pool, self._record, records)
+        self._audit_pool.shutdown(wait=True)
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -202,8 +270,25 @@ class Server:
         self._sessions.add(session)
         self._connections_total += 1
 
+    def let_in(self, session: Session, token: str) -> None:
+        """Find out who a client is; Unauthenticated if that is nobody, QuotaExceeded if it has too many connections."""
+        connection = session.connection
+        assert connection is not None
+        principal = session.gate.open(
+            token, connection.certificate, connection.peer, is_local=is_loopback(connection.peer_host)
+        )
+        try:
+            self.quotas.hold(principal, "connections", 1)
+        except QuotaExceeded as error:
+            session.gate.principal = None
+            self.audit.refuse(principal, connection.peer, "connect", "", str(error))
+            raise
+
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
+        if session.gate.principal is not None:
+            self.quotas.let_go(session.gate.principal, "connections", 1)
+            session.gate.principal = None
         self._in_line.pop(session, None)
         self._calls.forget(session)
         connection = session.connection
@@ -233,6 +318,9 @@ class Server:
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
             self._guard(self._look_at_line)
+            self._guard(self._write_audit)
+            if self.tls is not None:
+                self._guard(self.tls.look)
             # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
             self.log.space.look()
 
@@ -252,6 +340,8 @@ class Server:
             # It was told why, and had a moment to hear it.
             if now - connection.failed_at > _TICK_SECONDS:
                 connection.abort()
+        elif session.is_welcomed and not self._is_let_stay(session):
+            return
         elif not session.is_welcomed and now - session.opened_at > _HELLO_SECONDS:
             connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
         elif connection.is_overdue(now):
@@ -265,6 +355,36 @@ class Server:
                 Event("client silent; disconnected", client=session.client, address=connection.peer, seconds=silent)
             )
             connection.abort()
+
+    def _is_let_stay(self, session: Session) -> bool:
+        """Whether the client is still who it was; if not, it is told so."""
+        connection = session.connection
+        assert connection is not None
+        try:
+            if session.gate.is_stale:
+                session.look_at_rights()
+            else:
+                session.gate.look()
+        except Unauthenticated as error:
+            connection.fail(error)
+            return False
+        return True
+
+    def _write_audit(self) -> None:
+        """Have refusals written, in a thread of its own; those that come meanwhile wait for the next time."""
+        if self._auditing is not None and not self._auditing.done():
+            return
+        records = self.audit.take()
+        if records:
+            assert self._loop is not None
+            self._auditing = self._loop.run_in_executor(self._audit_pool, self._record, records)
+
+    def _record(self, records: Sequence[AuditRecord]) -> None:
+        """Not in the loop's thread. That the audit cannot be written is itself said, and stops nobody."""
+        try:
+            self._audit_stream.append([record.value for record in records], [record.key for record in records])
+        except MainstemError as error:
+            logger.error(Event("the audit could not be written", records=len(records), reason=error))
 
     def _look_at_line(self) -> None:
         for session in tuple(self._in_line):
@@ -285,12 +405,31 @@ class Server:
             self.gateway.note_unknown()
             raise
 
+    def check_call(self, gate: Gate, call: Call) -> None:
+        """Forbidden if who asks may not have this."""
+        demand = demand_of(call)
+        is_missing = demand.if_missing is not None and self.log.ledger.stream_named(demand.stream) is None
+        gate.check_demand(demand, is_missing=is_missing)
+
     def run_call(self, session: Session, call: Call, answered: Answered) -> None:
         """Carry out a call that waits for a flush or for the disk, away from the loop."""
         if self.is_stopping:
             answered(_stopping())
-        else:
-            self._calls.add(session, call, answered)
+            return
+        principal = session.gate.principal
+        assert principal is not None
+        self._calls.add(session, call, answered, partial(self._answer_for, principal, session.address, call))
+
+    def _answer_for(self, principal: Principal, address: str, call: Call, answer: Answer) -> Answer:
+        """In a thread of the calls: the answer without what the principal may not see. What was done is recorded."""
+        is_guarded = self.authority.is_guarded
+        if is_act(call, is_guarded=is_guarded):
+            self._record([self.audit.act(principal, address, name_of(call), details_of(call))])
+        if is_guarded and isinstance(call, ListStreamsCall):
+            return self._seen(principal, call, answer)
+        if is_guarded and isinstance(call, SchemaCall) and not self._sees_schema(principal, call.id):
+            raise Forbidden(f"{principal} may not describe a stream that has schema {call.id}")
+        return answer
 
     def _carry_out(self, call: Call) -> Answer:
         """In a thread of the calls."""
@@ -299,8 +438,32 @@ class Server:
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
                 return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
+            case _ if isinstance(call, AccessCall):
+                return self.access.handle(call)
             case _:
                 return self._administration.handle(call)
+
+    def _seen(self, principal: Principal, call: ListStreamsCall, answer: Answer) -> Answer:
+        """The streams of a list that the principal may see; at least one, if there is one, since by the last of them
+        the client asks for more."""
+        policy = self.authority.policy
+        while True:
+            seen = [row for row in answer.streams if policy.explain(principal, Action.DESCRIBE, row.name).is_allowed]
+            if seen or not answer.more:
+                return msgspec.structs.replace(answer, streams=tuple(seen))
+            answer = self._administration.handle(ListStreamsCall(answer.streams[-1].id, call.oldest))
+
+    def _sees_schema(self, principal: Principal, schema: int) -> bool:
+        """Whether a stream that the principal may describe has, or had, this schema."""
+        policy, ledger = self.authority.policy, self.log.ledger
+        seen = [
+            row
+            for row in ledger.list_streams()
+            if row.schema_id and not row.deleted_us and policy.explain(principal, Action.DESCRIBE, row.name).is_allowed
+        ]
+        return any(row.schema_id == schema for row in seen) or any(
+            version.schema_id == schema for row in seen for version in ledger.load_versions(row.id)
+        )
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the server and its log. Any thread but the loop's: it asks the disk."""
@@ -329,6 +492,7 @@ class Server:
             "batches_transcoded_shared": self.selections.cache.shared,
             "transcoded_bytes": self.selections.cache.bytes,
             "receive_bytes": self._receive_budget.used,
+            "requests_forbidden": self.audit.refused,
         }
 
     def new_read_line(self) -> Line:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from mainstem.access.action import Action
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.errors import (
@@ -34,6 +35,7 @@ from mainstem.core.limits import (
 )
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import Appended, Rejected
+from mainstem.server.gate import Gate
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
 from mainstem.transport.port import Answer, GetStreamCall
@@ -123,6 +125,7 @@ class Session:
         self._is_admitting = False
         self._aside: asyncio.Future[list[_LookedAt]] | None = None
         self._welcomed = False
+        self.gate = Gate(server.authority, server.audit)
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
         self.opened_at = server.clock.monotonic()
@@ -166,6 +169,8 @@ class Session:
         if not self._welcomed:
             self._on_hello(message)
             return
+        if self.gate.is_stale:
+            self.look_at_rights()
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise ProtocolError(f"a client does not send {Kind(message.kind).name.lower()} messages")
@@ -188,6 +193,18 @@ class Session:
             self._aside.cancel()
         self._server.on_session_lost(self)
 
+    def look_at_rights(self) -> None:
+        """What may be done may have changed: Unauthenticated if that is everything, and who may not read any more is
+        not sent anything more."""
+        self.gate.look()
+        for id_, subscription in tuple(self.subscriptions.items()):
+            try:
+                self.gate.check(Action.READ, subscription.stream_name)
+            except MainstemError as error:
+                del self.subscriptions[id_]
+                subscription.end(error)
+                self._server.unfollow(subscription)
+
     # Requests.
 
     def _on_hello(self, message: Message) -> None:
@@ -201,10 +218,11 @@ class Session:
                 f"{VERSION_MIN} to {VERSION}; upgrade the older side"
             )
         self.client = hello.client[:CLIENT_NAME_CHARS_MAX]
+        assert self.connection is not None
+        self._server.let_in(self, hello.token)
         self._welcomed = True
         self._version = version
-        logger.debug(Event("client connected", client=self.client, address=self.address))
-        assert self.connection is not None
+        logger.debug(Event("client connected", client=self.client, address=self.address, principal=self.gate.principal))
         self.connection.allow_large()
         settings, log = self._server.settings, self._server.log
         welcome = Welcome(
@@ -221,15 +239,15 @@ class Session:
 
     def _on_call(self, message: Message) -> None:
         call = message.header
-        if isinstance(call, GetStreamCall):
-            try:
-                answer = self._server.lookup(call)
-            except MainstemError as error:
-                self._send(Kind.ERROR, message.id, wire_error(error))
-                return
-            if answer is not None:
-                self._send(Kind.ANSWER, message.id, answer)
-                return
+        try:
+            self._server.check_call(self.gate, call)
+            answer = self._server.lookup(call) if isinstance(call, GetStreamCall) else None
+        except MainstemError as error:
+            self._send(Kind.ERROR, message.id, wire_error(error))
+            return
+        if answer is not None:
+            self._send(Kind.ANSWER, message.id, answer)
+            return
         self.in_flight += 1
         self._calls_in_flight += 1
         if self._calls_in_flight >= CALLS_IN_FLIGHT_MAX and self.connection is not None:
@@ -257,7 +275,28 @@ class Session:
         ):
             self._refuse_bulk(pending)
             return
-        self._admit(pending, enumerate(zip(append.batches, message.payloads, strict=True)))
+        batches = enumerate(zip(append.batches, message.payloads, strict=True))
+        refusals = self._write_refusals(append)
+        self._admit(pending, self._without_refused(pending, batches, refusals) if refusals else batches)
+
+    def _write_refusals(self, append: Append) -> dict[int, MainstemError]:
+        """Why batches of which streams may not be written. Of a stream that does not exist the gateway tells."""
+        refusals: dict[int, MainstemError] = {}
+        for stream in {header.stream for header in append.batches}:
+            if not self.gate.is_writable(stream) and (row := self._server.log.ledger.load_stream(stream)) is not None:
+                refusal = self.gate.write_refusal(stream, row.name)
+                if refusal is not None:
+                    refusals[stream] = refusal
+        return refusals
+
+    def _without_refused(
+        self, pending: PendingAppend, batches: _Batches, refusals: dict[int, MainstemError]
+    ) -> _Batches:
+        for index, (header, payload) in batches:
+            if (refusal := refusals.get(header.stream)) is not None:
+                pending.errors[index] = refusal
+            else:
+                yield index, (header, payload)
 
     def _refuse_bulk(self, pending: PendingAppend) -> None:
         error = RecordTooLarge(
@@ -420,6 +459,7 @@ class Session:
                 raise InvalidRequest(f"at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions on one connection")
             server = self._server
             row = server.log.reader.require_stream(subscribe.stream)
+            self.gate.check(Action.READ, row.name)
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
             query = subscribe.query

@@ -116,11 +116,11 @@ class ListAccessCall(msgspec.Struct, frozen=True, tag="list_access"):
 
 
 class ExplainAccessCall(msgspec.Struct, frozen=True, tag="explain_access"):
-    """Answered with whether a principal may do something to a stream, and why. Without a principal: who asks."""
+    """Answered with whether a principal may do something to a stream, or to the log as a whole, and why."""
 
+    principal: str
     action: str
     stream: str = ""
-    principal: str = ""
 
 
 AccessCall = (

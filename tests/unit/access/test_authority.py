@@ -245,11 +245,11 @@ def test_lists_come_in_parts(guarded):
 
 def test_explained_over_the_call(guarded):
     guarded.allow("alice", "read", "orders")
-    found = guarded.administration.handle(ExplainAccessCall("read", "orders", "alice")).explanation
+    found = guarded.administration.handle(ExplainAccessCall("alice", "read", "orders")).explanation
     assert found is not None
     assert found.is_allowed
     assert found.rule == "allow alice read orders"
-    found = guarded.administration.handle(ExplainAccessCall("write", "orders", "alice")).explanation
+    found = guarded.administration.handle(ExplainAccessCall("alice", "write", "orders")).explanation
     assert found is not None
     assert not found.is_allowed
     assert found.rule == ""
@@ -266,7 +266,7 @@ def test_explained_over_the_call(guarded):
         (SetQuotaCall(Quota("alice", "connections", 5, "sample")), InvalidSetting),
         (RevokeTokenCall("nope"), InvalidRequest),
         (DeleteRuleCall(Rule("allow", "nobody", "read")), InvalidRequest),
-        (ExplainAccessCall("all", "x", "alice"), InvalidSetting),
+        (ExplainAccessCall("alice", "all", "x"), InvalidSetting),
     ],
     ids=str,
 )
