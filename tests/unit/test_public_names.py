@@ -12,6 +12,7 @@ from mainstem.consume.consumer import Consumer
 from mainstem.consume.found import Found
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.errors import BY_CODE
+from mainstem.hub.access import Access
 from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
 from mainstem.produce.options import ProducerOptions
@@ -37,7 +38,8 @@ CLASSES = {
 }
 
 NAMES = {
-    Hub: "close consumer find overview producer redrive statistics streams",
+    Hub: "access close consumer find overview producer redrive statistics streams",
+    Access: "allow create_token delete_quota delete_rule deny explain quotas revoke_token rules set_quota tokens",
     Streams: "alter create delete erase get list schemas set_schema trim",
     Producer: "close dropped flush prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
@@ -136,7 +138,19 @@ def test_the_objects(tmp_path):
             batch = consumer.poll_batch(10)
             assert batch is not None
             record = next(batch.records())
-            objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
+            objects = [
+                hub,
+                hub.access,
+                hub.streams,
+                producer,
+                ack,
+                acks,
+                consumer,
+                record,
+                batch,
+                consumer.cursor,
+                consumer.stream,
+            ]
             found_records = hub.find("s", "_offset = 0")
             schema = mainstem.Schema(pa.schema([("id", pa.int64())]))
             objects += [hub.streams.erase("s", b"k"), found_records, schema, SchemaInfo(1, schema.serialized)]

@@ -17,6 +17,7 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.matching import names_before
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
+from mainstem.hub.access import Access
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.options import ProducerOptions
@@ -253,6 +254,7 @@ class Hub:
         self._port = port
         self._where = where
         self.streams = Streams(port)
+        self.access = Access(port)
         self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
     def producer(

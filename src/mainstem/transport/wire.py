@@ -15,7 +15,7 @@ must not send what the other would pass over and should not:
         create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
         counts in batches
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
-        list_access and explain_access; `throttle_ms` in appended
+        list_access and explain_access
 """
 
 import struct
