@@ -11,18 +11,21 @@ import typer.core
 import typer.main
 
 from mainstem.cli import (
+    access,
     backup,
     bench,
     config,
     demo,
     doctor,
     find,
+    quota,
     redrive,
     restore,
     schema,
     serve,
     stream,
     tail,
+    token,
     top,
     version,
     write,
@@ -38,7 +41,20 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "schema", "write", "tail", "find", "redrive", "top"),
+            *(
+                "serve",
+                "demo",
+                "stream",
+                "schema",
+                "write",
+                "tail",
+                "find",
+                "redrive",
+                "top",
+                "token",
+                "access",
+                "quota",
+            ),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
         assert set(order) == set(self.commands)
@@ -67,6 +83,9 @@ app.command("tail")(tail.tail)
 app.command("find")(find.find)
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
+app.add_typer(token.app, name="token")
+app.add_typer(access.app, name="access")
+app.add_typer(quota.app, name="quota")
 app.command("backup")(backup.backup)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)

@@ -39,7 +39,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES
 from mainstem.core.schema import Schema
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
-from mainstem.log.access_rows import AccessRows
+from mainstem.log.access_rows import AccessRows, ReadRows
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -54,7 +54,7 @@ from mainstem.log.own_stream import OwnStream
 from mainstem.log.reader import LogReader
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
-from mainstem.transport.guarding import AccessCall
+from mainstem.transport.guarding import AccessCall, ExplainAccessCall, ListAccessCall
 from mainstem.transport.port import (
     Answer,
     AppendDone,
@@ -449,7 +449,11 @@ class FolderPort:
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
-        answer = self._lookup.handle(checked(call))
+        call = checked(call)
+        if isinstance(call, ListAccessCall | ExplainAccessCall):
+            answer = AccessAdministration(ReadRows(self._ledger)).handle(call)
+        else:
+            answer = self._lookup.handle(call)
         self._check_epoch()
         if isinstance(call, StatisticsCall):
             counters = {**folder_figures(self._folder, self._ledger), **answer.counters}

@@ -113,8 +113,10 @@ class Link:
 
     def refuse(self, error: MainstemError) -> None:
         """The server does not want us."""
-        logger.warning(Event("server refuses the connection", server=self.where, reason=error))
-        if not self._log_uuid:
+        if self._log_uuid:
+            logger.warning(Event("server refuses the connection", server=self.where, reason=error))
+        else:
+            # Whoever wanted the hub is told.
             self.first_error = error
             self.welcomed.set()
 

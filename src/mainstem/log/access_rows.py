@@ -3,11 +3,27 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mainstem.core.errors import ReadOnly
 from mainstem.log.flush import ChangeAccess
-from mainstem.log.ledger.base import AccessKey
+from mainstem.log.ledger.base import AccessKey, LedgerReader
 
 if TYPE_CHECKING:
     from mainstem.log.log import Log
+
+
+class ReadRows:
+    """Those of a log that is only read, as they are at this moment."""
+
+    version = 0
+
+    def __init__(self, ledger: LedgerReader) -> None:
+        self._rows = ledger.load_access()
+
+    def rows(self) -> Mapping[AccessKey, bytes]:
+        return self._rows
+
+    def change(self, changes: Mapping[AccessKey, bytes | None]) -> None:
+        raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
 
 class AccessRows:

@@ -74,7 +74,7 @@ def come_to(is_so, seconds: float = SECONDS_MAX) -> None:
 
 
 def audited(hub: Hub) -> list[dict]:
-    return [json.loads(value) for value in values(hub, "_audit")]
+    return [json.loads(value or b"") for value in values(hub, "_audit")]
 
 
 # ------------------------------------------------------------------------------------------------------- administration
@@ -313,8 +313,8 @@ def encrypted(tmp_path, authority) -> Iterator[Guarded]:
     with mainstem.open(tmp_path / "data") as hub:
         root = hub.access.create_token("root", admin=True)
         hub.streams.create("orders")
-    arguments = ("--tls-cert", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key"))
-    arguments += ("--tls-client-ca", str(authority.certificate))
+    arguments = ["--tls-cert", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key")]
+    arguments += ["--tls-client-ca", str(authority.certificate)]
     with ServerProcess(tmp_path / "data", *arguments) as server:
         yield Guarded(server, root)
         print(server.stderr())

@@ -19,7 +19,7 @@ from mainstem.log.access_rows import AccessRows
 from mainstem.server import permits
 from mainstem.server.session import Session
 from mainstem.transport.guarding import CreateTokenCall, Quota, RevokeTokenCall, Rule, SetRuleCall
-from mainstem.transport.port import Answer, Call, ListStreamsCall
+from mainstem.transport.port import Answer, Call, GetStreamCall, ListStreamsCall
 from mainstem.transport.wire import VERSION, Append, Hello, Kind, Subscribe, error_from
 from tests.formats.golden import numbered
 from tests.unit.server.parts import Client, Rig, create, last_error, run, serving
@@ -228,7 +228,7 @@ def test_who_may_not_read_any_more_is_sent_nothing_more(tmp_path):
         server.allow(Rule("allow", "other", "read", STREAM))
         client = await server.connect(server.other)
         await client.send(Kind.SUBSCRIBE, 9, Subscribe(1, [0], None, 1 << 20))
-        await ask(client, sample(permits.GetStreamCall))
+        await ask(client, sample(GetStreamCall))
         server.allow(Rule("deny", "other", "read", STREAM))
         server.rig.look()
         message = await client.next()
@@ -244,7 +244,7 @@ def test_a_silent_reader_is_cut_off_within_a_second(tmp_path, how):
         token = server.token("second", Rule("allow", "second", "read"), seconds=5)
         client = await server.connect(token)
         await client.send(Kind.SUBSCRIBE, 9, Subscribe(1, [0], None, 1 << 20))
-        await ask(client, sample(permits.GetStreamCall))
+        await ask(client, sample(GetStreamCall))
         server.rig.look()
         if how == "revoked":
             server.administration.handle(RevokeTokenCall(token.id))
@@ -285,7 +285,7 @@ def test_a_list_has_only_what_may_be_seen(tmp_path):
 def test_a_missing_stream_is_no_secret_that_a_refusal_tells(tmp_path):
     async def test(server: Guarded) -> None:
         client = await server.connect(server.other)
-        there, missing = [await ask(client, sample(permits.GetStreamCall, name=name)) for name in (STREAM, "missing")]
+        there, missing = [await ask(client, sample(GetStreamCall, name=name)) for name in (STREAM, "missing")]
         assert str(there).replace(STREAM, "x") == str(missing).replace("missing", "x")
 
     guarded(test, tmp_path)
@@ -297,7 +297,7 @@ def test_a_stream_that_comes_into_being_by_itself_needs_the_right_to_create(tmp_
             server = Guarded(rig)
             server.allow(Rule("allow", "other", "write", "new"))
             client = await server.connect(server.other)
-            call = sample(permits.GetStreamCall, name="new", auto_create=True)
+            call = sample(GetStreamCall, name="new", auto_create=True)
             assert isinstance(await ask(client, call), Forbidden)
             server.allow(Rule("allow", "other", "create", "new"))
             assert isinstance(await ask(client, call), Answer)

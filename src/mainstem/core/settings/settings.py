@@ -276,8 +276,8 @@ class Settings:
     token_file: Path | None = _setting(  # noqa: RUF009  # the default is immutable
         FileKind(),
         "off",
-        "The file with the token that client commands show. It is read at every connection, so a new token needs no"
-        " restart. The variable MAINSTEM_TOKEN has the token itself.",
+        "The file with the token that client commands show, read at every connection; `-` asks for the token. The"
+        " variable MAINSTEM_TOKEN has the token itself.",
         example="~/.mainstem/token",
         commands=CLIENT,
     )
