@@ -76,6 +76,11 @@ class Quotas:
         # What is held at this moment, of things that are given back.
         self._held: dict[tuple[str, Measure], int] = {}
 
+    @property
+    def are_set(self) -> bool:
+        """Whether there is any; while there is none, nothing need be counted."""
+        return bool(self._policy().quotas)
+
     def charge(self, principal: Principal, direction: Direction, size: int) -> Grant:
         """A request of `size` bytes, which is taken: what it means for the client. QuotaExceeded where it is not."""
         policy = self._policy()
@@ -117,6 +122,16 @@ class Quotas:
             if quota is not None and held > quota.limit:
                 raise _exceeded(principal, quota, 1.0)
             self._held[key] = held
+
+    def add(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
+        """The same for what is there already; `is_over` says whether more should come."""
+        key = (principal.name, measure)
+        with self._lock:
+            self._held[key] = self._held.get(key, 0) + count
+
+    def is_over(self, principal: Principal, measure: Literal["connections", "memory_bytes"]) -> bool:
+        quota = self._policy().quota(principal.name, measure)
+        return quota is not None and self._held.get((principal.name, measure), 0) > quota.limit
 
     def let_go(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
         key = (principal.name, measure)
@@ -171,7 +186,7 @@ def _measured(direction: Direction, size: int) -> tuple[tuple[Measure, int], tup
 
 def _exceeded(principal: Principal, quota: Quota, wait: float) -> QuotaExceeded:
     per = "" if quota.measure in ("connections", "memory_bytes") else " a second"
-    what = quota.measure.replace("_", " of ").replace("write of", "written").replace("read of", "read")
+    what = quota.measure.replace("_", " ")
     return QuotaExceeded(
         f"{principal} has its quota of {quota.limit} {what}{per}; come back in {wait:.3g} s", retry_after=round(wait, 3)
     )

@@ -137,7 +137,7 @@ class Access:
             return 0
         if isinstance(expires, timedelta):
             return self._clock.now_us() + round(expires.total_seconds() * 1_000_000)
-        if not isinstance(expires, datetime) or expires.tzinfo is None:
+        if expires.tzinfo is None:
             raise InvalidSetting("expires is a datetime with a time zone, or a timedelta from now")
         return to_us(expires)
 

@@ -279,16 +279,16 @@ class Server:
         )
         try:
             self.quotas.hold(principal, "connections", 1)
+            session.is_counted = True
         except QuotaExceeded as error:
-            session.gate.principal = None
             self.audit.refuse(principal, connection.peer, "connect", "", str(error))
             raise
 
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
-        if session.gate.principal is not None:
+        if session.is_counted and session.gate.principal is not None:
+            session.is_counted = False
             self.quotas.let_go(session.gate.principal, "connections", 1)
-            session.gate.principal = None
         self._in_line.pop(session, None)
         self._calls.forget(session)
         connection = session.connection
@@ -347,6 +347,8 @@ class Server:
         elif connection.is_overdue(now):
             connection.fail(ProtocolError(f"a message was not complete within {RECEIVE_SECONDS_MAX} s"))
         elif connection.is_paused:
+            # What another connection of the same principal held may be free by now.
+            session.pace()
             # It may be asking whether we are there, and we do not read that.
             if not connection.is_blocked:
                 connection.pong()

@@ -17,6 +17,7 @@ from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    QuotaExceeded,
     RecordTooLarge,
     ServerStopping,
 )
@@ -64,6 +65,8 @@ logger = logging.getLogger("mainstem.server")
 
 # Unanswered bytes of one connection; beyond this it is not read until some are answered.
 _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+# Why nothing is read of who has used up its quota.
+_QUOTA: Final = "quota"
 # How long before its deadline a client is told that the disk is full.
 _HEARD_SECONDS: Final = 1.0
 # How long the batches of one message are looked at before everybody else has a turn.
@@ -123,9 +126,13 @@ class Session:
         self._waiting: deque[PendingAppend] = deque()
         # Whether an append is being looked at, in several turns of the loop, and some batches of it by another thread.
         self._is_admitting = False
+        # How often it was slowed down by a quota, and not yet sped up again.
+        self._slowed = 0
         self._aside: asyncio.Future[list[_LookedAt]] | None = None
         self._welcomed = False
         self.gate = Gate(server.authority, server.audit)
+        # Whether it is among the connections of its principal.
+        self.is_counted = False
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
         self.opened_at = server.clock.monotonic()
@@ -275,9 +282,39 @@ class Session:
         ):
             self._refuse_bulk(pending)
             return
+        try:
+            self._charge_write(append)
+        except QuotaExceeded as error:
+            self._refuse_all(pending, error)
+            return
         batches = enumerate(zip(append.batches, message.payloads, strict=True))
         refusals = self._write_refusals(append)
         self._admit(pending, self._without_refused(pending, batches, refusals) if refusals else batches)
+
+    def _charge_write(self, append: Append) -> None:
+        """Count what is written, and read nothing more for as long as the quota of who writes it says."""
+        quotas = self._server.quotas
+        if quotas.are_set and self.gate.principal is not None:
+            size = sum([header.stored_len for header in append.batches])
+            self._slow_down(quotas.charge(self.gate.principal, "write", size).pause)
+
+    def _slow_down(self, seconds: float) -> None:
+        if seconds > 0 and self.connection is not None:
+            self._slowed += 1
+            self.connection.pause(_QUOTA)
+            asyncio.get_running_loop().call_later(seconds, self._speed_up)
+
+    def _speed_up(self) -> None:
+        self._slowed -= 1
+        if not self._slowed and self.connection is not None:
+            self.connection.resume(_QUOTA)
+
+    def _charge_read(self, size: int) -> float:
+        """Count what is pushed; for how many seconds to push nothing more."""
+        quotas = self._server.quotas
+        if not quotas.are_set or self.gate.principal is None:
+            return 0.0
+        return quotas.charge(self.gate.principal, "read", size).pause
 
     def _write_refusals(self, append: Append) -> dict[int, MainstemError]:
         """Why batches of which streams may not be written. Of a stream that does not exist the gateway tells."""
@@ -303,6 +340,9 @@ class Session:
             f"the {pending.total} batches of this append are over {APPEND_RAW_BYTES_MAX} bytes once they are "
             "decompressed; send fewer at a time"
         )
+        self._refuse_all(pending, error)
+
+    def _refuse_all(self, pending: PendingAppend, error: MainstemError) -> None:
         self._server.gateway.note_refused(pending.total)
         pending.errors = dict.fromkeys(range(pending.total), error)
         self._waiting.append(pending)
@@ -389,10 +429,15 @@ class Session:
         """Read on only when no append waits and not too much is unanswered."""
         connection = self.connection
         if connection is not None:
-            if self._waiting or self.in_flight_bytes > _IN_FLIGHT_BYTES_MAX:
+            if self._waiting or self.in_flight_bytes > _IN_FLIGHT_BYTES_MAX or self._holds_too_much():
                 connection.pause("appends")
             else:
                 connection.resume("appends")
+
+    def _holds_too_much(self) -> bool:
+        """Whether what its principal has unanswered, on all connections, is over its quota of memory."""
+        quotas, principal = self._server.quotas, self.gate.principal
+        return quotas.are_set and principal is not None and quotas.is_over(principal, "memory_bytes")
 
     def _try_submit(self, pending: PendingAppend) -> bool:
         if self._server.is_stopping:
@@ -414,6 +459,8 @@ class Session:
             else:
                 self.in_flight += 1
                 self.in_flight_bytes += pending.size
+                if self.gate.principal is not None:
+                    self._server.quotas.add(self.gate.principal, "memory_bytes", pending.size)
         return True
 
     def _refuse(self, pending: PendingAppend, error: MainstemError) -> None:
@@ -426,13 +473,15 @@ class Session:
         """The flush with this request's batches is committed."""
         self.in_flight -= 1
         self.in_flight_bytes -= pending.size
+        if self.gate.principal is not None:
+            self._server.quotas.let_go(self.gate.principal, "memory_bytes", pending.size)
         self.appends += 1
         self.append_bytes += pending.size
         if isinstance(result, MainstemError):
             self._refuse(pending, result)
         else:
             self.answer_append(pending, result)
-        if self._waiting or self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX:
+        if self._waiting or self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX or self._server.quotas.are_set:
             self._server.submit_soon(self)
 
     def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:
@@ -489,6 +538,7 @@ class Session:
             self._version,
             server.pushed,
             server.clock,
+            self._charge_read,
         )
         self.subscriptions[message.id] = subscription
         server.follow(subscription)

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Final
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StaleGeneration, StreamDeleted
+from mainstem.core.errors import (
+    DataLoss,
+    InternalError,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+    StaleGeneration,
+    StreamDeleted,
+)
 from mainstem.core.events import Event
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
@@ -105,8 +113,12 @@ class PushSubscription:
         version: int = VERSION,
         totals: PushTotals | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        charge: Callable[[int], float] = lambda size: 0.0,
     ) -> None:
         self.id = id_
+        # Counts bytes; for how many seconds nothing more may be pushed then.
+        self._charge = charge
+        self._is_slowed = False
         self._version = version
         self.stream = feed.stream.id
         self.stream_name = feed.stream.name
@@ -150,7 +162,7 @@ class PushSubscription:
         """Send what can be sent now."""
         if self._reading or self._ended:
             return
-        while self._credit > 0 and not self._connection.is_blocked and not self._ended:
+        while self._credit > 0 and not self._connection.is_blocked and not self._is_slowed and not self._ended:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self._totals.batches_hot += len(batches)
@@ -166,7 +178,7 @@ class PushSubscription:
             self._connection.send(pack(Kind.END, self.id))
 
     def _note_stall(self) -> None:
-        if not self._feed.is_ready:
+        if not self._feed.is_ready or self._is_slowed:
             self._stalled_at = 0.0
         elif not self._stalled_at:
             self._stalled_at = self._clock.monotonic()
@@ -227,6 +239,21 @@ class PushSubscription:
         self._totals.records += sum(batch.header.count for batch in batches)
         self._stalled_at = 0.0
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        try:
+            pause = self._charge(size)
+        except QuotaExceeded as error:
+            self.end(error)
+            return
+        if pause and not self._is_slowed:
+            self._is_slowed = True
+            asyncio.get_running_loop().call_later(pause, self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_slowed = False
+        self.push()
 
     def _is_understood(self, batch: FetchedBatch) -> bool:
         return _version_of(batch) <= self._version and batch.header.shard < self.shards

@@ -456,3 +456,55 @@ def test_connections_have_a_quota(guarded):
             return True
 
         come_to(is_let_in)
+
+
+@pytest.mark.slow("a quota takes its seconds, twice")
+def test_who_writes_too_much_is_slowed_down_and_loses_nothing(guarded):
+    """A quota of 200 kB a second, and a burst of two seconds: a megabyte takes three seconds."""
+    sent = [os.urandom(10_000) for _ in range(100)]
+    with guarded.connect() as root:
+        alice = root.access.create_token("alice", allow=["write:orders", "read:orders"])
+        root.access.set_quota("alice", "write_bytes", 200_000)
+        with guarded.connect(alice) as hub:
+            begun = time.monotonic()
+            with hub.producer(batch_bytes=20_000, compression=None) as producer:
+                for value in sent:
+                    producer.send("orders", value)
+            assert time.monotonic() - begun > 2.5
+        # Others are not.
+        root.streams.create("others")
+        with root.producer(compression=None) as producer:
+            producer.send_many("others", sent).result(30)
+        assert values(root, "orders") == sent
+        root.access.delete_quota("alice", "write_bytes")
+        root.access.set_quota("alice", "read_bytes", 200_000)
+        with guarded.connect(alice) as hub:
+            begun = time.monotonic()
+            assert values(hub, "orders") == sent
+            # What is pushed last is not waited for.
+            assert time.monotonic() - begun > 1.2
+
+
+def test_who_is_blocked_is_told_for_how_long(guarded):
+    with guarded.connect() as root:
+        alice = root.access.create_token("alice", allow=["write:orders"])
+        root.access.set_quota("alice", "write_requests", 1, mode="block")
+        with guarded.connect(alice) as hub:
+            hub.streams.get("orders")
+            producer = hub.producer()
+            refused = [error for _ in range(20) if (error := producer.send("orders", b"x").exception(30)) is not None]
+            (first, *_) = [error for error in refused if isinstance(error, QuotaExceeded)]
+            assert "quota of 1 write requests a second; come back in" in str(first)
+            assert 0 < first.retry_after <= 5
+
+
+def test_memory_of_a_principal_is_bounded_and_nothing_is_lost(guarded):
+    sent = [os.urandom(50_000) for _ in range(60)]
+    with guarded.connect() as root:
+        alice = root.access.create_token("alice", allow=["write:orders", "read:orders"])
+        root.access.set_quota("alice", "memory_bytes", 100_000, mode="block")
+        with guarded.connect(alice) as hub, guarded.connect(alice) as other:
+            with hub.producer(batch_bytes=50_000) as first, other.producer(batch_bytes=50_000) as second:
+                for index, value in enumerate(sent):
+                    (first if index % 2 else second).send("orders", value)
+            assert sorted(value or b"" for value in values(hub, "orders")) == sorted(sent)

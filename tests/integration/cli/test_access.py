@@ -19,6 +19,7 @@ def guarded(tmp_path):
         print(server.stderr())
 
 
+@pytest.mark.slow("thirteen commands")
 def test_the_first_token_guards_a_folder(local):
     assert "--admin" in local.error("token", "create", "alice", code=5)
     token = local.out("token", "create", "root", "--admin").strip()
@@ -46,6 +47,7 @@ def test_a_token_in_a_file_is_its_owners_alone(local):
     assert not (local.folder / "wrong.token").exists()
 
 
+@pytest.mark.slow("eight commands")
 def test_commands_say_who_they_are(guarded):
     assert "MAINSTEM_TOKEN" in guarded.error("stream", "list", code=5)
     token = (guarded.folder / "root.token").read_text().strip()
@@ -58,6 +60,7 @@ def test_commands_say_who_they_are(guarded):
     assert token[-64:] not in guarded.out("config", where=False, MAINSTEM_TOKEN=token)
 
 
+@pytest.mark.slow("fourteen commands")
 def test_a_principal_from_its_token_to_its_end(guarded):
     root = {"MAINSTEM_TOKEN_FILE": "root.token"}
     guarded.run("stream", "create", "orders", **root)
@@ -80,6 +83,7 @@ def test_a_principal_from_its_token_to_its_end(guarded):
     assert made["token"][-64:] not in acts
 
 
+@pytest.mark.slow("nine commands")
 def test_quotas(local):
     local.run("token", "create", "root", "--admin")
     local.run("quota", "set", "alice", "write_bytes", "5MB", "--mode", "block")
