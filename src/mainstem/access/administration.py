@@ -214,7 +214,7 @@ def _checked_quota(quota: Quota) -> Quota:
     check_principal_name(quota.principal, is_everybody_allowed=True)
     if not 1 <= quota.limit <= _QUOTA_MAX:
         raise InvalidSetting(f"a quota is a number from 1 to {_QUOTA_MAX}, not {quota.limit}")
-    is_held = quota.measure in ("connections", "memory_bytes")
-    if is_held and quota.mode == "sample":
-        raise InvalidSetting(f"a part of {quota.measure} cannot be kept: use mode 'block'")
+    if quota.mode == "sample":
+        # No door tells its clients yet what was left out, and nothing may be left out in silence.
+        raise InvalidSetting("mode 'sample' is not served yet: use 'limit' or 'block'")
     return quota

@@ -16,7 +16,8 @@ from mainstem.transport import guarding
 app = typer.Typer(help="Set, list and delete quotas.", rich_markup_mode=None)
 
 _MEASURES = get_args(guarding.Measure)
-_MODES = get_args(guarding.Mode)
+# What is served; see `_checked_quota`.
+_MODES = ("limit", "block")
 
 Principal = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Who; * in quotes is each that has none of its own.")
@@ -34,7 +35,7 @@ def set_(
         str, typer.Argument(metavar="LIMIT", help="How much; bytes as in 5MB. For a second, or at a time.")
     ],
     mode: Annotated[
-        str, typer.Option(metavar="|".join(_MODES), help="What is over it waits, is refused, or is left out by chance.")
+        str, typer.Option(metavar="|".join(_MODES), help="What is over it waits, or is refused.")
     ] = "limit",
     data: Data = None,
 ) -> None:

@@ -5,8 +5,10 @@ import os
 import shutil
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -23,11 +25,13 @@ from mainstem.core.errors import (
     Refused,
     Unauthenticated,
 )
+from mainstem.core.limits import CONNECTION_BYTES_MAX_BEFORE_HELLO
 from mainstem.hub.access import NewToken
 from mainstem.hub.hub import Hub
 from mainstem.testing import certificates
 from mainstem.testing.certificates import Authority
 from mainstem.testing.server import ServerFailed, ServerProcess
+from mainstem.transport.wire import Kind
 from tests.integration.api.conftest import values
 
 # How long a change may take to reach connections that are open.
@@ -508,3 +512,28 @@ def test_memory_of_a_principal_is_bounded_and_nothing_is_lost(guarded):
                 for index, value in enumerate(sent):
                     (first if index % 2 else second).send("orders", value)
             assert sorted(value or b"" for value in values(hub, "orders")) == sorted(sent)
+
+
+@pytest.mark.xdist_group("measure")
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_who_is_not_known_yet_costs_little_memory(tmp_path, authority, is_tls):
+    """Two hundred connections that have begun to greet, and not come to the end of it."""
+    made = authority.issue("localhost", addresses=["127.0.0.1"])
+    arguments = ("--tls-cert", str(made.certificate), "--tls-key", str(made.key)) if is_tls else ()
+    context = ssl.create_default_context(cafile=authority.certificate)
+    begun = struct.pack("<IBBHII", 4_000, Kind.HELLO, 0, 0, 1, 3_900) + bytes(3_000)
+
+    def greet(server: ServerProcess) -> socket.socket:
+        host, _, port = server.address.rpartition(":")
+        made = socket.create_connection((host, int(port)), 10)
+        made = context.wrap_socket(made, server_hostname=host) if is_tls else made
+        made.sendall(begun)
+        return made
+
+    with ServerProcess(tmp_path / "data", *arguments) as server, ExitStack() as opened:
+        for _ in range(10):
+            opened.enter_context(greet(server))
+        before = server.memory_bytes()
+        for _ in range(200):
+            opened.enter_context(greet(server))
+        assert (server.memory_bytes() - before) / 200 < CONNECTION_BYTES_MAX_BEFORE_HELLO
