@@ -21,7 +21,7 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 
 RETENTION_US: Final = 90 * 24 * 3600 * 1_000_000
 # Different refusals between two times that they are written; the rest are one record together.
-REFUSALS_MAX: Final = 100
+REFUSALS_MAX: Final = 20
 _TEXT_CHARS_MAX: Final = 300
 
 

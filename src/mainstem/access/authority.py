@@ -53,16 +53,16 @@ class Authority:
     def authenticate(self, token: str = "", *, certificate: str = "", is_local: bool = False) -> Principal:
         """Who shows this token, or has this name in a certificate that TLS has verified; Unauthenticated if nobody.
 
-        Without either, `is_local` says that the client is on this machine: it is ANONYMOUS until the first principal
-        exists, and may do everything.
+        `is_local` says that the client is on this machine: until the first principal exists it is ANONYMOUS, whatever
+        it shows, and may do everything.
         """
         policy = self.policy
+        if not policy.is_guarded and is_local:
+            return ANONYMOUS
         if token:
             return self._holder(policy, token)
         if certificate and policy.is_known(certificate):
             return Principal(certificate)
-        if not policy.is_guarded and is_local:
-            return ANONYMOUS
         if certificate:
             raise Unauthenticated(
                 f"the certificate is of {certificate[:80]!r}, whom no rule names; an administrator can: mainstem "

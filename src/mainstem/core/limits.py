@@ -162,8 +162,6 @@ ACCESS_ROWS_MAX: Final = 20_000
 ACCESS_ROW_BYTES_MAX: Final = 8 * KIB
 # What a token may be restricted to, and the rules that may come with it.
 SCOPES_PER_TOKEN_MAX: Final = 16
-# Each `*` of a pattern is a factor of how long matching may take.
-PATTERN_STARS_MAX: Final = 3
 # Until a client is known it may make us hold this much, its messages and ours together.
 CONNECTION_BYTES_MAX_BEFORE_HELLO: Final = 64 * KIB
 

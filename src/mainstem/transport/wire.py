@@ -108,6 +108,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     client: str
     token: str = ""
 
+    def __repr__(self) -> str:
+        """Without the token, which no log and no error may show."""
+        return f"Hello({self.version_min}, {self.version_max}, {self.client!r})"
+
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
     """The server's answer: the version both use from now on, the log, how often to say something."""

@@ -61,6 +61,10 @@ def guarded() -> Guarded:
 
 def test_until_the_first_principal_who_is_on_this_machine_may_do_everything(open_log):
     assert open_log.authority.authenticate(is_local=True) == ANONYMOUS
+    # A token for another server, from the environment, is no obstacle.
+    assert open_log.authority.authenticate(mint().secret, is_local=True) == ANONYMOUS
+    with pytest.raises(Unauthenticated):
+        open_log.authority.authenticate(mint().secret, is_local=False)
     for action in Action:
         open_log.authority.allow(ANONYMOUS, action, "orders")
     with pytest.raises(Unauthenticated, match="MAINSTEM_TOKEN"):
@@ -261,7 +265,6 @@ def test_explained_over_the_call(guarded):
         (SetRuleCall(Rule("allow", "a b", "read")), InvalidName),
         (SetRuleCall(Rule("allow", "alice", "fly")), InvalidSetting),
         (SetRuleCall(Rule("allow", "alice", "read", "a/b")), InvalidName),
-        (SetRuleCall(Rule("allow", "alice", "read", "*a*b*c*")), InvalidName),
         (SetQuotaCall(Quota("alice", "write_bytes", 0)), InvalidSetting),
         (SetQuotaCall(Quota("alice", "connections", 5, "sample")), InvalidSetting),
         (SetQuotaCall(Quota("alice", "write_bytes", 5, "sample")), InvalidSetting),
