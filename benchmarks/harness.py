@@ -226,6 +226,10 @@ class Process:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
 
+    def kill(self) -> None:
+        """End it as nobody expects."""
+        self._popen.kill()
+
     def errors(self) -> str:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - STDERR_TAIL_BYTES))

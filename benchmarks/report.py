@@ -122,6 +122,10 @@ LABELS = {
     "msg_per_cpu_s": "messages per CPU-second",
     "mb_per_s": "MB/s",
     "delivered_mb_per_s": "delivered MB/s",
+    "reads_ratio": "bytes read, times those for one",
+    "cpu_ratio": "server CPU per GB, times that for one",
+    "cpu_s_per_gb": "server CPU seconds per GB",
+    "one_cpu_s_per_gb": "the same for one",
     "client_cores": "client cores",
     "server_cores": "server cores",
     "server_rss_mb": "server peak memory",
@@ -129,9 +133,14 @@ LABELS = {
     "p99_ms": "p99",
     "p99_9_ms": "p99.9",
     "max_ms": "max",
+    "whole_p50_ms": "p50 of all of it",
     "sent_p50_ms": "p50 from the send itself",
     "sent_p99_ms": "p99 from the send itself",
     "seconds": "seconds",
+    "leave_s": "seconds, one leaves",
+    "join_s": "seconds, one joins",
+    "kill_s": "seconds, one is killed",
+    "start_s": "seconds, all join",
     "first_record_ms": "first record",
     "times_sooner": "times as fast as reading all",
     "near_s": "seconds, next to the data",
@@ -145,13 +154,18 @@ LABELS = {
     "work_per_s": "upkeep per second",
     "ledger_mb": "ledger",
     "times_faster": "times as fast as unmerged",
+    "times_one": "times as fast as one",
+    "times_possible": "times that can be",
+    "one_msg_per_s": "messages/s of one",
+    "one_client_cores": "client cores of one",
+    "one_server_cores": "server cores of one",
     "rows": "rows",
 }
 
 
 def amount(metric: str, value: float) -> str:
     """A value with its unit, short enough for a table."""
-    if metric.startswith(("msg_per", "rows_per")):
+    if metric.startswith(("msg_per", "rows_per", "one_msg_per")):
         return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
     if metric.endswith("_ms"):
         return f"{value:.2f} ms"

@@ -7,8 +7,9 @@ fills a folder and gets SIGKILL; the folder is packed as it was left, then a cop
 everything that the format can have: keys, headers, times, tombstones, all ways of compression, large and tiny batches,
 streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
-merged, compacted, emptied and dropped; since format 3 streams with schemas, streams that got more shards, and rows that
-say who may do what.
+merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards; since
+format 4 groups, and transactions that were committed, aborted and left open; since format 5 rows that say who may do
+what.
 """
 
 import json
@@ -33,7 +34,7 @@ from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.log import folder as data_folder
 from mainstem.log.batcher import Submission
-from mainstem.log.flush import AlterStream, Appended, ChangeAccess, CreateStream, DeleteStream, TrimShard
+from mainstem.log.flush import AlterStream, Appended, ChangeAccess, CreateStream, DeleteStream, Rejected, TrimShard
 from mainstem.log.log import Log, Waiter
 from mainstem.testing.clock import START_US, SimulatedClock
 from tests.formats import golden
@@ -54,6 +55,8 @@ class Filler:
         self._streams: dict[str, int] = {}
         # (stream, shard, producer) -> (sequence, base, count) of its last batches
         self.recent: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+        # (id, batches, the offsets that it got) of transactions; none if it was not committed
+        self.transactions: list[tuple[int, int, Any]] = []
 
     def fill(self) -> None:
         """Two lives of a writer; the second does not end, it is left in the middle."""
@@ -80,6 +83,9 @@ class Filler:
             self._store_anew()
         if data_folder.FORMAT >= 3:
             self._give_shape()
+            self._share()
+            self._bind()
+        if data_folder.FORMAT >= 5:
             self._guard()
         for turn in range(64, 70):
             self._turn(turn)
@@ -87,13 +93,21 @@ class Filler:
     def described(self) -> dict[str, Any]:
         """What the log should recognise, and when it was written."""
         recent = [[*key, *numbers] for key, sent in self.recent.items() for numbers in sent]
-        return {"format": data_folder.FORMAT, "written_us": self._clock.now_us(), "recent": recent}
+        found = {"format": data_folder.FORMAT, "written_us": self._clock.now_us(), "recent": recent}
+        return found | ({"transactions": self.transactions} if self.transactions else {})
 
     def _guard(self) -> None:
         """Rows that say who may do what: some stay, one changes, one goes."""
-        kept, gone = ("rule", "allow root all *", b"\x80"), ("quota", "root write_bytes", b"\x81")
-        self._log.execute(ChangeAccess((kept, gone)))
-        self._log.execute(ChangeAccess((("token", "0" * 16, b"\x82"), (*gone[:2], b""), (*kept[:2], b"\x83"))))
+        from mainstem.access.store import TokenRow, encode_row
+        from mainstem.transport.guarding import Quota, Rule
+
+        now_us = self._clock.now_us()
+        rule = Rule("allow", "root", "all", "*")
+        quota = ("quota", "root write_bytes", encode_row(Quota("root", "write_bytes", 1_000)))
+        self._log.execute(ChangeAccess((("rule", rule.text, encode_row(rule)), quota)))
+        token = ("token", "0" * 16, encode_row(TokenRow(bytes(range(32)), "root", (), now_us)))
+        dated = ("rule", rule.text, encode_row(Rule("allow", "root", "all", "*", now_us)))
+        self._log.execute(ChangeAccess((token, (*quota[:2], b""), dated)))
 
     def _create(self, name: str, shards: int, hash_: str = "crc32") -> None:
         identity = f"{self._random.getrandbits(128):032x}"
@@ -257,6 +271,58 @@ class Filler:
             if shards:
                 log.execute(AlterStream(self._streams["wider"], shards=shards))
 
+    def _share(self) -> None:
+        """A group with members, one whose members left, one that was reset, and one that was deleted."""
+        from mainstem.log.flush import AssignShards, CommitCursors, DeleteGroup, ResetGroup
+
+        now, plain, keyed = self._clock.now_us(), self._streams["plain"], self._streams["keyed"]
+        units = [(plain, 0), (keyed, 0), (keyed, 3)]
+        for name in ("billing", "left", "reset", "gone"):
+            self._outcome(AssignShards(name, 1, tuple((*unit, 5 + turn) for turn, unit in enumerate(units)), now))
+            self._outcome(CommitCursors(name, 5, ((plain, 0, 12),), now + 1))
+            if name != "billing":
+                self._outcome(AssignShards(name, 2, tuple((*unit, 0) for unit in units), now + 2))
+        self._outcome(AssignShards("billing", 2, ((keyed, 0, 1 << 62),), now + 3, ((keyed, 0, 9),)))
+        self._outcome(ResetGroup("reset", ((plain, 0, 3), (keyed, 2, 1)), now + 4))
+        self._outcome(DeleteGroup("gone"))
+
+    def _bind(self) -> None:
+        """Transactions: two that were committed, one of them under a name, one that was aborted, one that is open."""
+        from mainstem.log.flush import GroupCursors, TransactionCommitted
+        from mainstem.log.transactions import NO_WRITER
+
+        log, plain = self._log, self._streams["plain"]
+        for number, name in ((11, ""), (22, "loader"), (33, ""), (44, "")):
+            writer = log.open_writer(name) if name else NO_WRITER
+            for index in range(2):
+                batches = [self._staged_batch("keyed", shard) for shard in (3, 1)] + [self._staged_batch("plain", 0)]
+                waiter = Waiter()
+                log.stage(number, index, batches, waiter.set, writer=writer)
+                waiter.wait(log.batcher)
+            self.transactions.append((number, 6, None))
+            if number == 33:
+                log.abort_transaction(number)
+            if number < 33:
+                waiter = Waiter()
+                moved = [GroupCursors("billing", 5, ((plain, 0, 12 + number),))]
+                log.commit_transaction(number, 6, moved, waiter.set, writer=writer)
+                (committed,) = waiter.wait(log.batcher)
+                assert isinstance(committed, TransactionCommitted), committed
+                self.transactions[-1] = (number, 6, committed.offsets)
+
+    def _staged_batch(self, name: str, shard: int) -> Batch:
+        """A batch that takes no number of its producer."""
+        batch = self._batch(name, shard, 1, self._values(3), None)
+        header = batch.header
+        self._sequences[header.stream, shard, header.producer] -= 1
+        return batch
+
+    def _outcome(self, command: Any) -> None:
+        waiter = Waiter()
+        self._log.batcher.submit(Submission((command,), waiter.set))
+        (outcome,) = waiter.wait(self._log.batcher)
+        assert not isinstance(outcome, Rejected), outcome
+
     def _append_rows(self, turn: int, schema: Any) -> None:
         """A batch of rows for each shard: plain, with headers, compressed, with statistics."""
         from mainstem.core.statistics import collect
@@ -344,7 +410,10 @@ def _describe(folder: Path, found: dict[str, Any]) -> None:
     log = Log(folder, golden.OPTIONS, clock=SimulatedClock(found["written_us"]))
     found["log"] = log.uuid
     found["streams"] = golden.content(log)
-    found["access"] = golden.access(log)
+    if data_folder.FORMAT >= 3:
+        found["groups"] = golden.groups(log)
+    if data_folder.FORMAT >= 5:
+        found["access"] = golden.access(log)
     for stream in found["streams"]:
         ends = tuple(shard["end"] for shard in stream["shards"])
         stream["cursor"] = str(Cursor(stream["uuid"], log.epoch, ends))

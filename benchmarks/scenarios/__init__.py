@@ -6,13 +6,17 @@ from benchmarks.scenarios import (
     delete,
     embedded,
     fanout,
+    group_of_two,
     latency,
     many_producers,
     memory,
     merger,
+    one_read,
     produce,
+    rebalance,
     rows,
     send_batch,
+    transactions,
     upkeep,
     written_rows,
 )
@@ -29,6 +33,7 @@ _MODULES = (
     embedded,
     many_producers,
     fanout,
+    one_read,
     memory,
     opening,
     rows,
@@ -37,6 +42,9 @@ _MODULES = (
     merger,
     delete,
     backup,
+    rebalance,
+    transactions,
+    group_of_two,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

@@ -53,10 +53,15 @@ from mainstem.log.ledger.base import (
     BlockTotals,
     Changes,
     Entry,
+    GroupRow,
+    GroupShardRow,
     Ledger,
     ProducerRow,
     ShardRow,
+    SharedChanges,
     StreamRow,
+    TransactionRow,
+    WriterRow,
 )
 from mainstem.log.ledger.memory import MemoryLedger
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
@@ -136,6 +141,38 @@ def test_every_kind_of_row_comes_back(ledger):
     assert {key: ledger.load_producer(key) for key in producers} == producers
     assert {key: ledger.load_block(key) for key in blocks} == blocks
     assert [*ledger.entries_from(1, 0, 0, 9), *ledger.entries_from(2, 4095, 5, 9)] == entries
+
+
+def test_rows_of_groups_and_transactions_come_back(ledger):
+    largest = 2**63 - 1
+    groups = {1: GroupRow(1, "b", 1, NOW_US, NOW_US + 1), largest: GroupRow(largest, "a" * 249, largest, 0, largest)}
+    shards = {
+        (1, 1, 0): GroupShardRow(0, 0, 0, 1),
+        (1, 1, 4095): GroupShardRow(largest, largest, largest, largest),
+        (largest, 1, 0): GroupShardRow(3, NOW_US, 7, 2),
+    }
+    transactions = {
+        1: TransactionRow(NOW_US, ()),
+        largest: TransactionRow(largest, ((1, 0, 0, 1), (largest, 4095, largest, 1 << 20))),
+    }
+    writers = {"w": WriterRow(largest, NOW_US), "v" * 249: WriterRow(1, largest)}
+    rows = SharedChanges(groups=groups, group_shards=shards, transactions=transactions, writers=writers)
+    ledger.store(changes(1, shared=rows))
+    assert list(ledger.list_groups()) == [groups[largest], groups[1]]
+    assert [ledger.group_named(row.name) for row in groups.values()] == list(groups.values())
+    assert ledger.group_named("c") is None
+    assert ledger.group_id_max() == largest
+    assert list(ledger.list_group_shards(1)) == [((1, 0), shards[1, 1, 0]), ((1, 4095), shards[1, 1, 4095])]
+    assert {key: ledger.load_group_shard(key) for key in shards} == shards
+    assert ledger.load_group_shard((2, 1, 0)) is None
+    assert {number: ledger.load_transaction(number) for number in transactions} == transactions
+    assert {name: ledger.load_writer(name) for name in writers} == writers
+    assert (ledger.load_transaction(2), ledger.load_writer("x")) == (None, None)
+    assert [ledger.transactions_before(NOW_US + more, 9) for more in (0, 1)] == [0, 1]
+    assert [ledger.writers_before(NOW_US + more) for more in (0, 1)] == [0, 1]
+    ledger.store(changes(2, shared=SharedChanges(ungrouped_streams=[1], deleted_groups=[1], group_id_max=largest)))
+    assert list(ledger.list_groups()) == [groups[largest]]
+    assert list(ledger.list_group_shards(1)) == list(ledger.list_group_shards(largest)) == []
 
 
 def test_totals(ledger):

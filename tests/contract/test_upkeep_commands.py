@@ -39,6 +39,9 @@ from mainstem.log.ledger.sqlite import SqliteLedger
 from tests.unit.log.parts import LOG_UUID, NOW_US
 
 LENGTH = 200
+# What tests call their transactions and their writers.
+TRANSACTIONS = 40
+WRITERS = ("a", "b", "c")
 SOON, LATER = NOW_US + 1_000, NOW_US + 9_000
 
 
@@ -175,6 +178,10 @@ def _rows(ledger: Ledger) -> dict[str, Any]:
         "stream_id_max": ledger.stream_id_max(),
         "epoch": ledger.epoch(),
         "restored": {epoch: dict(ends) for epoch, ends in ledger.restored().items()},
+        "groups": {row: list(ledger.list_group_shards(row.id)) for row in ledger.list_groups()},
+        "group_id_max": ledger.group_id_max(),
+        "transactions": [ledger.load_transaction(number) for number in range(TRANSACTIONS)],
+        "writers": [ledger.load_writer(name) for name in WRITERS],
     }
 
 

@@ -91,3 +91,50 @@ def test_the_example_of_the_readme_runs(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     shard = done.stdout.splitlines()[1].strip("()").split(",")[0]
     assert done.stdout.splitlines()[1:] == [f"({shard}, 0)", f"{shard} 0 b'user-7' b'/pricing'"]
+
+
+KILLED = """
+import os, sys
+import mainstem
+from mainstem.produce.transaction import Transaction
+
+place, left = sys.argv[1], int(sys.argv[2])
+
+def dying(method, is_before):
+    def call(self, *arguments):
+        global left
+        left -= 1
+        if is_before and left == 0:
+            os.kill(os.getpid(), 9)
+        method(self, *arguments)
+        if left == 0:
+            os.kill(os.getpid(), 9)
+    return call
+
+if place != "nowhere":
+    name = "advance" if place == "between" else "commit"
+    is_before = place != "after it"
+    setattr(Transaction, name, dying(getattr(Transaction, name), is_before))
+hub = mainstem.open("./shop")
+"""
+
+
+@pytest.mark.slow("five processes, one after the other")
+def test_the_worked_example_is_exactly_once_wherever_it_is_killed(tmp_path):
+    """Read, transform and write, as the guide has it, killed before a commit, after one, and between its steps."""
+    import mainstem
+
+    (example,) = (text for _, text in blocks(ROOT / "docs" / "guide.md") if "tx.advance(consumer)" in text)
+    loop = example[example.index("with hub.consumer") : example.index("assert ")]
+    with mainstem.open(tmp_path / "shop") as hub:
+        hub.streams.create("orders", shards=3)
+        hub.streams.create("sizes")
+        with hub.producer(batch_bytes=1_024) as producer:
+            for number in range(1_006):
+                producer.send("orders", b"x" * number, key=b"%d" % number)
+    for place, count in (("before it", 2), ("between", 3), ("after it", 1), ("before it", 1), ("nowhere", 0)):
+        command = [sys.executable, "-c", KILLED + loop, place, str(count)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == (0 if place == "nowhere" else -9), done.stderr
+    with mainstem.open(tmp_path / "shop") as hub, hub.consumer("sizes", start="earliest", follow=False) as consumer:
+        assert sorted(int(record.value) for record in consumer) == list(range(1_006))

@@ -25,6 +25,7 @@ from mainstem.produce.options import ProducerOptions
 from mainstem.server.main import EXIT_IO_ERROR
 from mainstem.transport import wire
 from mainstem.transport.port import Call, GetStreamCall, StreamInfo
+from mainstem.transport.sharing import BeatGroupCall, Staging
 from mainstem.transport.wire import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,8 @@ ROWS = pa.record_batch({"id": ["order 1", "order 2"], "n": pa.array([5, 300])})
 NUMBERS = pa.record_batch({"id": pa.array(range(4_096)), "n": pa.array([7] * 4_096)})
 # The same batch stored anew, with four of its records gone.
 MOVED = msgspec.structs.replace(BATCH, producer=0, sequence=0, layout=8, span=5)
+# The same batch as part of a transaction.
+STAGED = msgspec.structs.replace(BATCH, producer=0, sequence=0)
 
 
 def page(name: str) -> str:
@@ -95,6 +98,8 @@ def test_the_examples_of_the_protocol():
         "subscribe": message(Kind.SUBSCRIBE, 4, wire.Subscribe(7, [0, 10], None, 1 << 20)),
         "batches": message(Kind.BATCHES, 4, wire.Batches([(1000, MOVED)]), [PAYLOAD]),
         "credit": message(Kind.CREDIT, 4, wire.Credit(132)),
+        "beat_group": message(Kind.CALL, 5, BeatGroupCall("billing", 99, 3, 4, ((7, 0), (7, 2)))),
+        "stage": message(Kind.STAGE, 6, wire.Stage([STAGED], Staging(11, 0, 60.0), 120_000), [PAYLOAD]),
     }
 
 

@@ -65,7 +65,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         result.add_finding(f"seed {seed}, kill {result.trials}: {error}")
     check_kept(result, place, f"seed {seed}")
     count_report(result, history.check(), f"seed {seed}")
-    for text in _collected(place):
+    for text in collected(place):
         result.add_finding(f"seed {seed}: {text}")
     if load is not None:
         with mainstem.open(place, read_only=True) as hub:
@@ -82,7 +82,7 @@ def _make_and_delete(hub: Hub, name: str) -> None:
     hub.streams.delete(name)
 
 
-def _collected(folder: Path) -> list[str]:
+def collected(folder: Path) -> list[str]:
     """What is wrong in the folder after the next collection."""
     clock = SimulatedClock(start_us=time.time_ns() // 1_000)
     log = Log(folder, LogOptions(block_bytes=64 << 10, pace=Pace(share=1.0)), clock=clock)

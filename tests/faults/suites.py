@@ -19,13 +19,17 @@ from tests.faults import (
     hostile_payload,
     hostile_schema,
     kill_embedded,
+    kill_groups,
     kill_server,
+    kill_transactions,
     kill_upkeep,
     ledger_lost,
     mixes,
     more_shards,
     power_loss,
     read_beside,
+    rebalances,
+    rebalances_simulated,
     restart_large,
     schema_changes,
     two_writers,
@@ -113,6 +117,16 @@ SUITES: dict[str, Suite] = {
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
     ),
+    "kill_groups": Suite(
+        kill_groups.run, slice=2, full=150, chunk=25, bugs={"believe_members": 6}, measures=True, on_disk=True
+    ),
+    "kill_transactions": Suite(
+        kill_transactions.run, slice=5, full=150, chunk=30, bugs={"commit_by_halves": 1}, measures=True, on_disk=True
+    ),
+    "rebalances": Suite(
+        rebalances.run, slice=2, full=20, chunk=20, bugs={"forget_cursors": 2}, measures=True, on_disk=True
+    ),
+    "rebalances_simulated": Suite(rebalances_simulated.run, slice=50, full=500, chunk=50, bugs={"forget_cursors": 10}),
     "backup_damage": Suite(backup_damage.run, slice=150, full=10_000, chunk=2_500, bugs={"restore_unchecked": 20}),
     "backup_kill": Suite(
         backup_kill.run, slice=4, full=200, chunk=50, bugs={"copy_in_place": 12}, measures=True, on_disk=True

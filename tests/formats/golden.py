@@ -82,6 +82,14 @@ def content(log: Log) -> list[dict[str, Any]]:
     ]
 
 
+def groups(log: Log) -> list[Any]:
+    """Every group with its owners and its cursors."""
+    return [
+        [*row[1:], [[*key, *shard] for key, shard in log.ledger.list_group_shards(row.id)]]
+        for row in log.ledger.list_groups()
+    ]
+
+
 def access(log: Log) -> list[list[str]]:
     """Every row that says who may do what."""
     return [[*key, value.hex()] for key, value in sorted(log.ledger.load_access().items())]

@@ -8,10 +8,10 @@ import pytest
 import mainstem
 from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import FolderUnusable
-from mainstem.log.flush import Appended
+from mainstem.core.errors import FolderUnusable, UnknownTransaction
+from mainstem.log.flush import Appended, Rejected, TransactionCommitted
 from mainstem.log.folder import FORMAT, _identity_check
-from mainstem.log.log import Log
+from mainstem.log.log import Log, Waiter
 from tests.formats import golden
 
 
@@ -59,6 +59,27 @@ def test_producers_go_on_and_what_they_repeat_is_recognised(folder, number):
 def test_who_may_do_what_is_as_it_was(folder, number):
     log = opened(folder, number)
     assert golden.access(log) == golden.expected(number).get("access", [])
+    log.close()
+
+
+def test_groups_are_where_they_were(folder, number):
+    log = opened(folder, number)
+    assert golden.groups(log) == golden.expected(number).get("groups", [])
+    log.close()
+
+
+def test_a_transaction_that_was_committed_is_recognised_and_any_other_is_over(folder, number):
+    log = opened(folder, number)
+    for transaction, batches, offsets in golden.expected(number).get("transactions", []):
+        waiter = Waiter()
+        log.commit_transaction(transaction, batches, (), waiter.set)
+        (outcome,) = waiter.wait(log.batcher)
+        if offsets is None:
+            assert isinstance(outcome, Rejected)
+            assert isinstance(outcome.error, UnknownTransaction)
+        else:
+            assert outcome == TransactionCommitted(tuple(map(tuple, offsets)), duplicate=True)
+    assert golden.content(log) == golden.streams(number)
     log.close()
 
 

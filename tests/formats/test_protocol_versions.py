@@ -27,9 +27,11 @@ from mainstem.transport.port import (
     CreateStreamCall,
     EraseKeyCall,
     GetStreamCall,
+    MomentCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
+    StreamInfo,
     TrimStreamCall,
 )
 from mainstem.transport.wire import (
@@ -50,7 +52,7 @@ from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
 # Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
-RECORDED = (1, 2, 3)
+RECORDED = (1, 2, 3, 4)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
@@ -176,7 +178,8 @@ def hear_until(wire, heard, is_enough):
         ((1, 2), 2),
         ((2, 2), 2),
         ((1, 3), 3),
-        ((1, 9), VERSION),
+        ((1, 9), 5),
+        ((4, 5), 5),
         ((3, 4), 4),
         ((6, 7), None),
         ((0, 0), None),
@@ -287,6 +290,7 @@ NEW_CALLS = [
     SetSchemaCall("talk", b"schema"),
     SchemasCall("talk"),
     SchemaCall(1),
+    MomentCall("talk", 1),
     ListAccessCall("token"),
 ]
 
@@ -298,11 +302,25 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     with RecordedServer(greeting) as server:
         hub = mainstem.connect(server.url)
         with pytest.raises(
-            ProtocolError, match=r"speaks protocol version 1, this client 1 to 5; this [\w ]+ needs version [235]"
+            ProtocolError, match=r"speaks protocol version 1, this client 1 to 5; this [\w ]+ needs version [2345]"
         ):
             hub._port.call(call)
         hub.close()
     # It was not even sent.
+    assert server.wrong == []
+
+
+def test_an_order_that_a_server_of_version_1_would_pass_over_is_refused_here():
+    said, _ = conversation.load(1)
+    # Greetings, and what the client asks of the stream.
+    with RecordedServer(said[:2]) as server:
+        hub = mainstem.connect(server.url)
+        stream = StreamInfo(1, "0" * 32, "talk", 2, "crc32", 0, 0, 0, (0, 0), (0, 0), 0, 1)
+        for window_us in (0, 60_000_000):
+            subscription = hub._port.subscribe(stream, (0, 0), None, 1 << 20, None, window_us)
+            with pytest.raises(ProtocolError, match="this consumer needs version 4"):
+                subscription.next(SECONDS_MAX)
+        hub.close()
     assert server.wrong == []
 
 

@@ -62,7 +62,7 @@ def test_a_reader_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatc
     def interrupted(selection: Selection, fetched: FetchedBatch) -> Selected:
         nonlocal calls
         calls += 1
-        if calls in (7, 25, 60):
+        if calls in (7, 20, 33):
             raise KeyboardInterrupt
         return apply(selection, fetched)
 

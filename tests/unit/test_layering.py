@@ -24,6 +24,7 @@ LAYERS = (
     ("kafka", "capture", "kv", "geo"),
     ("documents", "edge"),
     ("hub",),
+    ("aio",),
     ("spark", "server"),
     ("demo",),
     ("console", "cli"),

@@ -21,6 +21,7 @@ from mainstem.transport.port import (
     SetSchemaCall,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import DeleteGroupCall, ResetGroupCall
 
 _OF_ACCESS: Final = (CreateTokenCall, RevokeTokenCall, SetRuleCall, DeleteRuleCall, SetQuotaCall, DeleteQuotaCall)
 _OF_STREAMS: Final = (
@@ -30,12 +31,15 @@ _OF_STREAMS: Final = (
     TrimStreamCall,
     EraseKeyCall,
     SetSchemaCall,
+    ResetGroupCall,
+    DeleteGroupCall,
 )
 
 
 def is_act(call: Call, *, is_guarded: bool) -> bool:
     """Whether the call is an act of which the audit tells: always what changes who may do what; what changes streams
-    once there are principals, so that a log on a developer's machine has no audit before anybody asked for one."""
+    and groups once there are principals, so that a log on a developer's machine has no audit before anybody asked for
+    one."""
     return isinstance(call, _OF_ACCESS) or (is_guarded and isinstance(call, _OF_STREAMS))
 
 

@@ -18,6 +18,7 @@ from mainstem.cli import (
     demo,
     doctor,
     find,
+    groups,
     quota,
     redrive,
     restore,
@@ -41,20 +42,8 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *(
-                "serve",
-                "demo",
-                "stream",
-                "schema",
-                "write",
-                "tail",
-                "find",
-                "redrive",
-                "top",
-                "token",
-                "access",
-                "quota",
-            ),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top"),
+            *("token", "access", "quota"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
         assert set(order) == set(self.commands)
@@ -81,6 +70,7 @@ app.add_typer(schema.app, name="schema")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
 app.command("find")(find.find)
+app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
 app.add_typer(token.app, name="token")

@@ -180,6 +180,8 @@ def _print_salvaged(report: "SalvageReport", output: Path) -> None:
         f"{counted(report.records, 'record')} of block {report.block} found{without}; "
         f"{size_text(report.damaged_bytes)} of {size_text(report.bytes)} could not be read"
     )
+    if report.batches_staged:
+        print(f"batches of transactions that were committed in another block, or never: {report.batches_staged:,}")
     print(f"{counted(plain, 'record')} without a schema written to {output}")
     for schema, path in report.row_files.items():
         print(f"{counted(report.rows[schema], 'row')} of schema {schema} written to {path}")

@@ -23,6 +23,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     StreamExists,
     Unavailable,
+    UnknownGroup,
     UnknownStream,
 )
 
@@ -46,6 +47,7 @@ class ExitCode(IntEnum):
 # The first class that fits decides.
 _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
     (UnknownStream, ExitCode.NOT_FOUND),
+    (UnknownGroup, ExitCode.NOT_FOUND),
     (StreamDeleted, ExitCode.NOT_FOUND),
     (StreamExists, ExitCode.REFUSED),
     (IncompatibleSchema, ExitCode.REFUSED),
@@ -63,6 +65,7 @@ _CODES: Final[tuple[tuple[type[MainstemError], ExitCode], ...]] = (
 # What to do next, where the error's own words do not say it or say it in Python.
 _HINTS: Final[tuple[tuple[type[MainstemError], str], ...]] = (
     (StreamDeleted, "mainstem stream list shows what there is"),
+    (UnknownGroup, "mainstem groups list shows what there is"),
     (InvalidCursor, "give another --start, or remove the cursor file to begin anew"),
     (ReadOnly, "use --url to write through the server that has the folder"),
     (FolderLocked, "use --url to go through the server that has it"),

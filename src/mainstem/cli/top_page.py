@@ -10,7 +10,7 @@ from rich.text import Text
 from mainstem.cli.printing import counted, time_text
 from mainstem.core.kinds import render_duration
 from mainstem.core.limits import FOLLOWER_SLOW_RECORDS, FOLLOWER_SLOW_SECONDS
-from mainstem.core.plain import one_line, size_text
+from mainstem.core.plain import age_text, one_line, size_text
 from mainstem.hub.overview import Overview, Pace, Rate
 from mainstem.transport.port import ConnectionInfo, StreamInfo
 
@@ -282,13 +282,3 @@ def _seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return _UNKNOWN
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def age_text(seconds: float) -> str:
-    """About how long: `12s`, `3m 20s`, `5h 12m`, `12d 3h`."""
-    whole = max(0, int(seconds))
-    for size, unit, small_size, small_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            rest = whole % size // small_size
-            return f"{whole // size}{unit} {rest}{small_unit}" if rest else f"{whole // size}{unit}"
-    return f"{whole}s"

@@ -1,16 +1,16 @@
 """The consumer: a position in every shard of a stream, and what comes after it."""
 
 import contextlib
-import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
-from mainstem.consume.record import Record, RecordBatch
+from mainstem.consume.reading import Reading
+from mainstem.consume.record import RecordBatch
 from mainstem.consume.selection import halves
 from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch
@@ -26,10 +26,10 @@ from mainstem.core.errors import (
     StreamDeleted,
     UndecodedRecords,
 )
-from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB
+from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB, WINDOW_US_MAX, WINDOW_US_MIN
 from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
-from mainstem.core.times import to_us
+from mainstem.core.times import from_us, to_us
 from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
@@ -50,7 +50,7 @@ PREFETCH_BYTES = 8 * MIB
 _SHOWN_SHARDS = 8
 
 
-class Consumer:
+class Consumer(Reading):
     """Reads one stream, in order within each shard. One thread; use it as a context manager, or call `close`.
 
     `for record in consumer`, `for batch in consumer.batches()` and `consumer.poll(timeout)` may be mixed: all go on
@@ -74,6 +74,9 @@ class Consumer:
     their offsets and the column; the next call goes on after them, and "skip" passes over them and counts them, too.
     Under a `where` that is so for those that match, and for all where it asks for such a column. `why_undecoded` is the
     reason.
+
+    With `ordering_window_us` no record comes after one that was stored later by more than that, whatever their shards;
+    `watermark` then says how far the time has come. With 0 there is a single order, the same for every reader.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Consumer:
         where: str | None = None,
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
+        ordering_window_us: int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_stream_name(stream, reserved=True)
@@ -100,8 +104,13 @@ class Consumer:
             raise InvalidPredicate(f"where must be text, not {where!r}")
         if where is not None and not where.strip():
             raise InvalidPredicate("where is empty; leave it out, or give None, to get every record")
+        if ordering_window_us and not WINDOW_US_MIN <= ordering_window_us <= WINDOW_US_MAX:
+            raise InvalidSetting("ordering_window must be between 1 minute and 10 years")
+        super().__init__()
         port.check_usable()
         self._port = port
+        self._window_us = ordering_window_us
+        self._watermark_us = 0
         self._where = (where or "").strip()
         self._columns = None if columns is None else _names(columns)
         self._is_plain = not self._where and columns is None
@@ -121,9 +130,6 @@ class Consumer:
         self._closed = False
         # Per shard, the offset after what was yielded last, up to the batch being taken apart.
         self._offsets = list(self._resolve(start, self._info))
-        # The batch being taken apart record by record: its iterator knows how many records are left.
-        self._current: RecordBatch | None = None
-        self._records: Iterator[Record] = iter(())
         # What comes next: a batch of which nothing was made yet, or pieces of one whose rows are too much at once.
         self._pieces: deque[FetchedBatch] = deque()
         # Parts of a batch of which some records are no rows, and what is to be said of those between them.
@@ -173,58 +179,6 @@ class Consumer:
 
     # Reading.
 
-    def __iter__(self) -> Iterator[Record]:
-        # Chained in C: a record costs no Python code of ours.
-        return itertools.chain.from_iterable(self._record_lists())
-
-    def __next__(self) -> Record:
-        record = self.poll(None)
-        if record is None:
-            raise StopIteration
-        return record
-
-    def batches(self) -> Iterator[RecordBatch]:
-        """Batches as they were written, each of one shard: the fast way."""
-        while True:
-            batch = self._next_batch(None)
-            if batch is None:
-                return
-            yield batch
-
-    def poll(self, timeout: float | None = 0.0) -> Record | None:
-        """The next record, waiting at most `timeout` seconds (None: without end); None if there was none, or at the end
-        of a consumer that does not follow."""
-        while True:
-            for record in self._records:
-                return record
-            batch = self._next_batch(timeout)
-            if batch is None:
-                return None
-            self._take_apart(batch)
-
-    def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
-        """The next batch, as `poll` does for records."""
-        return self._next_batch(timeout)
-
-    def _record_lists(self) -> Iterator[Iterator[Record]]:
-        yield self._records
-        while True:
-            batch = self._next_batch(None)
-            if batch is None:
-                return
-            self._take_apart(batch)
-            yield self._records
-
-    def _take_apart(self, batch: RecordBatch) -> None:
-        self._records = batch.records()
-        self._current = batch
-
-    def _next_batch(self, timeout: float | None) -> RecordBatch | None:
-        try:
-            return self._take(timeout)
-        except EndReached:
-            return None
-
     def _take(self, timeout: float | None) -> RecordBatch | None:
         """The rest of the batch being taken apart, else the next one; the position moves behind it. None if there was
         none in time, EndReached if there will be none.
@@ -256,14 +210,23 @@ class Consumer:
                 self._drop_subscription()
             raise
 
+    def take_nowait(self) -> RecordBatch | None:
+        """The next batch, if there is one now: for whoever reads several streams in turn."""
+        try:
+            return self._take(0.0)
+        except EndReached:
+            return None
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        """Call when there may be something to take, from any thread; see Subscription."""
+        if self._subscription is not None:
+            self._subscription.call_when_ready(call)
+
     def _settle(self) -> RecordBatch | None:
         """Leave the batch being taken apart; what is left of it, if anything."""
-        batch, self._current = self._current, None
-        assert batch is not None
-        left = _left(self._records)
-        self._records = iter(())
-        self._offsets[batch.shard] = batch.end
-        return batch.last(left) if left else None
+        assert self._current is not None
+        self._offsets[self._current.shard] = self._current.end
+        return self._leave_current()
 
     def _fetch(self, timeout: float | None) -> RecordBatch | None:
         deadline = None if timeout is None else self._clock.monotonic() + timeout
@@ -272,7 +235,7 @@ class Consumer:
             if self._subscription is None:
                 self._check_open()
                 self._subscription = self._port.subscribe(
-                    self._info, self._offsets, self._ends, self._prefetch_bytes, self._query
+                    self._info, self._offsets, self._ends, self._prefetch_bytes, self._query, self._window_us
                 )
             left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
             fetched = pieces[0] if pieces else self._subscription.next(left)
@@ -283,6 +246,8 @@ class Consumer:
                 pieces.append(fetched)
             shard = fetched.header.shard
             self._know(shard)
+            if self._is_early(fetched):
+                continue
             end = None if self._ends is None else self._ends[shard]
             if fetched.header.schema_id != self._view.schema_id and self._goes_over(fetched.header.schema_id):
                 continue
@@ -302,6 +267,10 @@ class Consumer:
                 return batch
             if self._at_end():
                 raise EndReached
+
+    def _is_early(self, fetched: FetchedBatch) -> bool:
+        """Whether a batch must not be read yet; then it was let go, and comes again."""
+        return False
 
     def _know(self, shard: int) -> None:
         """The stream may have got more shards since it was looked up: they begin at 0."""
@@ -410,6 +379,11 @@ class Consumer:
             if self._ends is not None:
                 self._ends = tuple(map(min, self._ends, info.ends))
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it does not follow, and has come to where it ends."""
+        return self._at_end()
+
     def _at_end(self) -> bool:
         ends = self._ends
         return ends is not None and all(map(int.__ge__, self._offsets, ends))
@@ -426,9 +400,19 @@ class Consumer:
         """Where reading would go on: after the record or batch yielded last."""
         offsets = list(self._offsets)
         if self._current is not None:
-            left = _left(self._records)
-            offsets[self._current.shard] = self._current.offsets()[-left] if left else self._current.end
+            offsets[self._current.shard] = self._current_offset()
         return Cursor(self._info.uuid, self._info.epoch, tuple(offsets))
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Of a consumer with an ordering window: every record that was stored before this time has been yielded, or was
+        before the place where reading began. It comes forward also while nothing is written. None until it is known.
+
+        The time is the log's, of when it took a record, not the record's own.
+        """
+        if self._is_between() and not self._parts and not self._pieces and self._subscription is not None:
+            self._watermark_us = max(self._watermark_us, self._subscription.watermark())
+        return from_us(self._watermark_us) if self._watermark_us else None
 
     def seek(self, to: Start) -> None:
         """Go on from somewhere else: "earliest", "latest", a time, or a cursor; they mean what they mean now, not what
@@ -464,9 +448,10 @@ class Consumer:
 
     def _go_to(self, offsets: Sequence[int]) -> None:
         self._drop_subscription()
-        self._current, self._records = None, iter(())
+        self._drop_current()
         self._parts.clear()
         self._offsets = list(offsets)
+        self._watermark_us = 0
 
     def _look_up(self) -> StreamInfo:
         """The stream as it is now: one that is followed has grown since the consumer was opened."""
@@ -591,9 +576,3 @@ def _runs(indexes: Sequence[int], offsets: Sequence[int]) -> Iterator[range]:
             first = index
         last = index
     yield range(first, last + 1)
-
-
-def _left(records: Iterator[Record]) -> int:
-    """How many items a list iterator still has."""
-    hint: int = records.__length_hint__()  # type: ignore[attr-defined]
-    return hint

@@ -5,18 +5,23 @@ there: all shards at first, later those that a flush has touched.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from mainstem.consume.barriers import Barriers, bounded
-from mainstem.consume.selection import Selection, nothing
+from mainstem.consume.ordering import Ordering, Sequenced, Window
+from mainstem.consume.selection import Selection, cut_out, nothing
+from mainstem.consume.watermark import Watermark
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import DataLoss, InvalidRequest
 from mainstem.core.limits import BATCH_OVERHEAD_BYTES, READ_ENTRIES_MAX
+from mainstem.core.schema import Schema
 from mainstem.log.hot_tail import HotTail
-from mainstem.log.ledger.base import Entry, StreamRow
+from mainstem.log.ledger.base import Entry, MomentRow, StreamRow
 from mainstem.log.reader import LogReader
+from mainstem.log.shared_reads import Stretch, Wanted
 from mainstem.transport.port import ReadCounts
 
 _ENTRIES_FIRST: Final = 4
@@ -33,6 +38,9 @@ class Feed:
     Rows of a schema that the stream got after the one that the selection asks for come as they are stored: the reader
     is to ask for that one. Where it is plain it gets all as they are.
 
+    With `window_us` no shard gets further ahead of the others than so much time; with 0 there is a single order. See
+    `ordering`. What of a batch may come later is cut off; `schema_of` knows the schemas of rows.
+
     The stream may get more shards meanwhile: they are read too, unless there are ends. Offsets that are not given, of
     the last shards, are 0.
     """
@@ -46,6 +54,8 @@ class Feed:
         select: Callable[[], Selection] | None = None,
         *,
         is_plain: bool = False,
+        window_us: int | None = None,
+        schema_of: Callable[[int], Schema] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if max(len(offsets), len(ends or ())) > stream.shards:
@@ -57,6 +67,7 @@ class Feed:
         self._selection: Selection | None = None
         # Whether it wants everything, if need be in another form.
         self._is_plain = is_plain
+        self.is_selected = select is not None and not is_plain
         self._clock = clock
         self.counts = ReadCounts()
         # By shard, up to where `counts` has what was skipped: a look may ask about more than it takes.
@@ -76,6 +87,37 @@ class Feed:
         self._is_ready = [not self._is_done(shard) for shard in range(stream.shards)]
         self._open = sum(self._is_ready)
         self._barriers.passed(self._offsets, self._is_done)
+        self._schema_of = schema_of
+        self._window_us = window_us
+        self._order: Ordering | None = None
+        if window_us is not None:
+            timeline = _Timeline(reader, stream.id)
+            self._order = (
+                Window(timeline, self._offsets, self._is_done, window_us)
+                if window_us
+                else Sequenced(timeline, self._offsets, self._is_done)
+            )
+        self._watermark = Watermark()
+
+    @property
+    def is_ordered(self) -> bool:
+        return self._order is not None
+
+    def watermark(self, settled_us: Callable[[], int]) -> int:
+        """The time before which nothing will come any more from an ordered feed, 0 if none is known. `settled_us` is
+        the log's: see Batcher."""
+        assert self._order is not None
+        return self._watermark.look(self._order.frontier_us, self._has_passed, lambda: (settled_us(), self._all_ends()))
+
+    def _has_passed(self, ends: Sequence[int]) -> bool:
+        return len(ends) <= len(self._offsets) and all(
+            self._offsets[shard] >= end or self._is_done(shard) for shard, end in enumerate(ends)
+        )
+
+    def _all_ends(self) -> list[int]:
+        """Where the shards end now, those included that came meanwhile."""
+        row = self._reader.stream(self.stream.id) or self.stream
+        return [self._reader.shard(row.id, shard).stable for shard in range(row.shards)]
 
     def before(self, batches: Iterable[FetchedBatch]) -> "Feed":
         """A feed that stands where this one stood before it gave these batches, which were the last."""
@@ -90,9 +132,13 @@ class Feed:
             self._ends,
             self._select,
             is_plain=self._is_plain,
+            window_us=self._window_us,
+            schema_of=self._schema_of,
             clock=self._clock,
         )
         feed.counts = self.counts
+        # What the reader was told of the time was of what it has got.
+        feed._watermark = self._watermark
         return feed
 
     @property
@@ -112,7 +158,7 @@ class Feed:
         """
         ends = self._ends
         behind = 0
-        for shard in (*tuple(self._ready), *self._barriers.held):
+        for shard in (*tuple(self._ready), *self._barriers.held, *(self._order.held if self._order else ())):
             end = self._reader.shard(self.stream.id, shard).stable
             behind += max(0, (end if ends is None else min(end, ends[shard])) - self._offsets[shard])
         return behind
@@ -125,6 +171,10 @@ class Feed:
             elif not self._is_ready[shard] and not self._is_done(shard):
                 self._is_ready[shard] = True
                 self._ready.append(shard)
+        if self._order is not None and self._order.held:
+            # There may be a new moment, which lets those on that wait.
+            self._order.look(self._offsets)
+            self._let_on()
 
     def _learn_shards(self) -> None:
         """The stream has more shards than this knew."""
@@ -145,9 +195,15 @@ class Feed:
 
     def _is_held(self, shard: int) -> bool:
         """Whether the first shard has to wait where it stands; then it does."""
+        if self._order is not None and self._order.holds(shard, self._offsets[shard]):
+            # Unless there is a new moment: whoever noted it may have said so before this shard waited.
+            self._order.look(self._offsets)
+            if self._order.holds(shard, self._offsets[shard]):
+                self._hold(shard, self._order)
+                return True
         if not self._barriers.holds(shard, self._offsets[shard]):
             return False
-        self._hold(shard)
+        self._hold(shard, self._barriers)
         return True
 
     def _allowed(self, shard: int, batches: list[FetchedBatch]) -> list[FetchedBatch]:
@@ -157,21 +213,66 @@ class Feed:
             self._learn_shards()
         allowed = self._barriers.allowed(shard, batches)
         if batches and not allowed:
-            self._hold(shard)
+            self._hold(shard, self._barriers)
+        elif self._order is not None and allowed:
+            allowed = self._in_order(self._order, shard, allowed)
+            if not allowed:
+                self._hold(shard, self._order)
         return allowed
 
-    def _hold(self, shard: int) -> None:
+    def _in_order(self, order: Ordering, shard: int, batches: list[FetchedBatch]) -> list[FetchedBatch]:
+        """What of the next batches the other shards allow."""
+        order.look(self._offsets)
+        stop = order.stop(shard)
+        if stop is None or batches[-1].end <= stop:
+            return batches
+        kept = [batch for batch in batches if batch.end <= stop]
+        over, offset = batches[len(kept)], max(self._offsets[shard], batches[len(kept)].base)
+        if offset < stop:
+            number = over.header.schema_id
+            schema = self._schema_of(number) if number and self._schema_of is not None else None
+            kept += cut_out(over, offset, stop, schema)
+        return kept
+
+    def _hold(self, shard: int, by: Barriers | Ordering) -> None:
         self._ready.popleft()
-        self._barriers.hold(shard)
+        by.hold(shard)
         self._let_on()
 
     def _let_on(self) -> None:
         self._ready.extend(self._barriers.passed(self._offsets, self._is_done))
+        order = self._order
+        if order is not None:
+            order.move(self._offsets)
+            if order.shards > len(self._offsets):
+                self._learn_shards()
+            self._ready.extend(order.freed(self._offsets))
 
     def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
         """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
-        if self._select is not None and not self._is_plain:
+        if self.is_selected:
             return []
+        return self._take(lambda shard, offset: tail.find(self.stream.id, shard, offset, bytes_max))
+
+    def shared(self, bytes_max: int) -> list[FetchedBatch]:
+        """The next batches if a reader who wants the same has read them a moment ago; else as `hot`. Not for a feed in
+        order, which may have to cut them."""
+        if self._order is not None or (self.is_selected and self._selection is None):
+            return []
+        stretch: Stretch | None = None
+
+        def find(shard: int, offset: int) -> list[FetchedBatch]:
+            nonlocal stretch
+            stretch = self._reader.shared.find((self.stream.id, shard), self._wanted, offset)
+            return [] if stretch is None else stretch.after(offset, bytes_max)
+
+        batches = self._take(find)
+        if batches and stretch is not None and batches[0] is stretch.batches[0]:
+            self.counts.add(*stretch.told)
+        return batches
+
+    def _take(self, find: Callable[[int, int], list[FetchedBatch]]) -> list[FetchedBatch]:
+        """The next batches if they can be found without work."""
         while self._ready:
             shard = self._ready[0]
             offset = self._offsets[shard]
@@ -181,8 +282,8 @@ class Feed:
                 continue
             if self._is_held(shard):
                 continue
-            batches = tail.find(self.stream.id, shard, offset, bytes_max) if offset >= row.start else []
-            if self._select is not None and any(map(self._needs_work, batches)):
+            batches = find(shard, offset) if offset >= row.start else []
+            if self._select is not None and not self.is_selected and any(map(self._needs_work, batches)):
                 return []
             if not batches:
                 return []
@@ -192,6 +293,18 @@ class Feed:
                 return batches
         return []
 
+    @property
+    def place(self) -> Hashable:
+        """What would be read next; the same for all readers that would read the same. None if that is not known."""
+        if not self._ready or (self.is_selected and self._selection is None):
+            return None
+        shard = self._ready[0]
+        return self.stream.id, shard, self._wanted, self._offsets[shard]
+
+    @property
+    def _wanted(self) -> Wanted:
+        return self._selection.wanted if self.is_selected and self._selection is not None else None
+
     def _needs_work(self, batch: FetchedBatch) -> bool:
         """Whether a batch may have to be made rows of, which takes too long for whoever has no thread to spare."""
         return not batch.header.schema_id and (self._selection is None or self._selection.needs(batch.header))
@@ -199,7 +312,7 @@ class Feed:
     def read(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches of one shard, from memory or disk; [] when there is nothing now. DataLoss moves on behind
         the lost range; any other error comes again."""
-        if self._select is not None and not self._is_plain:
+        if self.is_selected:
             return self._read_selected(self._bound(), bytes_max)
         while self._ready:
             shard = self._ready[0]
@@ -208,8 +321,7 @@ class Feed:
             try:
                 batches = self._reader.read(self.stream, shard, self._offsets[shard], bytes_max, self._entries_max)
             except DataLoss as loss:
-                self._advance(shard, loss.last + 1)
-                raise
+                raise self._pass_over(shard, loss) from loss.__cause__
             if not batches:
                 self._rest(shard)
                 continue
@@ -253,13 +365,17 @@ class Feed:
         deadline = self._clock.monotonic() + _LOOK_SECONDS
         passed = _Passed(self.stream.id)
 
-        def is_enough() -> bool:
-            return passed.bytes >= bytes_max or self._clock.monotonic() >= deadline
+        def is_enough(more: int = 0) -> bool:
+            return passed.bytes + more >= bytes_max or self._clock.monotonic() >= deadline
 
         while self._ready and (passed.is_empty or not is_enough()):
-            shard = self._ready[0]
-            if self._is_held(shard):
+            shared = self.shared(bytes_max - passed.bytes)
+            if shared:
+                passed.add_all(shared)
                 continue
+            if not self._ready:
+                break
+            shard = self._ready[0]
             try:
                 self._look(selection, shard, passed, is_enough)
             except Exception as error:
@@ -267,30 +383,48 @@ class Feed:
                     # What was found before it comes first; the next read meets the error again.
                     break
                 if isinstance(error, DataLoss):
-                    self._advance(shard, error.last + 1)
+                    raise self._pass_over(shard, error) from error.__cause__
                 raise
         return passed.close()
 
-    def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[], bool]) -> None:
+    def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[int], bool]) -> None:
         """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
         an error it stands where it was met."""
         begin = self._offsets[shard]
-        for batch in self._reader.walk(
-            self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=selection.part
-        ):
-            if not self._allowed(shard, [batch]):
-                return
-            self._sift(selection, batch, passed)
-            self._offsets[shard] = batch.end
-            if self._is_done(shard) or is_enough():
-                self._entries_looked = max(self._entries_looked // 2, _ENTRIES_FIRST)
-                break
-        else:
-            self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
+        # What may have to be cut is read whole, and is nobody else's.
+        part = selection.part if self._order is None else None
+        looked = _Passed(self.stream.id)
+        version = self._reader.shared.version
+        before = self._counted_now()
+        try:
+            for batch in self._reader.walk(
+                self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=part
+            ):
+                allowed = self._allowed(shard, [batch])
+                if not allowed:
+                    return
+                for piece in allowed:
+                    self._sift(selection, piece, looked)
+                    self._offsets[shard] = piece.end
+                if self._is_done(shard) or self._offsets[shard] < batch.end or is_enough(looked.bytes):
+                    self._entries_looked = max(self._entries_looked // 2, _ENTRIES_FIRST)
+                    break
+            else:
+                self._entries_looked = min(2 * self._entries_looked, READ_ENTRIES_MAX)
+        finally:
+            found = looked.close()
+            if found and self._order is None:
+                opened, skipped, undecoded = map(int.__sub__, self._counted_now(), before)
+                told = opened, skipped, undecoded
+                self._reader.shared.keep((self.stream.id, shard), selection.wanted, found, version, told)
+            passed.add_all(found)
         if self._offsets[shard] > begin:
             self._advance(shard, self._offsets[shard])
         else:
             self._rest(shard)
+
+    def _counted_now(self) -> tuple[int, int, int]:
+        return self.counts.opened, self.counts.skipped, self.counts.undecoded
 
     def _sift(self, selection: Selection, batch: FetchedBatch, passed: "_Passed") -> None:
         """Let through what is wanted of a batch."""
@@ -326,6 +460,15 @@ class Feed:
         self._known.add(schema_id)
         return False
 
+    def _pass_over(self, shard: int, loss: DataLoss) -> DataLoss:
+        """Go on behind what is lost; in a single order only as far as it is the shard's turn. What is to be told."""
+        if isinstance(self._order, Sequenced):
+            stop = self._order.stop(shard)
+            if stop is not None and loss.last >= stop:
+                loss = DataLoss(**{**loss.facts(), "last": stop - 1})
+        self._advance(shard, loss.last + 1)
+        return loss
+
     def _rest(self, shard: int) -> None:
         """Nothing to read in the first shard: a flush that adds to it is announced by `touch` after it can be read."""
         self._ready.popleft()
@@ -343,11 +486,21 @@ class Feed:
         self._let_on()
 
     def _is_done(self, shard: int) -> bool:
-        return self._ends is not None and self._offsets[shard] >= self._ends[shard]
+        ends = self._ends
+        # A bounded reader wants nothing of a shard that came later.
+        return ends is not None and (shard >= len(ends) or self._offsets[shard] >= ends[shard])
 
 
 def _padded(offsets: Sequence[int], shards: int) -> list[int]:
     return [*offsets, *[0] * (shards - len(offsets))]
+
+
+class _Timeline:
+    """The moments of one stream, as the ledger has them."""
+
+    def __init__(self, reader: LogReader, stream: int) -> None:
+        self.after: Callable[[int, int], Sequence[MomentRow]] = partial(reader.moments, stream)
+        self.before: Callable[[int], MomentRow | None] = partial(reader.moment_before, stream)
 
 
 class _Passed:
@@ -374,6 +527,10 @@ class _Passed:
             self.batches.append(nothing(self._stream, shard, *gap))
         self.batches.append(batch)
         self.bytes += len(batch.payload) + BATCH_OVERHEAD_BYTES
+
+    def add_all(self, batches: Iterable[FetchedBatch]) -> None:
+        for batch in batches:
+            self.add(batch)
 
     def close(self) -> list[FetchedBatch]:
         for shard, gap in self._gaps.items():

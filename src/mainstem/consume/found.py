@@ -83,24 +83,44 @@ class Found(Sequence[Record], Tabular):
         return f"{text}; {self.undecoded} left out: {why}" if self.undecoded else text
 
 
+class Search:
+    """A search under way: the consumer that gives what matches, and what it has given until now."""
+
+    def __init__(
+        self, port: Port, stream: str, where: Any, limit: int | None, columns: Sequence[str] | None, clock: Clock
+    ) -> None:
+        if not isinstance(where, str) or not where.strip():
+            raise InvalidPredicate('where: say what to find, for example "id = 7"')
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InvalidSetting(f"limit must be a whole number above 0, or None, not {limit!r}")
+        self._clock = clock
+        self._begun = clock.monotonic()
+        self._left = limit
+        self._batches: list[RecordBatch] = []
+        self.consumer = Consumer(
+            port, stream, "earliest", follow=False, where=where, columns=columns, on_bad="skip", clock=clock
+        )
+
+    def take(self, batch: RecordBatch) -> bool:
+        """Add what matches; whether more is wanted."""
+        taken = batch if self._left is None else batch.first(self._left)
+        self._batches.append(taken)
+        if self._left is not None:
+            self._left -= taken.count
+        return self._left != 0
+
+    def found(self) -> Found:
+        consumer = self.consumer
+        counts = consumer.opened, consumer.skipped, consumer.undecoded
+        seconds = self._clock.monotonic() - self._begun
+        return Found(self._batches, consumer.columns, counts, seconds, consumer.why_undecoded)
+
+
 def find(port: Port, stream: str, where: Any, limit: int | None, columns: Sequence[str] | None, clock: Clock) -> Found:
     """The records of a stream, as it is now, that match; at most `limit`."""
-    if not isinstance(where, str) or not where.strip():
-        raise InvalidPredicate('where: say what to find, for example "id = 7"')
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise InvalidSetting(f"limit must be a whole number above 0, or None, not {limit!r}")
-    begun = clock.monotonic()
-    batches: list[RecordBatch] = []
-    left = limit
-    with Consumer(
-        port, stream, "earliest", follow=False, where=where, columns=columns, on_bad="skip", clock=clock
-    ) as consumer:
+    search = Search(port, stream, where, limit, columns, clock)
+    with search.consumer as consumer:
         for batch in consumer.batches():
-            taken = batch if left is None else batch.first(left)
-            batches.append(taken)
-            if left is not None:
-                left -= taken.count
-                if not left:
-                    break
-        counts = consumer.opened, consumer.skipped, consumer.undecoded
-        return Found(batches, consumer.columns, counts, clock.monotonic() - begun, consumer.why_undecoded)
+            if not search.take(batch):
+                break
+        return search.found()

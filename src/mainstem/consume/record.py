@@ -26,7 +26,7 @@ _SHOWN_ROWS: Final = 10
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One record. `value` is the row as a dict where the stream has a schema, else bytes; None for a tombstone.
 
-    `undecoded` is set where a row could not be made of what was stored: its bytes.
+    `undecoded` is set where a row could not be made of what was stored: its bytes. `stream` is the name of the stream.
     """
 
     value: Any
@@ -36,6 +36,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     timestamp_us: int
     headers: dict[str, bytes] | None
     undecoded: bytes | None = None
+    stream: str = ""
 
     @property
     def timestamp(self) -> datetime:
@@ -146,7 +147,17 @@ class RecordBatch(Tabular):
         if view.time_name in names:
             found = columns.column(view.time_name).cast(pa.int64())
             times = (found.fill_null(time) if found.null_count else found).to_pylist()
-        made = map(Record, self.values(), keys, repeat(self.shard), self.offsets(), times, headers)
+        made = map(
+            Record,
+            self.values(),
+            keys,
+            repeat(self.shard),
+            self.offsets(),
+            times,
+            headers,
+            repeat(None),
+            repeat(self.stream),
+        )
         bad = self.undecoded()
         if bad:
             stored = self._stored_values()

@@ -83,7 +83,8 @@ class Selection:
         # Who reads with it now.
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._predicate = _bind(where, view) if where else None
-        self._identity = (view.schema_id, where, view.columns)
+        # What is wanted: of the same batches, the same is left for all who want the same.
+        self.wanted = (view.schema_id, where, view.columns, view.key)
         self._schema_of = schema_of
         self._compression = compression
         self._cache = cache
@@ -104,6 +105,11 @@ class Selection:
         self.part = self._part()
         # Whether that is given as it is. A key may have to be made of columns.
         self._is_taken = self._predicate is None and "_key" not in (view.columns or ())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several readers want the same now."""
+        return len(self.readers) >= _READERS_SHARING
 
     # Whether a batch must be opened at all.
 
@@ -189,10 +195,10 @@ class Selection:
         is_whole = self.is_plain and not self._is_to_convert(header)
         if not header.count or is_whole or (self._is_taken and isinstance(fetched, FetchedPart)):
             return (fetched,)
-        if self._cache is None or len(self.readers) < _READERS_SHARING:
+        if self._cache is None or not self.is_shared:
             return self._apply(fetched)
         content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
-        return self._cache.get((*content, *self._identity), lambda: self._apply(fetched))
+        return self._cache.get((*content, *self.wanted), lambda: self._apply(fetched))
 
     def needs(self, header: BatchHeader) -> bool:
         """Whether a batch has to go through `apply`."""
@@ -200,7 +206,7 @@ class Selection:
 
     def _is_to_convert(self, header: BatchHeader) -> bool:
         """Values that are JSON are made columns of if several readers want them so: one of them can do it himself."""
-        return not header.schema_id and self.view.schema is not None and len(self.readers) >= _READERS_SHARING
+        return not header.schema_id and self.view.schema is not None and self.is_shared
 
     def _apply(self, fetched: FetchedBatch) -> Selected:
         try:
@@ -465,6 +471,23 @@ def halves(fetched: FetchedBatch, schema: Schema | None = None) -> list[FetchedB
     stored = Selection(view)
     offsets = fetched.base + _distances(columns, view)
     return stored._encode_halves(fetched.header, stored._keep(columns), offsets, fetched.base, fetched.end)
+
+
+def cut_out(fetched: FetchedBatch, begin: int, end: int, schema: Schema | None) -> list[FetchedBatch]:
+    """Of a batch of this schema as it is stored, what stands from one offset to before another."""
+    number, shard = fetched.header.stream, fetched.header.shard
+    if not fetched.header.count:
+        return [nothing(number, shard, begin, end)]
+    view = View(schema, fetched.header.schema_id)
+    columns = view.decode(fetched).columns
+    offsets = fetched.base + _distances(columns, view)
+    first, stop = np.searchsorted(offsets, (begin, end)).tolist()
+    if first == stop:
+        return [nothing(number, shard, begin, end)]
+    stored = Selection(view)
+    return stored._encode(
+        fetched.header, stored._keep(columns.slice(first, stop - first)), offsets[first:stop], begin, end
+    )
 
 
 def _bind(where: str, view: View) -> "BoundPredicate":

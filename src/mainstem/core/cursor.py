@@ -45,5 +45,26 @@ class Cursor:
         return cls(match[2], int(match[3]), offsets)
 
 
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """The cursors of several streams, as one value and one text: theirs, with `;` between them."""
+
+    parts: tuple[Cursor, ...]
+
+    def __str__(self) -> str:
+        return ";".join(map(str, self.parts))
+
+    def of(self, stream: str) -> Cursor | None:
+        """The cursor of the stream with this UUID, if there is one."""
+        return next((part for part in self.parts if part.stream == stream), None)
+
+    @classmethod
+    def parse(cls, text: object) -> "Cursors":
+        """The cursors that `str` wrote."""
+        if not isinstance(text, str):
+            raise InvalidCursor("cursors are a text, as str(consumer.cursor) gives it")
+        return cls(tuple(Cursor.parse(part) for part in text.split(";")) if text.strip() else ())
+
+
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode('ascii')):08x}"

@@ -1,6 +1,7 @@
 """Lengths of time as users write them: "7d", "90 min", a timedelta."""
 
 from datetime import timedelta
+from functools import lru_cache
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.kinds import parse_duration
@@ -13,6 +14,12 @@ def microseconds(value: str | timedelta) -> int:
     if not isinstance(value, str):
         raise InvalidSetting(f"a length of time is a text like '7d' or a timedelta, not {type(value).__name__}")
     try:
-        return round(parse_duration(value) * 1_000_000)
+        return _parsed(value)
     except ValueError as error:
         raise InvalidSetting(f"{value[:40]!r} is no length of time like '7d': {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> int:
+    """The same few texts come again and again."""
+    return round(parse_duration(text) * 1_000_000)

@@ -5,9 +5,11 @@
     │   ├── InvalidName, InvalidSetting, InvalidCursor, InvalidPayload, InvalidRecord, RecordTooLarge
     │   ├── UnknownStream, StreamExists, StreamDeleted
     │   ├── InvalidSchema (IncompatibleSchema), SchemaMismatch, InvalidPredicate
+    │   ├── UnknownGroup
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
+    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction)
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
     │   └── Unauthenticated, Forbidden
@@ -127,6 +129,12 @@ class InvalidPredicate(InvalidRequest, ValueError):
     code = 116
 
 
+class UnknownGroup(InvalidRequest):
+    """No group of readers has this name; it comes into being when its first member reads."""
+
+    code = 117
+
+
 class ProtocolError(InvalidRequest):
     """The peer sent something that is not the native protocol, or not a version this side speaks."""
 
@@ -185,6 +193,32 @@ class BackupUnusable(Refused):
     """A backup that is damaged, of another log, or newer than what is to be saved; the message names the file."""
 
     code = 209
+
+
+class Fenced(Refused):
+    """Somebody else has taken over: another member of the group the shard, another hub the name of the writer, or
+    another coordinator the group. What was asked has not happened."""
+
+    code = 210
+
+
+class GroupBusy(Refused):
+    """The group has members; stop them first."""
+
+    code = 211
+
+
+class TransactionAborted(Refused):
+    """The transaction was aborted, or its time was over. Nothing of it can be read; do its work again in a new one."""
+
+    code = 212
+
+
+class UnknownTransaction(TransactionAborted):
+    """A transaction that is not open: the log was started again since, which aborts it, or not all of it arrived.
+    Nothing of it can be read, unless it was committed so long ago that the log has forgotten it."""
+
+    code = 213
 
 
 class Unauthenticated(Refused):

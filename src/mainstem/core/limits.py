@@ -55,11 +55,12 @@ BARRIERS_PER_STREAM_MAX: Final = 2 * SHARDS_PER_STREAM_MAX
 KEY_FIELDS_MAX: Final = 8
 INDEX_FIELDS_MAX: Final = 8
 
-# One predicate, as text; together they keep reading any text under 50 ms. The depth counts brackets, CASE and signs.
+# One predicate, as text; together they keep reading any text under 50 ms, also on a slow core. The depth counts
+# brackets, CASE and signs.
 PREDICATE_BYTES_MAX: Final = 16 * KIB
 PREDICATE_TOKENS_MAX: Final = 1_000
 # The same without literals and commas, so that a list of values may be long.
-PREDICATE_WORDS_MAX: Final = 500
+PREDICATE_WORDS_MAX: Final = 300
 PREDICATE_DEPTH_MAX: Final = 32
 # A pattern of LIKE is matched in linear time, and every character of it is a factor.
 PREDICATE_PATTERN_CHARS_MAX: Final = 256
@@ -112,6 +113,15 @@ PRODUCER_RECENT_MAX: Final = 8
 PRODUCER_IN_FLIGHT_MAX: Final = 5
 PRODUCER_IDLE_US_MAX: Final = 7 * 24 * 3600 * 1_000_000
 
+# Order across shards: how long after a moment the next one is noted, if something is written; and at least, if a reader
+# asks for one. A window that readers may ask for is not smaller, else it could not be kept.
+MOMENT_US_MAX: Final = 60 * 1_000_000
+MOMENT_US_MIN: Final = 100_000
+WINDOW_US_MIN: Final = MOMENT_US_MAX
+WINDOW_US_MAX: Final = 10 * 365 * 24 * 3600 * 1_000_000
+# Rows of one batch of a sequence.
+SEQUENCE_ROWS_MAX: Final = 1_000_000
+
 # One message of the native protocol. Before the peer has said hello it may send only a small one.
 MESSAGE_BYTES_MAX: Final = 24 * MIB
 MESSAGE_BYTES_MAX_BEFORE_HELLO: Final = 4 * KIB
@@ -147,6 +157,11 @@ BATCH_OVERHEAD_BYTES: Final = 128
 READ_BYTES_MAX: Final = 1 * MIB
 # Bytes read from blocks a moment ago that are kept for the next who asks.
 RECENT_READS_BYTES_MAX: Final = 8 * MIB
+# Batches from these reads, for others who read the same at about the same time. A server delivers some 1.5 GB/s, to
+# fifty readers 30 MB/s each: so far apart are those of whom one began, or was held up, two seconds longer.
+SHARED_READS_BYTES_MAX: Final = 64 * MIB
+# And as long as nobody does.
+SHARED_READS_BYTES_MIN: Final = RECENT_READS_BYTES_MAX
 # And statistics, which whoever looks for a record asks of every batch.
 RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
@@ -154,6 +169,36 @@ READ_ENTRIES_MAX: Final = 256
 READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # Batches that were turned into what several readers want.
 TRANSCODED_BYTES_MAX: Final = 32 * MIB
+
+# One group of readers: its members, and how many shards change hands, or cursors move, in one step of the ledger.
+GROUPS_MAX: Final = 10_000
+GROUP_MEMBERS_MAX: Final = 1_000
+GROUP_CHANGE_UNITS_MAX: Final = 20_000
+# Requests of one client's members that wait for an answer: as long as nothing changes, one of each member does.
+MEMBER_REQUESTS_MAX: Final = 4_096
+# Of a shard that is spread over the members of a group: ranges that are being read, and those that are done while one
+# before them is not.
+SPREAD_OPEN_RANGES_MAX: Final = 1_024
+SPREAD_DONE_RANGES_MAX: Final = 1_024
+# What one member of a group that spreads has to read at a time.
+SPREAD_LEASES_MAX: Final = 16
+
+# One transaction: what its commit names, which is a command; its bytes, which stay on the disk until it ends; its time.
+TRANSACTION_BATCHES_MAX: Final = 8_192
+TRANSACTION_CURSORS_MAX: Final = 8_192
+TRANSACTION_GROUPS_MAX: Final = 64
+TRANSACTION_BYTES_MAX: Final = 8 * 1024 * MIB
+TRANSACTION_SECONDS_MAX: Final = 900
+# All that are open: their number, their batches, of which each is remembered, and the bytes that they hold on the disk.
+TRANSACTIONS_OPEN_MAX: Final = 10_000
+TRANSACTIONS_BATCHES_MAX: Final = 1 << 17
+TRANSACTIONS_BYTES_MAX: Final = 16 * 1024 * MIB
+# How long one that ended is remembered, and how many: a commit that is repeated meanwhile gets its offsets again. There
+# may be hundreds in a second, and each is a row.
+TRANSACTION_REMEMBERED_US_MAX: Final = 24 * 3600 * 1_000_000
+TRANSACTIONS_REMEMBERED_MAX: Final = 1_000_000
+# Names of writers in use at a time.
+WRITERS_MAX: Final = 10_000
 
 # Who may do what. A name of a principal may be the subject of a certificate.
 PRINCIPAL_NAME_CHARS_MAX: Final = 128
@@ -203,6 +248,14 @@ assert (
     + 4 * KIB
     < MESSAGE_HEADER_BYTES_MAX
 )
+# A change of owners is a command: of each shard, two ids and a number.
+assert 32 * GROUP_CHANGE_UNITS_MAX <= COMMAND_BYTES_MAX
+# A commit is a command too: of each staged batch ten numbers, its summary if there is room, and cursors.
+assert 72 * TRANSACTION_BATCHES_MAX + 32 * TRANSACTION_CURSORS_MAX < COMMAND_BYTES_MAX - 64 * KIB
+assert TRANSACTION_GROUPS_MAX * (STREAM_NAME_CHARS_MAX + 32) < 64 * KIB
+assert TRANSACTION_BATCHES_MAX <= FLUSH_BATCHES_MAX and TRANSACTION_BATCHES_MAX <= TRANSACTIONS_BATCHES_MAX
+assert TRANSACTION_BYTES_MAX <= TRANSACTIONS_BYTES_MAX
+assert TRANSACTION_SECONDS_MAX * 1_000_000 < TRANSACTION_REMEMBERED_US_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
 # What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
 assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT

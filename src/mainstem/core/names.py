@@ -1,11 +1,11 @@
-"""What a stream may be called."""
+"""What streams, groups and writers may be called."""
 
 import re
 
 from mainstem.core.errors import InvalidName
 from mainstem.core.limits import STREAM_NAME_CHARS_MAX
 
-_STREAM_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 
 
 def check_stream_name(name: object, *, reserved: bool = False) -> str:
@@ -16,10 +16,18 @@ def check_stream_name(name: object, *, reserved: bool = False) -> str:
         raise InvalidName(
             f"stream name of {len(name)} characters starting {name[:20]!r}: at most {STREAM_NAME_CHARS_MAX} are allowed"
         )
-    if name in ("", ".", "..") or not _STREAM_NAME.fullmatch(name):
+    if name in ("", ".", "..") or not _NAME.fullmatch(name):
         raise InvalidName(f"stream name {name!r}: use letters, digits, '.', '_' and '-' (not '.' or '..' alone)")
     if name.startswith("-"):
         raise InvalidName(f"stream name {name!r}: names that start with '-' look like options of a command")
     if name.startswith("_") and not reserved:
         raise InvalidName(f"stream name {name!r}: names that start with '_' are reserved for Mainstem itself")
+    return name
+
+
+def check_group_name(name: object, what: str = "group") -> str:
+    """The name, if a group, or a writer, may have it, else InvalidName."""
+    if not isinstance(name, str) or len(name) > STREAM_NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        shown = repr(name[:20]) if isinstance(name, str) else type(name).__name__
+        raise InvalidName(f"{what} name {shown}: use 1 to {STREAM_NAME_CHARS_MAX} letters, digits, '.', '_' and '-'")
     return name

@@ -38,3 +38,13 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def age_text(seconds: float) -> str:
+    """About how long: `12s`, `3m 20s`, `5h 12m`, `12d 3h`."""
+    whole = max(0, int(seconds))
+    for size, unit, small_size, small_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small_size
+            return f"{whole // size}{unit} {rest}{small_unit}" if rest else f"{whole // size}{unit}"
+    return f"{whole}s"

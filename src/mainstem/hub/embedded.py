@@ -19,12 +19,11 @@ from mainstem.access.policy import AUDIT_STREAM
 from mainstem.access.principal import ANONYMOUS
 from mainstem.consume.feed import Feed
 from mainstem.consume.selections import Selections
-from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     Busy,
-    Closed,
-    DataLoss,
+    DeadlineExceeded,
     DiskFull,
     FolderUnusable,
     InvalidSchema,
@@ -35,14 +34,18 @@ from mainstem.core.errors import (
 from mainstem.core.events import Event
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.known_schemas import KnownSchemas
-from mainstem.core.limits import PENDING_BYTES_MAX, READ_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.core.limits import PENDING_BYTES_MAX, RECORD_BYTES_MAX
 from mainstem.core.schema import Schema
+from mainstem.hub.folder_subscription import FolderSubscription
+from mainstem.hub.folder_watch import FolderWatch
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
+from mainstem.hub.local_subscription import LocalSubscription
 from mainstem.log.access_rows import AccessRows, ReadRows
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
+from mainstem.log.coordinator import Coordinator, GroupCall, committed_answer
 from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
@@ -52,27 +55,28 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.own_stream import OwnStream
 from mainstem.log.reader import LogReader
+from mainstem.log.transactions import Writer
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.transport.guarding import AccessCall, ExplainAccessCall, ListAccessCall
 from mainstem.transport.port import (
     Answer,
+    Answered,
     AppendDone,
     AppendResult,
     Call,
-    EndReached,
+    CommitCall,
     EraseKeyCall,
+    MembershipCall,
     Query,
     StatisticsCall,
     StreamInfo,
     checked,
 )
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 
 logger = logging.getLogger("mainstem.hub")
 
-# A reader of a folder that another process writes asks SQLite this often whether something changed, slower when idle.
-_POLL_SECONDS_MIN = 0.0005
-_POLL_SECONDS_MAX = 0.02
 # How often it is looked whether a full disk has room for what waits.
 _LOOK_SECONDS = 0.1
 
@@ -120,13 +124,16 @@ class LogPort:
         self._deferred: deque[tuple[Submission, float]] = deque()
         self._look_scheduled = False
         self._pump = Pump(self._drive)
+        self._coordinator = Coordinator(self.log, wake=self._pump.wake)
         self.log.upkeep.start()
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
         call = checked(call)
+        if isinstance(call, MembershipCall | CommitCall):
+            return self._ask_and_wait(call, timeout)
         with SHORT_TURNS, DeferredInterrupt():
-            answer = self._access.handle(call) if isinstance(call, AccessCall) else self._administration.handle(call)
+            answer = self._carry_out(call)
             if is_act(call, is_guarded=self._access.is_guarded):
                 record = self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call))
                 self._audit_stream.append([record.value], [record.key])
@@ -135,9 +142,41 @@ class LogPort:
                 subscription.read_again()
         return answer
 
+    def _carry_out(self, call: Call) -> Answer:
+        if isinstance(call, AccessCall):
+            return self._access.handle(call)
+        return self._coordinator.call(call) if isinstance(call, GroupCall) else self._administration.handle(call)
+
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        self.check_usable()
+        if isinstance(call, CommitCall):
+            self._coordinator.commit(call, done)
+        elif isinstance(call, MembershipCall):
+            self._coordinator.ask(call, done)
+        else:
+            done(self.call(call))
+
+    def _ask_and_wait(self, call: Call, timeout: float | None) -> Answer:
+        answers: list[Answer | MainstemError] = []
+        answered = threading.Event()
+
+        def done(answer: Answer | MainstemError) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self.ask(call, 0.0, done)
+        if not self.wait(answered, timeout):
+            raise DeadlineExceeded("the log did not answer in time; the outcome is not known")
+        if isinstance(answers[0], MainstemError):
+            raise answers[0]
+        return answers[0]
+
     def schema(self, schema: int) -> Schema:
         self.check_usable()
         return self.log.schema(schema)
+
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self.log.schemas.at_hand(schema)
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         patience = self.log.clock.monotonic() + timeout
@@ -147,6 +186,46 @@ class LogPort:
             self._deferred.append((submission, time.monotonic() + timeout))
         self._submit_deferred()
         self._pump.wake()
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        def answered(result: Outcomes | MainstemError) -> None:
+            done([result] * len(batches) if isinstance(result, MainstemError) else [0] * len(batches))
+
+        try:
+            self.log.stage(
+                staging.transaction,
+                staging.index,
+                self._described(batches),
+                answered,
+                timeout=staging.seconds,
+                writer=Writer(staging.writer, staging.epoch),
+                patience=self.log.clock.monotonic() + timeout,
+            )
+        except MainstemError as error:
+            answered(error)
+        self._pump.wake()
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        self.check_usable()
+        results: list[Outcomes | MainstemError] = []
+        answered = threading.Event()
+
+        def done(result: Outcomes | MainstemError) -> None:
+            results.append(result)
+            answered.set()
+
+        patience = self.log.clock.monotonic() + timeout
+        self._coordinator.commit_whole(call, self._described(batches), done, patience=patience)
+        self._pump.wake()
+        self.wait(answered, None)
+        result = results[0]
+        if isinstance(result, MainstemError):
+            raise result
+        if isinstance(result[0], Rejected):
+            raise result[0].error
+        return committed_answer(result[0])
 
     def _described(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, those that are large enough with statistics: a server's gateway does the same."""
@@ -209,11 +288,12 @@ class LogPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> "LocalSubscription":
         self.check_usable()
         row = self.log.reader.require_stream(stream.id)
-        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query)
-        subscription = LocalSubscription(feed, self._forget)
+        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query, window_us, self.log.schema)
+        subscription = LocalSubscription(feed, self._forget, self.log.hot, self.log.batcher.settled_us)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
         try:
@@ -270,6 +350,7 @@ class LogPort:
 
     def close(self) -> None:
         if self._liveness.end():
+            self._coordinator.close()
             self._pump.close()
             self.log.close()
             for subscriptions in tuple(self._subscriptions.values()):
@@ -343,79 +424,6 @@ def _is_bug(error: Exception) -> bool:
     return not isinstance(error, MainstemError)
 
 
-class LocalSubscription:
-    """Batches of a log in this process. `next` is for one thread; `touch`, `read_again` and `end` for any."""
-
-    def __init__(self, feed: Feed, forget: Callable[["LocalSubscription"], None]) -> None:
-        self.stream: StreamRow = feed.stream
-        self._feed = feed
-        self.counts = feed.counts
-        self._forget = forget
-        self._queue: deque[FetchedBatch] = deque()
-        self._touched: set[int] = set()
-        # Whether what is queued was read before something was erased.
-        self._is_outdated = False
-        self._error: Exception | None = None
-        self._changed = threading.Condition()
-
-    def touch(self, shard: int) -> None:
-        with self._changed:
-            self._touched.add(shard)
-            self._changed.notify()
-
-    def read_again(self) -> None:
-        """Records were erased, perhaps also of what was read and is queued."""
-        with self._changed:
-            self._is_outdated = True
-
-    def end(self, error: Exception) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify()
-
-    def next(self, timeout: float | None) -> FetchedBatch | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._queue or self._is_outdated:
-            if self._is_outdated:
-                self._is_outdated = False
-                self._feed = self._feed.before(self._queue)
-                self._queue.clear()
-            if self._feed.is_done:
-                raise EndReached
-            with self._changed:
-                # Whatever is left to read: a deleted stream gives nothing more.
-                if self._error is not None:
-                    raise self._error
-                touched, self._touched = self._touched, set()
-            self._feed.touch(touched)
-            try:
-                batches = self._feed.read(READ_BYTES_MAX)
-            except DataLoss:
-                raise
-            except Exception as error:
-                # As for a reader of a server: nothing comes after it.
-                self.end(error)
-                raise
-            self._queue.extend(batches)
-            if not batches and not self._await_change(deadline):
-                return None
-        return self._queue.popleft()
-
-    def _await_change(self, deadline: float | None) -> bool:
-        with self._changed:
-            while not self._touched and self._error is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
-
-    def close(self) -> None:
-        """Also from another thread: whoever waits is told."""
-        self._forget(self)
-        self.end(Closed("this consumer is closed; open another with hub.consumer(...)"))
-
-
 class FolderPort:
     """A log that another process writes, read from its folder. Any thread. Writes are refused."""
 
@@ -444,6 +452,7 @@ class FolderPort:
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced
+        self._watch = FolderWatch(self._ledger.data_version)
         # Why this hub is of no use any more, though nobody closed it.
         self._stale: FolderUnusable | None = None
 
@@ -471,11 +480,25 @@ class FolderPort:
                 )
         self.check_usable()
 
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        raise ReadOnly("this hub only reads")
+
     def schema(self, schema: int) -> Schema:
         self.check_usable()
         return self._schemas.get(schema)
 
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self._schemas.at_hand(schema)
+
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        raise ReadOnly("this hub only reads")
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        raise ReadOnly("this hub only reads")
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
         raise ReadOnly("this hub only reads")
 
     def can_take(self) -> bool:
@@ -491,10 +514,11 @@ class FolderPort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
-        feed = _feed(self._reader, row, offsets, ends, self._selections, query)
-        return FolderSubscription(feed, self._ledger, self._check_epoch)
+        feed = _feed(self._reader, row, offsets, ends, self._selections, query, window_us, self._schemas.get)
+        return FolderSubscription(feed, self._ledger, self._check_epoch, self._watch)
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
         raise ReadOnly("this hub only reads")
@@ -514,68 +538,10 @@ class FolderPort:
 
     def close(self) -> None:
         if self._liveness.end():
+            self._watch.close()
             self._reader.close()
             self._ledger.close()
             self._folder.blocks.close()
-
-
-class FolderSubscription:
-    """Batches of a log that another process writes: SQLite says when something changed. One thread."""
-
-    def __init__(self, feed: Feed, ledger: SqliteLedgerReader, check_usable: Callable[[], None]) -> None:
-        self._feed = feed
-        self.counts = feed.counts
-        self._ledger = ledger
-        self._check_usable = check_usable
-        self._queue: deque[FetchedBatch] = deque()
-        # As of the last look at the stream; none was before the first fetch.
-        self._version = -1
-        self._error: Exception | None = None
-
-    def next(self, timeout: float | None) -> FetchedBatch | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _POLL_SECONDS_MIN
-        while not self._queue:
-            if self._feed.is_done:
-                raise EndReached
-            self._check_usable()
-            if self._has_changed():
-                pause = _POLL_SECONDS_MIN
-            if self._error is not None:
-                raise self._error
-            try:
-                batches = self._feed.read(READ_BYTES_MAX)
-            except DataLoss:
-                raise
-            except Exception as error:
-                self._error = error
-                raise
-            # Also after it: what was just read may be of another folder that is there now.
-            self._check_usable()
-            self._queue.extend(batches)
-            if batches:
-                break
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
-            time.sleep(pause)
-            pause = min(pause * 1.1, _POLL_SECONDS_MAX)
-        return self._queue.popleft()
-
-    def _has_changed(self) -> bool:
-        version = self._ledger.data_version()
-        if version == self._version:
-            return False
-        self._version = version
-        row = self._ledger.load_stream(self._feed.stream.id)
-        # Of one that was deleted long ago there is not even a row.
-        if row is None or row.deleted_us:
-            self._error = StreamDeleted(f"stream {self._feed.stream.name!r} was deleted")
-        self._feed.touch(range(self._feed.stream.shards if row is None else row.shards))
-        return True
-
-    def close(self) -> None:
-        """Also from another thread: whoever waits is told."""
-        self._error = Closed("this consumer is closed; open another with hub.consumer(...)")
 
 
 def _feed(
@@ -585,11 +551,12 @@ def _feed(
     ends: Sequence[int] | None,
     selections: Selections,
     query: Query | None,
+    window_us: int | None,
+    schema_of: Callable[[int], Schema],
 ) -> Feed:
-    if query is None:
-        return Feed(reader, row, offsets, ends)
-    select = partial(selections.get, row, query)
-    return Feed(reader, row, offsets, ends, select, is_plain=query.is_plain)
+    select = None if query is None else partial(selections.get, row, query)
+    is_plain = query is not None and query.is_plain
+    return Feed(reader, row, offsets, ends, select, is_plain=is_plain, window_us=window_us, schema_of=schema_of)
 
 
 def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:

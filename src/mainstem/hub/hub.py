@@ -1,27 +1,36 @@
 """The object users hold: streams, producers and consumers of one log, near or far."""
 
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
 from mainstem.consume.found import Found, find
+from mainstem.consume.group_consumer import Commit, GroupConsumer
+from mainstem.consume.sequence import OrderedBatches
+from mainstem.consume.several import ReadOptions, SeveralConsumer, checked_streams
+from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
+from mainstem.core.cursor import Cursors
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidRecord, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import check_key, key_of
 from mainstem.core.kinds import render_duration
 from mainstem.core.matching import names_before
+from mainstem.core.names import check_group_name
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
 from mainstem.hub.access import Access
+from mainstem.hub.groups import Groups
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
+from mainstem.produce.transaction import Transaction, Writings
 from mainstem.registry.forms import as_schema
 from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import (
@@ -40,6 +49,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import OpenWriterCall
 
 Retention = str | timedelta
 Cleanup = Literal["delete", "compact", "compact,delete"]
@@ -243,6 +253,13 @@ def _shown(option: str, value: Any) -> str:
     return ", ".join(value) or "not set" if isinstance(value, tuple) else str(value)
 
 
+def _window_us(window: str | timedelta) -> int:
+    found = microseconds(window)
+    if found <= 0:
+        raise InvalidSetting(f"ordering_window must be between 1 minute and 10 years, not {window!r}")
+    return found
+
+
 def _optional_us(length: Retention | None) -> int | None:
     return None if length is None else microseconds(length)
 
@@ -255,7 +272,14 @@ class Hub:
         self._where = where
         self.streams = Streams(port)
         self.access = Access(port)
-        self._open: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self.groups = Groups(port)
+        self._writings = Writings(port)
+        # Names under which this hub writes transactions, and the epoch of each.
+        self._writers: dict[str, int] = {}
+        self._writers_lock = threading.Lock()
+        self._open: weakref.WeakSet[
+            Producer | Consumer | SeveralConsumer | GroupConsumer | SpreadConsumer | OrderedBatches
+        ] = weakref.WeakSet()
 
     def producer(
         self,
@@ -294,34 +318,161 @@ class Hub:
         self._open.add(producer)
         return producer
 
+    @overload
     def consumer(
         self,
         stream: str,
         *,
-        start: Start = "latest",
+        start: Start = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+        ordering_window: str | timedelta | None = ...,
+        group: None = ...,
+    ) -> Consumer: ...
+
+    @overload
+    def consumer(
+        self,
+        stream: list[str] | tuple[str, ...] | None = ...,
+        *,
+        pattern: str | None = ...,
+        start: Start | Cursors = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+        group: None = ...,
+    ) -> SeveralConsumer: ...
+
+    @overload
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = ...,
+        *,
+        group: str,
+        pattern: str | None = ...,
+        commit: Commit = ...,
+        start: Start | Cursors = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+        spread: Literal[False] = ...,
+    ) -> GroupConsumer: ...
+
+    @overload
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = ...,
+        *,
+        group: str,
+        spread: Literal[True],
+        pattern: str | None = ...,
+        commit: Commit = ...,
+        start: Start | Cursors = ...,
+        follow: bool = ...,
+        prefetch_bytes: int = ...,
+        where: str | None = ...,
+        columns: Sequence[str] | None = ...,
+        on_bad: OnBad = ...,
+    ) -> SpreadConsumer: ...
+
+    def consumer(
+        self,
+        stream: str | Sequence[str] | None = None,
+        *,
+        start: Start | Cursors = "latest",
         follow: bool = True,
         prefetch_bytes: int = PREFETCH_BYTES,
         where: str | None = None,
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
-    ) -> Consumer:
-        """A consumer of one stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
+        ordering_window: str | timedelta | None = None,
+        group: str | None = None,
+        pattern: str | None = None,
+        commit: Commit = "auto",
+        spread: bool = False,
+    ) -> Consumer | SeveralConsumer | GroupConsumer | SpreadConsumer:
+        """A consumer of a stream from `start`: "earliest", "latest", an aware datetime, or a Cursor.
 
         `where` is a SQL expression: only records for which it is true come. `columns` names what is wanted of them.
         `on_bad` says what happens to records that are no rows of the stream's schema: see Consumer.
+        `ordering_window` ("5m"): no record comes after one that the log took later by more than that, whatever their
+        shards; `consumer.watermark` says how far the time has come.
+
+        Several streams may be named, or found by a `pattern` such as "orders-*", also if they come later. With a
+        `group` they are shared with its other members, and reading goes on where the group has committed: see
+        GroupConsumer. With `spread` its members share every shard batch by batch, where order does not matter: see
+        SpreadConsumer.
         """
+        if spread and group is None:
+            raise InvalidSetting("spread=True shares shards among the members of a group: say which, group=...")
+        is_several = pattern is not None or isinstance(stream, list | tuple)
+        if ordering_window is not None and (is_several or group is not None):
+            raise InvalidSetting(
+                "ordering_window is for a consumer that reads all shards of one stream: with a group or several "
+                "streams leave it out, or open a consumer without a group for each stream"
+            )
+        if group is not None:
+            options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
+            kind = SpreadConsumer if spread else GroupConsumer
+            shared = kind(self._port, group, checked_streams(stream, pattern), pattern, start, options, commit)
+            self._open.add(shared)
+            return shared
+        if is_several:
+            options = ReadOptions(follow, prefetch_bytes, where, columns, on_bad)
+            several = SeveralConsumer(self._port, checked_streams(stream, pattern), pattern, start, options)
+            self._open.add(several)
+            return several
+        if isinstance(start, Cursors):
+            raise InvalidSetting("start: these are the cursors of several streams, and this is one")
         consumer = Consumer(
             self._port,
-            stream,
+            stream,  # type: ignore[arg-type]  # what is no text is refused there
             start,
             follow=follow,
             prefetch_bytes=prefetch_bytes,
             where=where,
             columns=columns,
             on_bad=on_bad,
+            ordering_window_us=None if ordering_window is None else _window_us(ordering_window),
         )
         self._open.add(consumer)
         return consumer
+
+    def transaction(self, *, timeout: str | timedelta = "60s", writer: str | None = None) -> Transaction:
+        """Writes to several streams, and cursors of several groups, that become visible together or not at all:
+
+            with hub.transaction() as tx:
+                tx.send("totals", {...})
+                tx.advance(consumer)
+
+        It ends by itself `timeout` after its first write. `writer` is a name: a hub that writes under it later fences
+        this one, whose transactions are then refused.
+        """
+        seconds = microseconds(timeout) / 1_000_000
+        if writer is None:
+            return Transaction(self._port, self._writings, seconds)
+        check_group_name(writer, "writer")
+        # One at a time: of two that open it at once, one would fence the other.
+        with self._writers_lock:
+            if writer not in self._writers:
+                self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
+        return Transaction(self._port, self._writings, seconds, writer, self._writers[writer])
+
+    def sequence(
+        self, stream: str, *, batch: int = 10_000, start: Start = "earliest", follow: bool = True
+    ) -> OrderedBatches:
+        """A stream in a single order over all its shards, the same on every read and for every reader, in batches of
+        `batch` records: see OrderedBatches."""
+        ordered = OrderedBatches(self._port, stream, batch=batch, start=start, follow=follow)
+        self._open.add(ordered)
+        return ordered
 
     def find(self, stream: str, where: str, *, limit: int | None = None, columns: Sequence[str] | None = None) -> Found:
         """The records of a stream, as it is now, for which a SQL expression is true; at most `limit` of them.
@@ -352,11 +503,17 @@ class Hub:
     def close(self) -> None:
         """Flush and close its producers, close its consumers, then the log or the connection. Raises the first error,
         once everything is closed."""
+        self._close(is_clean=True)
+
+    def _close(self, *, is_clean: bool) -> None:
         errors: list[MainstemError] = []
         try:
             for user in list(self._open):
                 try:
-                    user.close()
+                    if isinstance(user, GroupConsumer | SpreadConsumer) and not is_clean:
+                        user.abandon()
+                    else:
+                        user.close()
                 except MainstemError as error:
                     errors.append(error)
         finally:
@@ -367,8 +524,8 @@ class Hub:
     def __enter__(self) -> "Hub":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._close(is_clean=kind is None)
 
     def __repr__(self) -> str:
         return f"<Hub {self._where}>"

@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from mainstem.core.batch import Batch, Buffer
@@ -50,6 +51,8 @@ from mainstem.hub.requests import (
     PendingAppend,
     Request,
     RequestIds,
+    StageRequest,
+    WholeRequest,
     gather,
 )
 from mainstem.hub.stall import Stall
@@ -59,6 +62,7 @@ from mainstem.transport.credentials import Credentials
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
+    Answered,
     AppendDone,
     Call,
     DeleteStreamCall,
@@ -70,6 +74,7 @@ from mainstem.transport.port import (
     checked,
 )
 from mainstem.transport.retry import Attempt, RetryPolicy, RetryRatio
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 from mainstem.transport.wire import Append, Credit, Kind, Message, Welcome, error_from, pack
 
 logger = logging.getLogger("mainstem.hub")
@@ -163,13 +168,7 @@ class RemotePort:
 
         def once(attempt: Attempt) -> Answer:
             nonlocal sent_before
-            answer = Awaited()
-            deadline = self._clock.monotonic() + attempt.timeout
-            self._soon(self._begin, CallRequest(call, deadline, answer.set))
-            # The I/O thread keeps the deadline; the rest is for the case that it has ended meanwhile.
-            if not answer.wait(attempt.timeout + _END_SECONDS):
-                raise DeadlineExceeded(f"{self._where} did not answer in time")
-            result = answer.result
+            result = self._await(partial(CallRequest, call), attempt.timeout)
             if isinstance(result, Answer):
                 return result
             error, sent = result
@@ -187,9 +186,29 @@ class RemotePort:
                 self._schemas.add(stream.schema_id, Schema.parse(stream.schema_bytes))
         return answer
 
+    def _await(self, request: Callable[[float, Callable[[Any], None]], Request], timeout: float) -> Any:
+        """What comes of a request, given its deadline and what to do with the answer."""
+        answer = Awaited()
+        self._soon(self._begin, request(self._clock.monotonic() + timeout, answer.set))
+        # The I/O thread keeps the deadline; the rest is for the case that it has ended meanwhile.
+        if not answer.wait(timeout + _END_SECONDS):
+            raise DeadlineExceeded(f"{self._where} did not answer in time")
+        return answer.result
+
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        self.check_usable()
+
+        def on_answer(result: Any) -> None:
+            done(result if isinstance(result, Answer) else result[0])
+
+        self._soon(self._begin, CallRequest(checked(call), self._clock.monotonic() + timeout, on_answer))
+
     def schema(self, schema: int) -> Schema:
         self.check_usable()
         return self._schemas.get(schema)
+
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        return self._schemas.at_hand(schema)
 
     def _load_schema(self, schema: int) -> Schema:
         return self.call(SchemaCall(schema)).schemas[0].schema
@@ -204,6 +223,25 @@ class RemotePort:
             self._send_appends()
         elif is_large or not self._is_gathering:
             self._wake()
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        self._soon(self._begin, StageRequest(staging, batches, self._clock.monotonic() + timeout, done))
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        self.check_usable()
+        check_may_wait("a commit")
+        # Sent again over the next connection if this one breaks; tried again if the server says so.
+        policy = replace(_CALL, attempt_timeout=timeout, deadline=timeout)
+
+        def once(attempt: Attempt) -> Answer:
+            result = self._await(partial(WholeRequest, staging, batches, call), attempt.timeout)
+            if isinstance(result, Answer):
+                return result
+            raise result[0]
+
+        return retry.call(once, policy=policy, clock=self._clock, randomness=RANDOMNESS, ratio=self._retries)
 
     def can_take(self) -> bool:
         connection = self._link.connection
@@ -224,6 +262,7 @@ class RemotePort:
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> RemoteSubscription:
         self.check_usable()
         subscription = RemoteSubscription(
@@ -233,6 +272,7 @@ class RemotePort:
             ends,
             prefetch_bytes,
             query,
+            window_us,
             give_credit=self._give_credit,
             remove=self._end_subscription,
         )
@@ -347,6 +387,10 @@ class RemotePort:
                 subscription = self._subscriptions.get(message.id)
                 if subscription is not None:
                     subscription.receive(message.header, message.payloads)
+            case Kind.MARK:
+                subscription = self._subscriptions.get(message.id)
+                if subscription is not None:
+                    subscription.mark(message.header)
             case Kind.END:
                 subscription = self._subscriptions.get(message.id)
                 if subscription is not None:

@@ -17,8 +17,18 @@ from mainstem.core.errors import (
     UnknownProducer,
 )
 from mainstem.core.limits import APPEND_BATCHES_MAX, KIB
-from mainstem.transport.port import AppendDone, AppendResult, Call
-from mainstem.transport.wire import Append, Appended, Kind, error_from, pack, version_needed
+from mainstem.transport.port import Answer, AppendDone, AppendResult, Call
+from mainstem.transport.sharing import CommitTransactionCall, Staging
+from mainstem.transport.wire import (
+    VERSION_OF_SHARING,
+    Append,
+    Appended,
+    Kind,
+    Stage,
+    error_from,
+    pack,
+    version_needed,
+)
 
 # More bytes than this are a request of their own; fewer wait for company while another append is under way.
 GATHER_BYTES: Final = 64 * KIB
@@ -155,7 +165,93 @@ class AppendRequest:
         return all(part.is_finished for part in self._parts)
 
 
-Request = CallRequest | AppendRequest
+class StageRequest:
+    """Batches of a transaction. Sent again as they are: they are known by their place in it."""
+
+    is_append = False
+    version = VERSION_OF_SHARING
+    name = "transaction"
+
+    def __init__(self, staging: Staging, batches: Sequence[Batch], deadline: float, done: AppendDone) -> None:
+        self._staging = staging
+        self._batches = batches
+        self._deadline = deadline
+        self._done = done
+        self.sent = 0
+
+    def pack(self, id_: int, now: float) -> list[Buffer]:
+        self.sent += 1
+        left = max(1, min(int((self._deadline - now) * 1000), _TIMEOUT_MS_MAX))
+        header = Stage([batch.header for batch in self._batches], self._staging, left)
+        return pack(Kind.STAGE, id_, header, [batch.payload for batch in self._batches])
+
+    def answer(self, answer: Any, *, is_stalled: bool = False) -> bool:
+        if not isinstance(answer, Appended) or len(answer.bases) != len(self._batches):
+            self.fail(ProtocolError("the server answered a part of a transaction with something else"))
+            return True
+        results: list[AppendResult] = list(answer.bases)
+        for index, error in answer.errors.items():
+            results[index] = error_from(error)
+        self._done(results)
+        return True
+
+    def fail(self, error: MainstemError) -> None:
+        self._done([error] * len(self._batches))
+
+    def expire(self, now: float, where: str, refusal: DiskFull | None = None) -> bool:
+        if now < self._deadline:
+            return False
+        self.fail(_late(where, self.name, self.sent))
+        return True
+
+
+class WholeRequest:
+    """All of a transaction with its commit. Sent again as it is: what was committed has the same answer. `on_answer` as
+    in CallRequest."""
+
+    is_append = False
+    version = VERSION_OF_SHARING
+    name = "transaction"
+
+    def __init__(
+        self,
+        staging: Staging,
+        batches: Sequence[Batch],
+        call: CommitTransactionCall,
+        deadline: float,
+        on_answer: Callable[[Any], None],
+    ) -> None:
+        self._staging = staging
+        self._batches = batches
+        self._call = call
+        self._deadline = deadline
+        self._on_answer = on_answer
+        self.sent = 0
+
+    def pack(self, id_: int, now: float) -> list[Buffer]:
+        self.sent += 1
+        left = max(1, min(int((self._deadline - now) * 1000), _TIMEOUT_MS_MAX))
+        header = Stage([batch.header for batch in self._batches], self._staging, left, self._call)
+        return pack(Kind.STAGE, id_, header, [batch.payload for batch in self._batches])
+
+    def answer(self, answer: Any, *, is_stalled: bool = False) -> bool:
+        if isinstance(answer, Answer):
+            self._on_answer(answer)
+        else:
+            self.fail(ProtocolError("the server answered a transaction with something else"))
+        return True
+
+    def fail(self, error: MainstemError) -> None:
+        self._on_answer((error, self.sent))
+
+    def expire(self, now: float, where: str, refusal: DiskFull | None = None) -> bool:
+        if now < self._deadline:
+            return False
+        self.fail(_late(where, self.name, self.sent))
+        return True
+
+
+Request = CallRequest | AppendRequest | StageRequest | WholeRequest
 
 
 def gather(waiting: deque[PendingAppend]) -> AppendRequest:

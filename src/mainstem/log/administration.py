@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from mainstem.core.batch import TIME_US_MAX
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
@@ -36,7 +37,8 @@ from mainstem.core.placement import HASHES
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import check_index_fields
 from mainstem.log.contents import Contents
-from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, SetSchema, TrimShard
+from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, NoteMoment, SetSchema, TrimShard
+from mainstem.log.group_report import GroupReports
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
@@ -52,6 +54,7 @@ from mainstem.transport.port import (
     Erasure,
     GetStreamCall,
     ListStreamsCall,
+    MomentCall,
     OffsetsAtTimeCall,
     SchemaCall,
     SchemaInfo,
@@ -61,6 +64,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import AbortTransactionCall, GetGroupCall, ListGroupsCall, OpenWriterCall
 
 logger = logging.getLogger("mainstem.log")
 
@@ -113,6 +117,7 @@ class Lookup:
         self._clock = clock
         # Who only reads a folder does not know how it is kept, and takes it that nothing was changed about that.
         self._pace = pace or Pace()
+        self._groups = GroupReports(ledger, clock)
 
     def handle(self, call: Call) -> Answer:
         match call:
@@ -129,10 +134,16 @@ class Lookup:
                 return Answer(schemas=(SchemaInfo(call.id, self._schemas.get(call.id).serialized),))
             case OffsetsAtTimeCall():
                 return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
+            case MomentCall() if not call.settle:
+                return Answer(offsets=self._moment_at(self._require(call.name), call.time_us))
             case StatisticsCall():
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
             case ConnectionsCall():
                 return Answer()  # nobody is connected to a folder
+            case ListGroupsCall():
+                return self._groups.list(call.after)
+            case GetGroupCall():
+                return self._groups.get(call.name, call.after)
             case _:
                 raise ReadOnly("this hub only reads: another process writes the folder, or it was opened read_only")
 
@@ -268,6 +279,10 @@ class Lookup:
             raise unknown_stream(name)
         return row
 
+    def _moment_at(self, row: StreamRow, time_us: int) -> tuple[int, ...]:
+        found = self._ledger.newest_moment(row.id, time_us + 1)
+        return () if found is None else found.ends
+
     def _offsets_at(self, row: StreamRow, time_us: int) -> tuple[int, ...]:
         return tuple(self._offset_at(row, shard, time_us) for shard in range(row.shards))
 
@@ -323,6 +338,10 @@ class Administration(Lookup):
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
                 logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
+            case AbortTransactionCall() | OpenWriterCall():
+                return self._transact(call)
+            case MomentCall() if call.settle:
+                return self._note_moment(call)
             case TrimStreamCall():
                 return self._trim(call)
             case EraseKeyCall():
@@ -331,6 +350,18 @@ class Administration(Lookup):
                 return Answer(counters=self._log.counters(), histograms=self._log.histograms())
             case _:
                 return super().handle(call)
+
+    def _transact(self, call: AbortTransactionCall | OpenWriterCall) -> Answer:
+        if isinstance(call, OpenWriterCall):
+            return Answer(writer_epoch=self._log.open_writer(call.name).epoch)
+        self._log.abort_transaction(call.transaction)
+        return Answer()
+
+    def _note_moment(self, call: MomentCall) -> Answer:
+        row = self._require(call.name)
+        if self._moment_at(row, TIME_US_MAX) != self.info(row, counted=False).ends:
+            self._log.execute(NoteMoment(row.id))
+        return Answer(offsets=self._moment_at(row, call.time_us))
 
     def _alter(self, call: AlterStreamCall) -> Answer:
         row = self._require(call.name)

@@ -18,7 +18,7 @@ A flush that is durable already and finds no room in the ledger is applied again
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -30,7 +30,16 @@ from mainstem.core.events import Event
 from mainstem.core.histogram import COMMIT_SECONDS, FLUSH_BYTES, Histogram
 from mainstem.core.limits import FLUSH_BATCHES_MAX, FLUSH_BYTES_MAX, KIB, MIB, PENDING_BYTES_MAX
 from mainstem.log.disk import is_out_of_space
-from mainstem.log.flush import Appended, Flush, Item, Outcome, Replacement
+from mainstem.log.flush import (
+    Appended,
+    Flush,
+    Item,
+    Outcome,
+    Replacement,
+    TransactionCommitted,
+    WholeTransaction,
+    large_command_bytes,
+)
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import Changes, ShardKey
@@ -48,6 +57,8 @@ _CROWD_BYTES: Final = 256 * KIB
 _LOOK_SECONDS: Final = 0.1
 # What must be free beside the bytes that upkeep wants to store anew.
 _REPLACEMENT_MARGIN: Final = 1 * MIB
+# Commands up to this count as nothing: they are always taken, also on a full disk.
+_COMMAND_BYTES: Final = 4 * KIB
 # How long, and how often, a durable flush that finds no room in the ledger is applied again.
 _LEDGER_SECONDS_MAX: Final = 30.0
 _LEDGER_RETRY_SECONDS: Final = 0.1
@@ -61,7 +72,7 @@ class Submission:
     is submitted.
     """
 
-    __slots__ = ("done", "is_append", "items", "patience", "schemas", "size")
+    __slots__ = ("count", "done", "is_append", "items", "patience", "schemas", "size")
 
     def __init__(
         self, items: Sequence[Item], done: Callable[[Outcomes | MainstemError], None], patience: float = 0.0
@@ -70,7 +81,8 @@ class Submission:
         self.done = done
         self.patience = patience
         self.size = sum(map(_stored_bytes, items))
-        self.is_append = any(isinstance(item, Batch) for item in items)
+        self.is_append = any(isinstance(item, Batch | WholeTransaction) for item in items)
+        self.count = sum(map(_batches_of, items))
         self.schemas: dict[int, int] = {}
 
 
@@ -132,6 +144,8 @@ class Batcher:
         # Told when so much waits that a second thread pays.
         self._crowded = threading.Condition(self._pending_lock)
         self._written = applier.applied
+        # When the last flush that readers can see was written.
+        self._applied_us = 0
         self._failure: MainstemError | None = None
         self._closing = False
         self._roll_wanted = False
@@ -196,6 +210,20 @@ class Batcher:
     @property
     def failure(self) -> MainstemError | None:
         return self._failure
+
+    def settled_us(self) -> int:
+        """A time, as late as can be said now, before which nothing will be stored that readers cannot see yet. Any
+        thread; never waits. 0 if nothing is known."""
+        if self._write_lock.acquire(blocking=False):
+            try:
+                if self._apply_lock.acquire(blocking=False):
+                    try:
+                        return self._file.time_us()
+                    finally:
+                        self._apply_lock.release()
+            finally:
+                self._write_lock.release()
+        return self._applied_us
 
     def add_listener(self, listener: FlushListener) -> None:
         self._listeners = [*self._listeners, listener]
@@ -302,13 +330,13 @@ class Batcher:
                     continue
                 more = sum(length for schema, length in first.schemas.items() if schema not in schemas)
                 is_over = size + first.size + described + more > FLUSH_BYTES_MAX
-                if taken and (is_over or count + len(first.items) > FLUSH_BATCHES_MAX):
+                if taken and (is_over or count + first.count > FLUSH_BATCHES_MAX):
                     break
                 taken.append(self._pending.popleft())
                 size += first.size
                 described += more
                 schemas.update(first.schemas)
-                count += len(first.items)
+                count += first.count
             self._pending_bytes -= size
         return taken
 
@@ -336,15 +364,34 @@ class Batcher:
         self._require_unfenced()
         self._maintenance.before(flush.number)
         changes, outcomes = self._apply_where_room_is(flush)
+        self._applied_us = flush.time_us
         self._file.note_entries(changes.entries)
         # The writer's own commands stand before the submitted items.
         del outcomes[: len(outcomes) - len(items)]
         by_item = {id(item): outcome for item, outcome in zip(items, outcomes, strict=True)}
-        self._hot.append(_appended(items, outcomes))
+        self._keep_hot(items, outcomes)
         deleted = tuple(row.id for row in changes.streams.values() if row.deleted_us)
         notice = FlushNotice({key: row.stable for key, row in changes.shards.items()}, deleted)
         results = [(submission, [by_item[id(item)] for item in submission.items]) for submission in submissions]
         return _Committed(results, notice)
+
+    def _keep_hot(self, items: list[Item], outcomes: Outcomes) -> None:
+        """Let the hot tail have what readers may want next, in the order of its offsets."""
+        fresh: list[FetchedBatch] = []
+        for item, outcome in zip(items, outcomes, strict=True):
+            if isinstance(outcome, Appended):
+                if isinstance(item, Batch) and not outcome.duplicate:
+                    fresh.append(FetchedBatch(outcome.base, _bare(item.header), item.payload))
+            elif isinstance(outcome, TransactionCommitted) and not outcome.duplicate:
+                if isinstance(item, WholeTransaction):
+                    fresh += _numbered(item, outcome)
+                    continue
+                # What it has staged before is on the disk: the tails of these shards begin anew behind it.
+                broken = {(stream, shard) for stream, shard, _, _ in outcome.offsets}
+                for key in broken:
+                    self._hot.break_off(key)
+                fresh = [batch for batch in fresh if (batch.header.stream, batch.header.shard) not in broken]
+        self._hot.append(fresh)
 
     # A full disk.
 
@@ -484,17 +531,24 @@ def _schemas(submissions: Sequence[Submission]) -> dict[int, int]:
 
 
 def _stored_bytes(item: Item) -> int:
-    """Bytes of payload and statistics that an item adds to a block."""
+    """Bytes of payload and statistics that an item adds to a block, and those of a command that is not small."""
     if isinstance(item, Batch):
         return item.header.stored_len + len(item.header.statistics)
-    if isinstance(item, Replacement):
+    if isinstance(item, Replacement | WholeTransaction):
         return sum(batch.header.stored_len + len(batch.header.statistics) for batch in item.batches)
-    return 0
+    return size if (size := large_command_bytes(item)) > _COMMAND_BYTES else 0
+
+
+def _batches_of(item: Item) -> int:
+    """What an item counts for in the limit of batches in a flush."""
+    return len(item.batches) if isinstance(item, WholeTransaction) else 1
 
 
 def _bare(header: BatchHeader) -> BatchHeader:
-    """For readers, who get the records themselves."""
-    return msgspec.structs.replace(header, statistics=b"")
+    """For readers, who get the records themselves, and whatever they see is committed."""
+    if header.statistics or header.transaction:
+        return msgspec.structs.replace(header, statistics=b"", transaction=0)
+    return header
 
 
 def _is_large(submission: Submission) -> bool:
@@ -503,7 +557,8 @@ def _is_large(submission: Submission) -> bool:
 
 
 def _in_order(submissions: list[Submission]) -> list[Item]:
-    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard."""
+    """Commands first, then batches by shard, each shard's in the order they came: one run of bytes per shard. What is
+    staged comes last, by transaction and shard."""
     commands: list[Item] = []
     batches: list[Batch] = []
     for submission in submissions:
@@ -513,18 +568,20 @@ def _in_order(submissions: list[Submission]) -> list[Item]:
             else:
                 commands.append(item)
     if len(batches) > 1:
-        batches.sort(key=_shard_of)
+        batches.sort(key=_run_of)
     commands.extend(batches)
     return commands
 
 
-def _shard_of(batch: Batch) -> ShardKey:
-    return (batch.header.stream, batch.header.shard)
+def _run_of(batch: Batch) -> tuple[int, int, int]:
+    header = batch.header
+    return (header.transaction, header.stream, header.shard)
 
 
-def _appended(items: list[Item], outcomes: Outcomes) -> list[FetchedBatch]:
-    return [
-        FetchedBatch(outcome.base, _bare(item.header) if item.header.statistics else item.header, item.payload)
-        for item, outcome in zip(items, outcomes, strict=True)
-        if isinstance(item, Batch) and isinstance(outcome, Appended) and not outcome.duplicate
-    ]
+def _numbered(item: WholeTransaction, outcome: TransactionCommitted) -> Iterator[FetchedBatch]:
+    """The batches of a transaction where they stand now."""
+    places = {(stream, shard): base for stream, shard, base, _ in outcome.offsets}
+    for batch in item.batches:
+        key = (batch.header.stream, batch.header.shard)
+        yield FetchedBatch(places[key], _bare(batch.header), batch.payload)
+        places[key] += batch.header.count

@@ -315,7 +315,9 @@ class BlockCheck:
         where = f"bytes {damage.begin} to {damage.end - 1} are not what was written ({damage.reason})"
         losses = self._losses_in(block, damage.begin, damage.end)
         if not losses and self._ledger is not None:
-            what = f"{where}; no record that can be read is affected"
+            is_staged = damage.header is not None and damage.header.kind == FrameKind.STAGED
+            whose = ": a batch that was staged in a transaction and not committed" if is_staged else ""
+            what = f"{where}; no record that can be read is affected{whose}"
             file = self._blocks.where(block)
             return Finding(Severity.WARNING, "bytes-damaged", what, self._commands.salvage(file), file, damage.begin)
         code = "records-damaged" if losses else "bytes-damaged"

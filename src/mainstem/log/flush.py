@@ -11,6 +11,7 @@ import msgspec
 
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
 from mainstem.core.errors import MainstemError
+from mainstem.core.statistics import summary
 
 # Ids are drawn from these at random.
 PRODUCER_ID_MAX: Final = (1 << 63) - 1
@@ -157,6 +158,12 @@ class NoteUpkeep(msgspec.Struct, frozen=True, tag="note_upkeep"):
     compacted: int = 0
 
 
+class NoteMoment(msgspec.Struct, frozen=True, tag="note_moment"):
+    """Where the shards of a stream end before this flush is noted, if they have grown since it was last."""
+
+    stream: int
+
+
 class HurryBlocks(msgspec.Struct, frozen=True, tag="hurry_blocks"):
     """Everything of this stream that nothing points to any more should be off the disk by this time."""
 
@@ -190,6 +197,129 @@ class BeginEpoch(msgspec.Struct, frozen=True, tag="begin_epoch"):
     created_us: int
 
 
+# A place in a shard: stream, shard, offset.
+Position = tuple[int, int, int]
+
+
+class AssignShards(msgspec.Struct, frozen=True, tag="assign"):
+    """Other owners for shards of a group, as (stream, shard, member), 0 for nobody; shards that are not named keep
+    theirs. The group comes into being with its first one. `generation` must be the present one + 1, which is 1 for a
+    new group: a coordinator that does not know what another has done is refused.
+
+    A shard that the group never had gets its cursor: the offset in `starts`, else where the shard starts.
+    """
+
+    group: str
+    generation: int
+    assigned: tuple[tuple[int, int, int], ...]
+    time_us: int
+    starts: tuple[Position, ...] = ()
+
+
+class CommitCursors(msgspec.Struct, frozen=True, tag="commit_cursors"):
+    """A member of a group has read so far, in all of these shards or none. It must own each of them; member 0 may
+    commit in shards that nobody owns. Cursors never go back.
+
+    `generation` is the newest that the member knew when it had read so far: in a shard that it got later, after another
+    had it, it may not commit what it read before. None asks for no such check.
+    """
+
+    group: str
+    member: int
+    offsets: tuple[Position, ...]
+    time_us: int
+    generation: int | None = None
+
+
+class ResetGroup(msgspec.Struct, frozen=True, tag="reset_group"):
+    """Other cursors for a group without members, in any direction. Begins a generation."""
+
+    group: str
+    offsets: tuple[Position, ...]
+    time_us: int
+
+
+class DeleteGroup(msgspec.Struct, frozen=True, tag="delete_group"):
+    """A group without members goes, with its cursors."""
+
+    group: str
+
+
+class StagedFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A staged batch: where its frame lies, and what its entry will say of it. `summary` is that of its statistics."""
+
+    block: int
+    position: int
+    length: int
+    stream: int
+    shard: int
+    count: int
+    generation: int
+    schema_id: int
+    time_high: int
+    summary: bytes = b""
+
+    @classmethod
+    def of(cls, header: BatchHeader, block: int, position: int, length: int) -> "StagedFrame":
+        return cls(
+            block,
+            position,
+            length,
+            header.stream,
+            header.shard,
+            header.count,
+            header.generation,
+            header.schema_id,
+            header.time_high,
+            summary(header.statistics),
+        )
+
+
+class GroupCursors(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a member of a group has come: see CommitCursors."""
+
+    group: str
+    member: int
+    offsets: tuple[Position, ...]
+    generation: int | None = None
+
+
+class OpenWriter(msgspec.Struct, frozen=True, tag="open_writer"):
+    """Whoever wrote transactions under this name is replaced: the next epoch of it begins."""
+
+    name: str
+    time_us: int
+
+
+class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
+    """Staged batches get their offsets and cursors move, all of it or nothing.
+
+    `batches` is how many its client has staged; if these are not all of them, it is refused. One that was committed
+    before gets its offsets again. `writer` and `epoch` are those of its writer, if it has a name.
+
+    A small one is staged and committed in one flush: then `frames` says how many staged frames stand right behind the
+    command, and `staged` is empty.
+    """
+
+    id: int
+    batches: int
+    staged: tuple[StagedFrame, ...]
+    cursors: tuple[GroupCursors, ...]
+    time_us: int
+    writer: str = ""
+    epoch: int = 0
+    frames: int = 0
+
+
+class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions"):
+    """The first `limit` of the transactions that ended before this time are forgotten, and all writers last seen before
+    another."""
+
+    before_us: int
+    limit: int
+    writers_before_us: int
+
+
 Command = (
     CreateStream
     | AlterStream
@@ -203,12 +333,34 @@ Command = (
     | DropEntries
     | ReplaceEntries
     | NoteUpkeep
+    | NoteMoment
     | HurryBlocks
     | ForgetBlock
     | ForgetStream
     | BeginEpoch
+    | AssignShards
+    | CommitCursors
+    | ResetGroup
+    | DeleteGroup
+    | OpenWriter
+    | CommitTransaction
+    | ForgetTransactions
     | ChangeAccess
 )
+
+
+def large_command_bytes(command: Command) -> int:
+    """About how large a command is that can be large, so that not too many are in one flush; 0 for others."""
+    match command:
+        case AssignShards():
+            return 32 * (len(command.assigned) + len(command.starts))
+        case CommitCursors() | ResetGroup():
+            return 32 * len(command.offsets)
+        case CommitTransaction():
+            cursors = sum(len(each.offsets) for each in command.cursors)
+            return sum(72 + len(frame.summary) for frame in command.staged) + 32 * cursors
+    return 0
+
 
 encode_command = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -218,6 +370,10 @@ def decode_command(payload: bytes | memoryview) -> Command:
     return _decoder.decode(payload)
 
 
+class StagedBatch(Batch, frozen=True, gc=False):
+    """A batch of a transaction that is not committed yet: durable, and of no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
     """A batch of a flush and where its frame lies."""
@@ -225,6 +381,13 @@ class WrittenBatch:
     header: BatchHeader
     position: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStaged:
+    """A staged batch of a flush and where its frame lies."""
+
+    batch: WrittenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,20 +406,37 @@ class WrittenReplacement:
     frames: tuple[WrittenBatch, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WholeTransaction:
+    """All batches of a transaction, with the command that commits it."""
+
+    command: CommitTransaction
+    batches: tuple[StagedBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTransaction:
+    """The same, when its frames lie where they lie."""
+
+    command: CommitTransaction
+    frames: tuple[WrittenBatch, ...]
+
+
 # What is handed to a flush, and the same when it is written.
-Item = Batch | Command | Replacement
-WrittenItem = WrittenBatch | Command | WrittenReplacement
+Item = Batch | Command | Replacement | WholeTransaction
+WrittenItem = WrittenBatch | WrittenStaged | Command | WrittenReplacement | WrittenTransaction
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What one commit frame makes true: items in the order of their frames."""
+    """What one commit frame makes true: items in the order of their frames. `notes_moments`: see rules/moments.py."""
 
     number: int
     block: int
     commit_position: int
     time_us: int
     items: tuple[WrittenItem, ...]
+    notes_moments: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,4 +462,37 @@ class Done:
     rows: int = 0
 
 
-Outcome = Appended | Rejected | Done
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The batch is durable at this place of a block."""
+
+    block: int
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The owners are noted. `cursors` has that of the group, as of now, in every shard that was given to somebody."""
+
+    generation: int
+    cursors: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOpened:
+    """Transactions of this writer have this epoch from now on."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCommitted:
+    """The transaction is committed: in each shard, as (stream, shard, base, count), its records stand from `base` on in
+    the order in which they were staged. `duplicate` if it was committed before."""
+
+    offsets: tuple[tuple[int, int, int, int], ...]
+    duplicate: bool = False
+
+
+Outcome = Appended | Rejected | Done | Staged | Assigned | WriterOpened | TransactionCommitted

@@ -9,7 +9,7 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
          0    4 magic             b"MSF1"
          4    4 header_crc        crc32c of bytes 8 to header_len, statistics included
          8    1 version           1
-         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer
+         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer, 6 staged
         10    1 encoding          of the payload
         11    1 layout            of the payload
         12    4 header_len        136 + statistics
@@ -32,13 +32,17 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
        104    8 applied           the last flush applied to the ledger when this was written
        112    8 time_low          microseconds since 1970
        120    8 time_high
-       128    8 transaction
+       128    8 transaction       of a staged frame
 
 A moved frame holds a batch that was written before and is stored anew: its `producer` is the batch's first offset, its
 `sequence` the number of offsets it covers. Moved frames stand behind the command that says what they replace.
 
+A staged frame holds a batch of a transaction. It means nothing until a command of a later flush commits the transaction
+and names it by its place, or where it stands right behind such a command; then it is like a data frame.
+
 The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc32c of every header_crc of the flush
-in order), reserved u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py).
+in order), rules u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py). `rules` has bit 0 set if moments are
+noted when the flush is applied: what earlier programs wrote has none, however often it is applied.
 
 Block header, 64 bytes: magic b"MSBLOCK1", header_crc u32 (of bytes 12 to 64), version u32, block u64, log uuid 16
 bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64 (crc, then zero padding to 64).
@@ -64,6 +68,7 @@ FRAME_BYTES: Final = FRAME.size
 _FRAME_BODY = struct.Struct("<BBBBIQIIIIIIQIIQQQIIQQqqQ")
 _FRAME_HEAD = struct.Struct("<II")
 COMMIT = struct.Struct("<QIIQQ")
+_NOTES_MOMENTS: Final = 1
 BLOCK_HEADER = struct.Struct("<8sIIQ16sIIQq")
 BLOCK_HEADER_BYTES: Final = 64
 BLOCK_MAGIC: Final = b"MSBLOCK1"
@@ -87,6 +92,11 @@ class FrameKind(IntEnum):
     COMMAND = 3
     COMMIT = 4
     FOOTER = 5
+    STAGED = 6
+
+
+# Frames that hold records.
+BATCH_KINDS: Final = (FrameKind.DATA, FrameKind.MOVED, FrameKind.STAGED)
 
 
 class FrameHeader(NamedTuple):
@@ -148,7 +158,8 @@ class FrameHeader(NamedTuple):
             self.generation,
             self.time_low,
             self.time_high,
-            self.transaction,
+            # Readers see of a transaction only what is committed, and that is like the rest.
+            0 if self.kind == FrameKind.STAGED else self.transaction,
             statistics,
             self.span if self.span != self.count else 0,
         )
@@ -181,6 +192,7 @@ class Commit:
     flush_crc: int
     checkpoint_begun: int
     checkpoint_done: int
+    notes_moments: bool
 
 
 def _padded(length: int) -> int:
@@ -209,6 +221,9 @@ class FlushWriter:
     def add_data(self, header: BatchHeader, payload: Buffer) -> int:
         return self._add(FrameKind.DATA, header, payload)
 
+    def add_staged(self, header: BatchHeader, payload: Buffer) -> int:
+        return self._add(FrameKind.STAGED, header, payload)
+
     def add_moved(self, base: int, header: BatchHeader, payload: Buffer) -> int:
         """A batch that has its offsets already, from `base` on."""
         span = header.span or header.count
@@ -222,7 +237,7 @@ class FlushWriter:
         return self._add(FrameKind.FOOTER, _plain_header(payload, count, now_us), payload)
 
     def add_commit(self, now_us: int, checkpoint_begun: int, checkpoint_done: int) -> int:
-        payload = COMMIT.pack(self._first, crc32c(self._crcs), 0, checkpoint_begun, checkpoint_done)
+        payload = COMMIT.pack(self._first, crc32c(self._crcs), _NOTES_MOMENTS, checkpoint_begun, checkpoint_done)
         return self._add(FrameKind.COMMIT, _plain_header(payload, len(self.positions), now_us), payload)
 
     def _add(self, kind: FrameKind, header: BatchHeader, payload: Buffer) -> int:
@@ -337,8 +352,8 @@ def payload_of(data: Buffer, at: int, header: FrameHeader) -> memoryview:
 def parse_commit(header: FrameHeader, payload: Buffer) -> Commit:
     if len(payload) != COMMIT.size:
         raise FrameDamaged(header.position, "commit frame of the wrong size")
-    first, crc, _, begun, done = COMMIT.unpack(payload)
-    return Commit(first, crc, begun, done)
+    first, crc, rules, begun, done = COMMIT.unpack(payload)
+    return Commit(first, crc, begun, done, bool(rules & _NOTES_MOMENTS))
 
 
 def flush_crc(headers: Sequence[FrameHeader]) -> int:

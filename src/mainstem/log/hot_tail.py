@@ -24,9 +24,10 @@ _GONE: Final = FetchedBatch(0, BatchHeader(*(0,) * 15), b"")
 class _ShardTail:
     """The batches of one shard, oldest first, from `head` on."""
 
-    __slots__ = ("batches", "head")
+    __slots__ = ("batches", "head", "key")
 
-    def __init__(self) -> None:
+    def __init__(self, key: ShardKey) -> None:
+        self.key = key
         self.batches: list[FetchedBatch] = []
         self.head = 0
 
@@ -55,8 +56,9 @@ class HotTail:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._shards: dict[ShardKey, _ShardTail] = {}
-        # The shard of every batch, oldest first.
-        self._order: deque[ShardKey] = deque()
+        # The tail of every batch, oldest first; of those that were broken off, some still.
+        self._order: deque[_ShardTail] = deque()
+        self._broken_off = 0
         self._lock = threading.Lock()
 
     def append(self, batches: list[FetchedBatch]) -> None:
@@ -66,13 +68,28 @@ class HotTail:
                 key = (batch.header.stream, batch.header.shard)
                 tail = self._shards.get(key)
                 if tail is None:
-                    tail = self._shards[key] = _ShardTail()
+                    tail = self._shards[key] = _ShardTail(key)
                 assert tail.is_empty or tail.batches[-1].end == batch.base, "the hot tail has no gaps"
                 tail.batches.append(batch)
-                self._order.append(key)
+                self._order.append(tail)
                 self._bytes += batch.header.stored_len + _OVERHEAD_BYTES
             while self._bytes > self._bytes_max:
                 self._drop_oldest()
+
+    def break_off(self, key: ShardKey) -> None:
+        """Let go of all batches of a shard: others stand behind them that are not here."""
+        with self._lock:
+            tail = self._shards.pop(key, None)
+            if tail is None:
+                return
+            left = tail.batches[tail.head :]
+            self._bytes -= sum(batch.header.stored_len + _OVERHEAD_BYTES for batch in left)
+            tail.batches, tail.head = [], 0
+            # Their places in the order are given up many at a time, so that this costs what the shard has.
+            self._broken_off += len(left)
+            if 2 * self._broken_off > len(self._order) + _CUT_COUNT:
+                self._order = deque(other for other in self._order if not other.is_empty)
+                self._broken_off = 0
 
     def forget(self, key: ShardKey, before: int) -> None:
         """Let go of the batches of a shard that begin below `before`: what they hold is no longer to be seen."""
@@ -85,9 +102,9 @@ class HotTail:
             self._bytes -= sum(batch.header.stored_len + _OVERHEAD_BYTES for batch in gone)
             tail.batches, tail.head = kept, 0
             left = len(gone)
-            order: deque[ShardKey] = deque()
+            order: deque[_ShardTail] = deque()
             for other in self._order:
-                if other == key and left:
+                if other is tail and left:
                     left -= 1
                 else:
                     order.append(other)
@@ -96,11 +113,13 @@ class HotTail:
                 del self._shards[key]
 
     def _drop_oldest(self) -> None:
-        key = self._order.popleft()
-        tail = self._shards[key]
+        tail = self._order.popleft()
+        if not tail.batches:
+            self._broken_off -= 1
+            return
         self._bytes -= tail.drop_oldest().header.stored_len + _OVERHEAD_BYTES
         if tail.is_empty:
-            del self._shards[key]
+            del self._shards[tail.key]
 
     def find(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
         """Batches from the one that holds `offset`, about `bytes_max` of them, at least one; [] if it is not here."""

@@ -23,15 +23,25 @@ from mainstem.core.events import Event
 from mainstem.core.histogram import Distribution
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
-from mainstem.core.names import check_stream_name
+from mainstem.core.names import check_group_name, check_stream_name
 from mainstem.core.schema import Schema
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.contents import Promote, never_promoted
 from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
 from mainstem.log.figures import folder_figures
-from mainstem.log.flush import Command, Done, Rejected, Replacement
+from mainstem.log.flush import (
+    Command,
+    Done,
+    GroupCursors,
+    OpenWriter,
+    Outcome,
+    Rejected,
+    Replacement,
+    WriterOpened,
+)
 from mainstem.log.folder import Folder, FolderLock, require_no_backup
+from mainstem.log.groups import Groups
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.apply import Applier
 from mainstem.log.ledger.base import GenerationRow, ShardKey, ShardRow, StreamRow
@@ -40,6 +50,7 @@ from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
 from mainstem.log.recovery import Recovered, Recovery
 from mainstem.log.space import Space
+from mainstem.log.transactions import NO_WRITER, TRANSACTION_SECONDS_DEFAULT, Transactions, Writer
 from mainstem.log.upkeep import Pace, Upkeep
 from mainstem.log.writer import FlushFile, WriterIdentity
 
@@ -144,6 +155,8 @@ class Log:
         self.batcher = Batcher(file, self._applier, self.hot, self._maintenance, self.space, self.clock)
         self.ledger = _LiveLedger(self._applier, self._entries, self.schemas, identity.ledger_epoch)
         self.reader = LogReader(self.ledger, folder.blocks, self.hot)
+        self.transactions = Transactions(self.batcher.submit, lambda: file.block, self.clock)
+        self.groups = Groups(self.ledger, self.batcher.submit, self.execute, self.clock)
         self._upkeep_ledger = SqliteLedgerReader(folder.ledger)
         opened.callback(self._upkeep_ledger.close)
         # Not begun here: whoever opens the log decides whether a thread keeps it.
@@ -196,13 +209,72 @@ class Log:
 
     def execute(self, item: Command | Replacement) -> Done:
         """Carry out one command and wait for it, driving the commit in this thread."""
+        outcome = self._outcome(item)
+        assert isinstance(outcome, Done)
+        return outcome
+
+    def _outcome(self, item: Command | Replacement) -> Outcome:
         waiter = Waiter()
         self.batcher.submit(Submission((item,), waiter.set))
         outcome = waiter.wait(self.batcher)[0]
         if isinstance(outcome, Rejected):
             raise outcome.error
-        assert isinstance(outcome, Done)
         return outcome
+
+    # Transactions; see there.
+
+    def stage(
+        self,
+        transaction: int,
+        index: int,
+        batches: Sequence[Batch],
+        done: Callable[[Outcomes | MainstemError], None],
+        *,
+        timeout: float = TRANSACTION_SECONDS_DEFAULT,
+        writer: Writer = NO_WRITER,
+        patience: float = 0.0,
+    ) -> None:
+        """Write batches of a transaction, durably and without effect; `done` gets a `Staged` for each."""
+        self.transactions.stage(transaction, index, batches, done, timeout=timeout, writer=writer, patience=patience)
+
+    def commit_transaction(
+        self,
+        transaction: int,
+        batches: int,
+        cursors: Sequence[GroupCursors],
+        done: Callable[[Outcomes | MainstemError], None],
+        *,
+        writer: Writer = NO_WRITER,
+    ) -> None:
+        """Make all `batches` of a transaction visible and move cursors, or nothing; `done` gets `TransactionCommitted`
+        or `Rejected`."""
+        self.transactions.commit(transaction, batches, cursors, done, writer=writer)
+
+    def commit_whole(
+        self,
+        transaction: int,
+        batches: Sequence[Batch],
+        cursors: Sequence[GroupCursors],
+        done: Callable[[Outcomes | MainstemError], None],
+        *,
+        writer: Writer = NO_WRITER,
+        patience: float = 0.0,
+    ) -> None:
+        """The same for a transaction of which nothing is written yet, in one flush."""
+        self.transactions.commit_whole(transaction, batches, cursors, done, writer=writer, patience=patience)
+
+    def abort_transaction(self, transaction: int) -> bool:
+        """Forget what was staged; whether the transaction was open."""
+        return self.transactions.abort(transaction)
+
+    def open_writer(self, name: str) -> Writer:
+        """Write transactions under this name from now on, and fence whoever did before. Waits for the ledger."""
+        check_group_name(name, "writer")
+        opened = self._outcome(OpenWriter(name, self.clock.now_us()))
+        assert isinstance(opened, WriterOpened)
+        writer = Writer(name, opened.epoch)
+        self.transactions.fence(writer)
+        return writer
 
     def commit_nothing(self) -> None:
         """An empty flush, for what a flush does beside carrying items: a new block, a checkpoint."""
@@ -223,7 +295,11 @@ class Log:
             "pending_bytes": self.batcher.pending_bytes,
             "hot_tail_bytes": self.hot.bytes,
             "block_reads": self.reader.disk_reads,
+            "block_read_bytes": self.reader.disk_bytes,
+            "shared_reads_bytes": self.reader.shared.bytes,
             "bytes_written": self._file.bytes_written,
+            "groups": self._applier.group_count,
+            **self.transactions.counters(),
             **self.upkeep.counters(),
             "bytes_since_snapshot": self._maintenance.bytes_since_snapshot,
             "snapshot_errors": self._maintenance.snapshot_errors,
@@ -320,11 +396,17 @@ class _Kept:
         self.commit_nothing = log.commit_nothing
         self.is_disk_full = log.space.look
         self.has_failed = lambda: log.batcher.failure is not None
-        self.forget_hot = log.hot.forget
+        self._hot, self.forget_shared = log.hot, log.reader.shared.forget
         self.request_roll = log.batcher.request_roll
         self.request_snapshot = log._maintenance.request_snapshot
+        self.pinned = log.transactions.pinned
+        self.end_overdue = log.transactions.tick
         self.streams = log._applier.streams
         self.shard = log._applier.shard
+
+    def forget_hot(self, key: ShardKey, before: int) -> None:
+        self._hot.forget(key, before)
+        self.forget_shared(key)
 
 
 class _Missing(NamedTuple):
@@ -343,6 +425,8 @@ class _LiveLedger:
         self._entries = entries
         self.load_schema = schemas.find
         self.load_versions = entries.load_versions
+        self.load_moments = entries.load_moments
+        self.newest_moment = entries.newest_moment
         self._epoch = epoch
         self.applied = entries.applied
         self.entries_from = entries.entries_from
@@ -353,6 +437,9 @@ class _LiveLedger:
         self.dead_totals = entries.dead_totals
         self.dead_bytes = entries.dead_bytes
         self.statistics_bytes = entries.statistics_bytes
+        self.group_named = entries.group_named
+        self.list_groups = entries.list_groups
+        self.list_group_shards = entries.list_group_shards
         # A restore is an epoch of its own: while a process writes, there is no other.
         self._restored = entries.restored()
         # For each batch that comes: every call counts.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from mainstem.core import pieces
@@ -14,23 +15,26 @@ from mainstem.core.limits import (
     READ_ENTRIES_MAX,
     RECENT_READS_BYTES_MAX,
     RECENT_STATISTICS_BYTES_MAX,
+    SHARED_READS_BYTES_MAX,
+    SHARED_READS_BYTES_MIN,
 )
 from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.statistics import length_of, pieces_in
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.frame import (
+    BATCH_KINDS,
     FRAME_BYTES,
     FrameDamaged,
     FrameHeader,
-    FrameKind,
     parse_header,
     payload_of,
     statistics_of,
 )
 from mainstem.log.hot_tail import HotTail
-from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, ShardRow, StreamRow
+from mainstem.log.ledger.base import Entry, GenerationRow, LedgerReader, MomentRow, ShardRow, StreamRow
 from mainstem.log.read_ahead import Begun, ReadAhead
-from mainstem.log.recent_reads import RecentReads
+from mainstem.log.recent_reads import RecentBytes, RecentReads
+from mainstem.log.shared_reads import SharedReads, about
 
 # What comes last in a shard is looked into without asking the ledger if it is not more than this.
 _TAIL_BYTES_MAX: Final = 32 * 1_024
@@ -59,14 +63,19 @@ class LogReader:
         self._ledger = ledger
         self._blocks = blocks
         self._hot = hot
-        self._recent = RecentReads(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        self._recent = RecentBytes(self._read_block, RECENT_READS_BYTES_MAX if recent_bytes is None else recent_bytes)
+        # Only who hears of erasures may remember batches by their offsets: who has the hot tail.
+        self.shared = SharedReads(SHARED_READS_BYTES_MAX if hot is not None else 0, SHARED_READS_BYTES_MIN)
         self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
         self._ahead = ReadAhead()
+        # Reads of blocks, and the bytes they brought.
         self.disk_reads = 0
+        self.disk_bytes = 0
 
     def close(self) -> None:
-        """Read ahead no more."""
+        """Read ahead no more, and nothing from memory: who reads on is told that the log is closed."""
         self._ahead.close()
+        self.shared.close()
 
     def shard(self, stream: int, shard: int) -> ShardRow:
         """Where the shard starts and ends now."""
@@ -86,11 +95,24 @@ class LogReader:
         if offset >= end:
             return []
         hot = self._find_hot(stream.id, shard, offset, bytes_max)
-        return hot or list(
-            self._from_entries(
-                stream, shard, offset, entries_max, lambda entries: self._batches(stream, entries, offset, bytes_max)
-            )
-        )
+        if hot:
+            return hot
+        shared = self.shared.find((stream.id, shard), None, offset)
+        if shared is not None:
+            return shared.after(offset, bytes_max)
+        version = self.shared.version
+        known = self.shared.next_base((stream.id, shard), None, offset)
+        # Also if he wants less now: the rest is what he, and others, want next.
+        size = bytes_max if self._hot is None else max(bytes_max, READ_BYTES_MAX)
+
+        def read(entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
+            unknown = [entry for entry in entries if known is None or entry.base < known]
+            return self._batches(stream, unknown, offset, size)
+
+        batches = list(self._from_entries(stream, shard, offset, entries_max, read))
+        if batches:
+            self.shared.keep((stream.id, shard), None, batches, version)
+        return about(batches, bytes_max)
 
     def walk(
         self,
@@ -204,10 +226,17 @@ class LogReader:
         if batches:
             return _Brought(batches)
         try:
-            batches.extend(self._run(stream, run.entries, offset, part))
+            batches.extend(self._run(stream, self._known(run.entries), offset, part))
         except (DataLoss, _FileMissing) as error:
             return _Brought(batches, error)
         return _Brought(batches)
+
+    def _known(self, entries: list[Entry]) -> list[Entry]:
+        """Those of the first of these entries that were read a moment ago, for whoever can ask for the others later;
+        all if there are none."""
+        end = entries[0].position + self._recent.known(entries[0].block, entries[0].position)
+        known = list(takewhile(lambda entry: entry.position + entry.length <= end, entries))
+        return known or entries
 
     def _find_hot(self, stream: int, shard: int, offset: int, bytes_max: int) -> list[FetchedBatch]:
         return self._hot.find(stream, shard, offset, bytes_max) if self._hot is not None else []
@@ -231,7 +260,7 @@ class LogReader:
         if not length:
             return b""
         try:
-            return self._statistics.read(entry.block, entry.position, FRAME_BYTES + length)
+            return bytes(self._statistics.read(entry.block, entry.position, FRAME_BYTES + length))
         except (FrameDamaged, BlockMissing, OSError):
             return b""
 
@@ -252,6 +281,15 @@ class LogReader:
     def generations(self, stream: int) -> Sequence[GenerationRow]:
         """The changes of its number of shards, the oldest first."""
         return self._ledger.load_generations(stream)
+
+    def moments(self, stream: int, after_us: int, limit: int) -> Sequence[MomentRow]:
+        """Where its shards stood at times after this one, the oldest first. Whoever has read a record that is stored
+        behind a moment finds that moment."""
+        return self._ledger.load_moments(stream, after_us, limit)
+
+    def moment_before(self, stream: int, time_us: int) -> MomentRow | None:
+        """The last of them before this time."""
+        return self._ledger.newest_moment(stream, time_us)
 
     def versions(self, stream: int) -> Mapping[int, int]:
         """The newest version that each schema of a stream is, by the schema's id."""
@@ -329,7 +367,7 @@ class LogReader:
                 base += header.span
                 at += header.total_len
 
-    def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> bytes:
+    def _load(self, stream: StreamRow, run: list[Entry], wanted: int) -> Buffer:
         first, last = run[0], run[-1]
         length = last.position + last.length - first.position
         try:
@@ -342,8 +380,10 @@ class LogReader:
             raise self._damaged(stream, first, wanted, last.end - 1, first.position, str(error)) from error
 
     def _read_block(self, block: int, position: int, length: int) -> bytes:
+        data = self._blocks.read(block, position, length)
         self.disk_reads += 1
-        return self._blocks.read(block, position, length)
+        self.disk_bytes += len(data)
+        return data
 
     def _end_in_block(self, entry: Entry) -> int:
         """Where the shard leaves the block of this entry: a missing file is told as one range."""
@@ -356,7 +396,9 @@ class LogReader:
             if not following:
                 return entry.end
 
-    def _header(self, stream: StreamRow, data: bytes, at: int, position: int, entry: Entry, wanted: int) -> FrameHeader:
+    def _header(
+        self, stream: StreamRow, data: Buffer, at: int, position: int, entry: Entry, wanted: int
+    ) -> FrameHeader:
         try:
             header = parse_header(data, at, position, entry.block)
             if not _is_of(header, entry):
@@ -367,7 +409,7 @@ class LogReader:
             raise self._damaged(stream, entry, wanted, entry.end - 1, error.position, error.reason) from error
 
     def _checked(
-        self, stream: StreamRow, data: bytes, at: int, header: FrameHeader, base: int, wanted: int
+        self, stream: StreamRow, data: Buffer, at: int, header: FrameHeader, base: int, wanted: int
     ) -> memoryview:
         try:
             return payload_of(data, at, header)
@@ -404,8 +446,7 @@ def _without_records(entry: Entry) -> FetchedBatch:
 
 def _is_of(header: FrameHeader, entry: Entry) -> bool:
     """Whether a frame holds a batch, and one of the entry's shard."""
-    is_batch = header.kind in (FrameKind.DATA, FrameKind.MOVED)
-    return is_batch and (header.stream, header.shard) == (entry.stream, entry.shard)
+    return header.kind in BATCH_KINDS and (header.stream, header.shard) == (entry.stream, entry.shard)
 
 
 def _pieces_of(entry: Entry, part: Part) -> slice | None:

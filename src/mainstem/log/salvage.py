@@ -6,6 +6,7 @@ does not is counted and named by its bytes. Where records have which offsets is 
 - from the footer, if the block has one that can be read: it also says which batches the log took, so that refused and
   repeated ones are left out;
 - from moved frames, which carry their offsets themselves;
+- not of staged frames that the footer does not name: their transaction was committed in another block, or never;
 - else not at all: the offset is null, and the order is that of the file.
 
 Schemas of rows are said in the block before the first of them; where that is damaged, whoever calls may tell them. Rows
@@ -42,6 +43,7 @@ from mainstem.log.disk import LocalDisk
 from mainstem.log.flush import Command, CreateStream, DeleteStream, DescribeSchema, decode_command
 from mainstem.log.frame import (
     ALIGNMENT,
+    BATCH_KINDS,
     BLOCK_HEADER_BYTES,
     FRAME,
     FRAME_BYTES,
@@ -116,6 +118,8 @@ class SalvageReport:
     records_without_offset: int = 0
     # Batches that the log refused or had already, as the footer tells.
     batches_left_out: int = 0
+    # Batches of transactions of which this block does not say whether they were committed. They are taken.
+    batches_staged: int = 0
     damaged_count: int = 0
     damaged_bytes: int = 0
     # (first byte, byte after the last, why) of the first ones.
@@ -249,10 +253,12 @@ class Salvage:
                 report.note(found.begin, found.end, found.reason)
                 continue
             header = found.header
-            if header.kind not in (FrameKind.DATA, FrameKind.MOVED):
+            if header.kind not in BATCH_KINDS:
                 continue
             base = self._base(header)
-            if base is None and self.report.has_footer:
+            if base is None and header.kind == FrameKind.STAGED:
+                report.batches_staged += 1
+            elif base is None and report.has_footer:
                 report.batches_left_out += 1
                 continue
             schema = self._schemas.get(header.schema_id)

@@ -10,15 +10,19 @@ import msgspec
 from mainstem.log.blocks.base import BlockStore
 from mainstem.log.flush import (
     Command,
+    CommitTransaction,
     Flush,
     ReplaceEntries,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
+    WrittenStaged,
+    WrittenTransaction,
     decode_command,
 )
 from mainstem.log.frame import (
     ALIGNMENT,
+    BATCH_KINDS,
     BLOCK_HEADER_BYTES,
     FRAME_BYTES,
     FRAME_MAGIC,
@@ -110,7 +114,7 @@ class BlockScanner:
 
     def _flush(self, position: int) -> tuple[ReadFlush, int] | None:
         headers: list[FrameHeader] = []
-        items: list[WrittenBatch | Command] = []
+        items: list[WrittenBatch | WrittenStaged | Command] = []
         moved: list[WrittenBatch] = []
         damaged: FrameDamaged | None = None
         while True:
@@ -120,14 +124,17 @@ class BlockScanner:
             if headers and header.flush != headers[0].flush:
                 raise FrameDamaged(position, f"flush {headers[0].flush} has no commit frame")
             if header.kind == FrameKind.COMMIT:
-                read = self._committed(header, headers, _with_moved(header, items, moved), damaged)
+                read = self._committed(header, headers, _with_frames(header, items, moved), damaged)
                 return read, position + header.total_len
             if header.kind == FrameKind.COMMAND:
                 items.append(_command(header, self._frame(position)[1]))
-            elif header.kind in (FrameKind.DATA, FrameKind.MOVED):
+            elif header.kind in BATCH_KINDS:
                 damaged = damaged or self._damage(position)
                 batch = WrittenBatch(header.batch_header(self._statistics(header)), position, header.total_len)
-                (items if header.kind == FrameKind.DATA else moved).append(batch)
+                if header.kind == FrameKind.MOVED:
+                    moved.append(batch)
+                else:
+                    items.append(batch if header.kind == FrameKind.DATA else WrittenStaged(batch))
             else:
                 raise FrameDamaged(position, f"a frame of kind {header.kind} inside a flush")
             headers.append(header)
@@ -145,7 +152,7 @@ class BlockScanner:
         first = headers[0].position if headers else position
         if (header.count, commit.first_position, commit.flush_crc) != (len(headers), first, flush_crc(headers)):
             raise FrameDamaged(position, "the commit frame does not match the frames before it")
-        flush = Flush(header.flush, self.block, position, header.time_high, items)
+        flush = Flush(header.flush, self.block, position, header.time_high, items, commit.notes_moments)
         return ReadFlush(flush, commit, header.applied, damaged)
 
     def _damage(self, position: int) -> FrameDamaged | None:
@@ -175,19 +182,32 @@ class BlockScanner:
         return memoryview(self._window)[at : at + length]
 
 
-def _with_moved(
-    commit: FrameHeader, items: list[WrittenBatch | Command], moved: list[WrittenBatch]
+def _with_frames(
+    commit: FrameHeader, items: list[WrittenBatch | WrittenStaged | Command], moved: list[WrittenBatch]
 ) -> tuple[WrittenItem, ...]:
-    """The items, each command that replaces entries with the moved frames that stand behind it."""
+    """The items, each command that replaces entries with the moved frames that stand behind it, and each that commits
+    what is staged in this flush with those."""
     if sum(item.frames for item in items if isinstance(item, ReplaceEntries)) != len(moved):
         raise FrameDamaged(
             commit.position, f"flush {commit.flush} has {len(moved)} moved frames, its commands say others"
         )
     frames = iter(moved)
-    return tuple(
-        WrittenReplacement(item, tuple(islice(frames, item.frames))) if isinstance(item, ReplaceEntries) else item
-        for item in items
-    )
+    found: list[WrittenItem] = []
+    left = iter(items)
+    for item in left:
+        if isinstance(item, ReplaceEntries):
+            found.append(WrittenReplacement(item, tuple(islice(frames, item.frames))))
+        elif isinstance(item, CommitTransaction) and item.frames:
+            staged = [each.batch for each in islice(left, item.frames) if isinstance(each, WrittenStaged)]
+            if len(staged) != item.frames:
+                raise FrameDamaged(
+                    commit.position,
+                    f"flush {commit.flush} has {len(staged)} of the {item.frames} frames of a transaction",
+                )
+            found.append(WrittenTransaction(item, tuple(staged)))
+        else:
+            found.append(item)
+    return tuple(found)
 
 
 def _command(header: FrameHeader, payload: memoryview) -> Command:

@@ -29,9 +29,13 @@ from mainstem.log.flush import (
     OpenBlock,
     Replacement,
     SealBlock,
+    StagedBatch,
+    WholeTransaction,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
+    WrittenStaged,
+    WrittenTransaction,
     encode_command,
 )
 from mainstem.log.frame import BlockHeader, FlushWriter, Place
@@ -91,6 +95,8 @@ class FlushFile:
         self._described: set[int] = set()
         self._writer: BlockWriter | None = None
         self._footer = array("q")
+        # Staged batches in the open block: each may become an entry of it, which the footer then lists.
+        self._staged = 0
         # The block whose entries the footer lists: those of one that was abandoned may still be on their way.
         self._footer_block = 0
         self._to_seal: list[SealBlock] = []
@@ -99,6 +105,8 @@ class FlushFile:
         # The part to look at next; lives that are short begin with different ones.
         self._forget_part = identity.writer_epoch % _FORGET_PARTS
         self.bytes_written = 0
+        # Of the last flush, or the last that was told to readers.
+        self._time_us = 0
 
     def seal_later(self, block: int, size: int) -> None:
         """A block of an earlier life that will not grow: said in the next flush."""
@@ -114,10 +122,15 @@ class FlushFile:
         writer = self._writer
         if writer is None:
             return True
-        if len(self._footer) >= _FOOTER_ENTRIES_MAX * _FOOTER_FIELDS:
+        if len(self._footer) >= (_FOOTER_ENTRIES_MAX - self._staged) * _FOOTER_FIELDS:
             return True
         size += sum(described for schema, described in schemas.items() if schema not in self._described)
-        return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer)
+        return writer.position + size + _FRAME_MARGIN > self._block_bytes and bool(self._footer or self._staged)
+
+    @property
+    def block(self) -> int:
+        """The newest block: what is submitted now is written to it or to a later one. Any thread."""
+        return self._block_next - 1
 
     def roll(self, flush: int, applied: int) -> None:
         """Seal the open block, if any, and open the next, which begins with flush `flush`."""
@@ -185,6 +198,7 @@ class FlushFile:
         # In this order: `note_entries` may run meanwhile.
         self._footer_block = 0
         self._footer = array("q")
+        self._staged = 0
 
     def write(
         self,
@@ -200,7 +214,7 @@ class FlushFile:
         """
         writer = self._writer
         assert writer is not None, "roll first"
-        now_us = self._clock.now_us()
+        now_us = self.time_us()
         frames = FlushWriter(self._place(writer, number, applied), writer.position)
         written: list[WrittenItem] = []
         own = [*self._own_commands(writer.block, now_us), *self._descriptions(items)]
@@ -208,12 +222,19 @@ class FlushFile:
             frames.add_command(encode_command(command), now_us)
             written.append(command)
         for item in items:
-            if isinstance(item, Batch):
+            if isinstance(item, StagedBatch):
+                position = frames.add_staged(item.header, item.payload)
+                written.append(WrittenStaged(WrittenBatch(item.header, position, frames.end - position)))
+                self._staged += 1
+            elif isinstance(item, Batch):
                 position = frames.add_data(item.header, item.payload)
                 written.append(WrittenBatch(item.header, position, frames.end - position))
             elif isinstance(item, Replacement):
                 frames.add_command(encode_command(item.command), now_us)
                 written.append(WrittenReplacement(item.command, tuple(_moved(frames, item))))
+            elif isinstance(item, WholeTransaction):
+                frames.add_command(encode_command(item.command), now_us)
+                written.append(WrittenTransaction(item.command, tuple(_staged(frames, item))))
             else:
                 frames.add_command(encode_command(item), now_us)
                 written.append(item)
@@ -223,6 +244,11 @@ class FlushFile:
             self._note_own(writer.block, own)
         self.bytes_written += writer.position - frames.positions[0]
         return Flush(number, writer.block, commit, now_us, tuple(written))
+
+    def time_us(self) -> int:
+        """Now, but never before an earlier answer: no flush from here on has an earlier time."""
+        self._time_us = max(self._time_us, self._clock.now_us())
+        return self._time_us
 
     def _own_commands(self, block: int, now_us: int) -> list[Command]:
         own: list[Command] = []
@@ -278,11 +304,17 @@ def _schemas_of(items: Sequence[Item]) -> Iterator[int]:
         if isinstance(item, Batch):
             if item.header.schema_id:
                 yield item.header.schema_id
-        elif isinstance(item, Replacement):
+        elif isinstance(item, Replacement | WholeTransaction):
             yield from (batch.header.schema_id for batch in item.batches if batch.header.schema_id)
 
 
 def _moved(frames: FlushWriter, replacement: Replacement) -> Iterator[WrittenBatch]:
     for batch in replacement.batches:
         position = frames.add_moved(batch.base, batch.header, batch.payload)
+        yield WrittenBatch(batch.header, position, frames.end - position)
+
+
+def _staged(frames: FlushWriter, transaction: WholeTransaction) -> Iterator[WrittenBatch]:
+    for batch in transaction.batches:
+        position = frames.add_staged(batch.header, batch.payload)
         yield WrittenBatch(batch.header, position, frames.end - position)

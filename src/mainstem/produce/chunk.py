@@ -342,6 +342,12 @@ class Parcel:
         if self._event is not None:
             self._event.set()
 
+    def call_when_done(self, call: Callable[[], None]) -> None:
+        """Call when every record's fate is known, from a thread of the hub; at once if it is."""
+        self.callbacks.append(call)
+        if self.is_done:
+            self.run_callbacks()
+
     def run_callbacks(self) -> None:
         """Call what waits for the parcel, each once, whichever thread comes first."""
         while self.callbacks:
@@ -393,10 +399,7 @@ class Ack(msgspec.Struct, gc=False):
         It must not wait: what would is refused. `send` may be called for streams the producer knows (see `prepare`).
         What it raises is logged.
         """
-        parcel = self.chunk.parcel
-        parcel.callbacks.append(lambda: call(self))
-        if parcel.is_done:
-            parcel.run_callbacks()
+        self.chunk.parcel.call_when_done(lambda: call(self))
 
     def __repr__(self) -> str:
         if not self.done():

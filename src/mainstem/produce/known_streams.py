@@ -57,6 +57,10 @@ class KnownStreams:
         self._looked_up[name] = self._clock.monotonic()
         return info
 
+    def name_of(self, stream: int) -> str:
+        """The name of a stream that is known, by its id."""
+        return next((info.name for info in self._known.values() if info.id == stream), str(stream))
+
     def newer(self, info: StreamInfo) -> StreamInfo | None:
         """The stream with a newer schema than this one, if it has one. It is not what is known until `adopt`: rows that
         fit the older schema may not fit this one."""

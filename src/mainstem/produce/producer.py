@@ -529,16 +529,25 @@ class Producer:
         """Ship everything and wait until its fate is known and callbacks were called; raises the first error since the
         last flush that no ack has told anybody."""
         check_may_wait("flush")
+        waiting = self._begin_flush()
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        for parcel in waiting:
+            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            if not self._port.wait(parcel.event(), left):
+                raise _flush_late(timeout)
+        self._end_flush()
+
+    def _begin_flush(self) -> list[Parcel]:
+        """Ship everything; what has to be waited for."""
         self._port.check_usable()
         with DeferredInterrupt(), self._shipping.lock:
             self._roll()
             waiting = self._shipping.under_way()
         self._shipping.ship()
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
-        for parcel in waiting:
-            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
-            if not self._port.wait(parcel.event(), left):
-                raise DeadlineExceeded(f"flush: not everything was acknowledged within {timeout} s")
+        return waiting
+
+    def _end_flush(self) -> None:
+        """Raise the first error that nobody was told."""
         with self._shipping.lock:
             errors = self._shipping.take_errors()
         if errors and self._options.acks == "durable":
@@ -549,18 +558,31 @@ class Producer:
 
         With acks="none" a server that is away is waited for no longer than a second; what it did not take is dropped.
         """
-        if self._shipping.is_closed:
-            return
-        if self._options.acks == "none":
+        if self._begin_close():
+            try:
+                self.flush()
+            finally:
+                self._end_close()
+
+    def _begin_close(self) -> bool:
+        """Whether there is something to close."""
+        if not self._shipping.is_closed and self._options.acks == "none":
             with DeferredInterrupt(), self._shipping.lock:
                 self._roll()
                 self._shipping.hurry(_CLOSE_SECONDS)
+        return not self._shipping.is_closed
+
+    def _end_close(self) -> None:
+        with self._shipping.lock:
+            self._shipping.is_closed = True
+            self._chunks.clear()
+
+    def abandon(self, timeout: float) -> None:
+        """Take no more records; DeadlineExceeded if `timeout` seconds are not enough for what is under way."""
         try:
-            self.flush()
+            self.flush(timeout)
         finally:
-            with self._shipping.lock:
-                self._shipping.is_closed = True
-                self._chunks.clear()
+            self._end_close()
 
     def __enter__(self) -> "Producer":
         return self
@@ -574,6 +596,10 @@ class Producer:
             self.close()
         except MainstemError:
             return
+
+    def stream_name(self, stream: int) -> str:
+        """The name of a stream that this producer has written to."""
+        return self._streams.name_of(stream)
 
     def prepare(self, *streams: str) -> None:
         """Look streams up now, so that the first `send` to them need not: for latency, and for use in callbacks.
@@ -589,6 +615,10 @@ class Producer:
         # Made anew, not released: a thread of the parent may have had it without having marked it as locked.
         self._shipping.lock = threading.Lock()
         self._chunks.clear()
+
+
+def _flush_late(timeout: float | None) -> DeadlineExceeded:
+    return DeadlineExceeded(f"flush: not everything was acknowledged within {timeout} s")
 
 
 def _row_of(info: StreamInfo, value: Any) -> tuple[RowConverter, Any, int]:

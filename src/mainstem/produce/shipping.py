@@ -72,6 +72,8 @@ class Shipping:
         self._void: MainstemError | None = None
         self._is_scheduled = False
         self.is_closed = False
+        # Whether whoever sends looks at `is_full` first, so that a send need neither wait nor be refused.
+        self.takes_all = False
         # Chunks that failed since the last flush, which raises the first error that nobody has asked for.
         self._failed: deque[Chunk] = deque(maxlen=_FAILED_MAX)
         self.dropped = 0
@@ -114,20 +116,31 @@ class Shipping:
             with self.lock:
                 self.check_open()
                 dropped = self._take_oldest(size) if self._options.acks == "none" else []
-                is_full, buffered = self._is_full(size), self._buffered
+                is_full = self._is_full(size)
                 oldest = self._waiting[0] if self._waiting else None
             self._drop(dropped, BufferFull("dropped from a full buffer (acks='none')"))
-            if not is_full:
+            if not is_full or self.takes_all:
                 return
             if self._options.on_full == "raise":
-                raise BufferFull(f"{buffered} bytes are waiting to be acknowledged; try again or use on_full='block'")
+                raise self.full_error()
             check_may_wait("a send into a full buffer")
             now = self._clock.monotonic()
             deadline = deadline or now + self._options.delivery_timeout
             if now >= deadline:
-                raise DeadlineExceeded(f"the buffer stayed full for {self._options.delivery_timeout} s")
+                raise self.late_error()
             self.ship()
             self._port.wait(_NEVER if oldest is None else oldest.event(), 0.05)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more may be buffered; with acks="none" the oldest makes room."""
+        return self._is_full(1) and self._options.acks != "none"
+
+    def full_error(self) -> BufferFull:
+        return BufferFull(f"{self._buffered} bytes are waiting to be acknowledged; try again or use on_full='block'")
+
+    def late_error(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the buffer stayed full for {self._options.delivery_timeout} s")
 
     def _is_full(self, size: int) -> bool:
         return self._buffered > 0 and self._buffered + size > self._options.buffer_bytes
@@ -153,6 +166,11 @@ class Shipping:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._port.schedule(self._ship_gathered, delay)
+
+    def hasten(self) -> None:
+        """Have what gathers shipped as soon as nothing is in flight, however long it was to linger."""
+        if self._options.linger:
+            self._port.schedule(self._ship_gathered)
 
     def _ship_gathered(self) -> None:
         """In the hub's thread: ship what has gathered if nothing is in flight; else the answer in flight will."""

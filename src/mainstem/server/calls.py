@@ -67,7 +67,7 @@ class CallQueue:
         carry_out = self._carry_out
         future = line.submit_to(lane, (lambda: then(carry_out(call))) if then else partial(carry_out, call))
         self._unanswered[future] = answered
-        asyncio.wrap_future(future).add_done_callback(lambda _: self._finish(future, call))
+        asyncio.wrap_future(future).add_done_callback(lambda done: self._finish(future, call, done))
 
     def forget(self, client: Hashable) -> None:
         """The client is gone: what has not begun is not carried out."""
@@ -88,10 +88,11 @@ class CallQueue:
         for lane in self._lanes.values():
             lane.shutdown(wait=False, cancel_futures=True)
 
-    def _finish(self, future: Future[Answer], call: Call) -> None:
+    def _finish(self, future: Future[Answer], call: Call, done: "asyncio.Future[Answer]") -> None:
         answered = self._unanswered.pop(future)
-        if future.cancelled():
+        if future.cancelled() or done.cancelled():
             return
+        done.exception()  # it is told below, and asyncio need not say that nobody was
         error = future.exception()
         if error is None:
             answered(future.result())

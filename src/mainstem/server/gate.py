@@ -70,10 +70,10 @@ class Gate:
             except MainstemError as error:
                 self._note(demand.action, "*", error)
                 raise
-        elif is_missing and demand.if_missing is not None:
-            self.check(demand.if_missing, demand.stream)
-        else:
-            self.check(demand.action, demand.stream)
+            return
+        assert isinstance(demand.stream, str), "a name, by now"
+        action = demand.if_missing if is_missing and demand.if_missing is not None else demand.action
+        self.check(action, demand.stream)
 
     def may(self, action: Action, stream: str) -> bool:
         """Without a word to anybody."""

@@ -28,6 +28,11 @@ class Line(Executor):
         self._handed_over: set[Future[Any]] = set()
         self._waiting: deque[tuple[Executor, Future[Any], Callable[[], Any]]] = deque()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next piece would have to wait for another of this client's."""
+        return len(self._handed_over) >= self._width
+
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         return self.submit_to(self._pool, fn, *args, **kwargs)
 

@@ -86,7 +86,7 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
         from mainstem.server.health import HttpListener
         from mainstem.server.metrics import Exposition
 
-        exposition = Exposition(settings, server.name, server.log, server.counters)
+        exposition = Exposition(settings, server.name, server.log, server.counters, server.groups)
         http = HttpListener(
             http_sockets,
             lambda: server.is_ready,

@@ -7,7 +7,7 @@ is bounded whatever clients create.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.log import Log
+from mainstem.transport.sharing import GroupInfo
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # The name under which streams beyond the limit are summed. No stream is called so: user names begin otherwise.
@@ -133,11 +134,14 @@ METRICS: Final = (
         "batches_pushed_hot",
         labels='{source="hot"}',
     ),
+    Metric("mainstem_batches_pushed_total", COUNTER, "", "batches_pushed_shared", labels='{source="shared"}'),
     Metric("mainstem_batches_pushed_total", COUNTER, "", "batches_pushed_disk", labels='{source="disk"}'),
     Metric("mainstem_records_pushed_total", COUNTER, "Records pushed to readers.", "records_pushed"),
     Metric("mainstem_pushed_bytes_total", COUNTER, "Stored bytes of batches pushed to readers.", "bytes_pushed"),
     Metric("mainstem_hot_tail_bytes", GAUGE, "Memory of the newest batches.", "hot_tail_bytes"),
     Metric("mainstem_block_reads_total", COUNTER, "Reads from blocks.", "block_reads"),
+    Metric("mainstem_block_read_bytes_total", COUNTER, "Bytes read from blocks.", "block_read_bytes"),
+    Metric("mainstem_shared_reads_bytes", GAUGE, "Memory of what readers share.", "shared_reads_bytes"),
     # Disk.
     Metric("mainstem_blocks", GAUGE, "Block files.", "blocks"),
     Metric("mainstem_block_bytes", GAUGE, "Bytes of all blocks.", "block_bytes"),
@@ -174,6 +178,36 @@ METRICS: Final = (
         "Appends refused because the disk is full.",
         "appends_refused_full",
     ),
+    # Groups and transactions.
+    Metric("mainstem_groups", GAUGE, "Groups of readers.", "groups"),
+    Metric("mainstem_groups_coordinated", GAUGE, "Groups of readers that have members now.", "groups_coordinated"),
+    Metric("mainstem_groups_members", GAUGE, "Members of all groups together.", "group_members"),
+    Metric("mainstem_transactions_open", GAUGE, "Transactions that are open.", "transactions_open"),
+    Metric(
+        "mainstem_transactions_staged_batches",
+        GAUGE,
+        "Batches of transactions that are not committed yet.",
+        "transactions_staged_batches",
+    ),
+    Metric(
+        "mainstem_transactions_staged_bytes",
+        GAUGE,
+        "Bytes of transactions that are not committed yet; they stay on the disk until these end.",
+        "transactions_staged_bytes",
+    ),
+    Metric("mainstem_transactions_committed_total", COUNTER, "Transactions committed.", "transactions_committed"),
+    Metric(
+        "mainstem_transactions_aborted_total",
+        COUNTER,
+        "Transactions that ended without a commit, for whatever reason.",
+        "transactions_aborted",
+    ),
+    Metric(
+        "mainstem_transactions_timed_out_total",
+        COUNTER,
+        "Those of them whose time was over.",
+        "transactions_timed_out",
+    ),
     # Upkeep.
     Metric("mainstem_entries_dropped_total", COUNTER, "Rows of entries dropped behind a trim.", "rows_dropped"),
     Metric("mainstem_entries_merged_total", COUNTER, "Small entries merged into larger ones.", "entries_merged"),
@@ -199,6 +233,13 @@ STREAM_METRICS: Final = (
     Metric("mainstem_stream_trimmed_records_total", COUNTER, "Sum of the starts of its shards.", "trimmed"),
 )
 
+# Per group of readers; as many are named as streams are, those first that are furthest behind.
+GROUP_METRICS: Final = (
+    Metric("mainstem_group_lag_records", GAUGE, "Records that the group has not read.", "records"),
+    Metric("mainstem_group_lag_seconds", GAUGE, "Age of the first record that it has not read.", "seconds"),
+    Metric("mainstem_group_members", GAUGE, "Members of the group.", "member_count"),
+)
+
 # What no counter holds: about the process, and constants to compare with.
 OTHER_METRICS: Final = (
     Metric("mainstem_build_info", GAUGE, "1, with what is running as labels.", ""),
@@ -216,8 +257,17 @@ OTHER_METRICS: Final = (
 class Exposition:
     """Renders the page. One thread at a time, not the loop's: it asks the disk."""
 
-    def __init__(self, settings: Settings, name: str, log: Log, counters: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        log: Log,
+        counters: Callable[[], Mapping[str, int]],
+        groups: Callable[[], Sequence[GroupInfo]] = tuple,
+    ) -> None:
         self._log = log
+        self._groups = groups
+        self._groups_max = settings.metrics_streams_max
         self._counters = counters
         self._info = {"version": name.removeprefix("mainstem "), "log": log.uuid, "data": str(settings.data)}
         self._streams = _StreamSums(settings.metrics_streams_max)
@@ -235,6 +285,7 @@ class Exposition:
                 page.add(metric.name, counters[metric.source] * metric.scale, metric.labels)
         page.add("mainstem_pending_bytes_max", PENDING_BYTES_MAX)
         self._add_streams(page)
+        self._add_groups(page)
         for name, value in _process_figures():
             page.add(name, value)
         page.add("mainstem_scrape_seconds", time.perf_counter() - begun)
@@ -249,6 +300,12 @@ class Exposition:
         for metric in STREAM_METRICS:
             for labels, row in rows:
                 page.add(metric.name, getattr(row, metric.source), labels)
+
+    def _add_groups(self, page: "_Page") -> None:
+        groups = sorted(self._groups(), key=lambda group: (-group.records, group.name))[: self._groups_max]
+        for metric in GROUP_METRICS:
+            for group in groups:
+                page.add(metric.name, getattr(group, metric.source), _labels({"group": group.name}))
 
 
 class _StreamSum(NamedTuple):
@@ -382,7 +439,7 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-_HEADS: Final = _heads((*METRICS, *STREAM_METRICS, *OTHER_METRICS))
+_HEADS: Final = _heads((*METRICS, *STREAM_METRICS, *GROUP_METRICS, *OTHER_METRICS))
 
 
 def _process_figures() -> Iterator[tuple[str, float]]:

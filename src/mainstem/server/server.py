@@ -1,6 +1,7 @@
 """The server: one log, one event loop, a thread that commits and one that helps it, many sessions."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -22,6 +23,7 @@ from mainstem.access.authority import Authority
 from mainstem.access.policy import AUDIT_STREAM
 from mainstem.access.principal import Principal
 from mainstem.access.quotas import Quotas
+from mainstem.cluster.group import GroupOptions
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
@@ -41,6 +43,7 @@ from mainstem.core.settings import Settings
 from mainstem.log.access_rows import AccessRows
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
+from mainstem.log.coordinator import Coordinator
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.own_stream import OwnStream
@@ -52,19 +55,29 @@ from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.gate import Gate
 from mainstem.server.line import Line
-from mainstem.server.permits import demand_of
+from mainstem.server.permits import Demand, demands_of
 from mainstem.server.session import PendingAppend, Session
-from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals
+from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     Answer,
     Call,
+    CommitCall,
     ConnectionsCall,
     GetStreamCall,
     ListStreamsCall,
+    MembershipCall,
     SchemaCall,
     StatisticsCall,
+)
+from mainstem.transport.sharing import (
+    CommitTransactionCall,
+    DeleteGroupCall,
+    GetGroupCall,
+    GroupInfo,
+    ListGroupsCall,
+    ResetGroupCall,
 )
 from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX, ServerTls
 from mainstem.transport.wire import ReceiveBudget
@@ -122,6 +135,13 @@ class Server:
             retention_us=round(settings.retention * 1_000_000),
             auto_create_shards=settings.auto_create_shards if settings.auto_create else 0,
         )
+        times = GroupOptions(
+            heartbeat=settings.group_heartbeat,
+            session_timeout=settings.group_session_timeout,
+            revocation_timeout=settings.group_revocation_timeout,
+            rebalance_interval=settings.group_rebalance_interval,
+        )
+        self.coordinator = Coordinator(self.log, times)
         self.access = AccessAdministration(AccessRows(self.log), clock)
         # One for all doors: who somebody is, what they may do, how much of it, and who was refused.
         self.authority = Authority(AccessRows(self.log), clock)
@@ -134,6 +154,7 @@ class Server:
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
         self.push_encoder = PushEncoder()
+        self.reads_under_way = ReadsUnderWay()
         self.selections = Selections(self.log.schema, "lz4")
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
@@ -206,6 +227,7 @@ class Server:
         for session in self._sessions:
             session.say_goodbye()
         self._calls.refuse(_stopping())
+        self.coordinator.refuse(_stopping())
         self.log.batcher.lose_patience()
         self._serve_line()
         deadline = self.clock.monotonic() + self.settings.drain_timeout
@@ -221,6 +243,7 @@ class Server:
         if records := self.audit.take():
             await asyncio.get_running_loop().run_in_executor(self._audit_pool, self._record, records)
         self._audit_pool.shutdown(wait=True)
+        self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -311,12 +334,13 @@ class Server:
         session.connection = None
 
     async def _tick(self) -> None:
-        """Once a second: drop who is silent, retry what waits."""
+        """Once a second: drop who is silent, retry what waits, say how far the time has come."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self.clock.monotonic()
             for session in tuple(self._sessions):
                 self._guard(partial(self._look_at, session, now))
+                self._guard(session.mark)
             self._guard(self._look_at_line)
             self._guard(self._write_audit)
             if self.tls is not None:
@@ -409,7 +433,19 @@ class Server:
 
     def check_call(self, gate: Gate, call: Call) -> None:
         """Forbidden if who asks may not have this."""
-        demand = demand_of(call)
+        for demand in demands_of(call):
+            self._check_demand(gate, demand)
+        if isinstance(call, CommitTransactionCall) and self.authority.is_guarded:
+            # What was allowed when it was staged may not be by now.
+            for stream in self.log.transactions.streams(call.transaction):
+                self._check_demand(gate, Demand(Action.WRITE, stream))
+
+    def _check_demand(self, gate: Gate, demand: Demand) -> None:
+        if isinstance(demand.stream, int):
+            row = self.log.ledger.load_stream(demand.stream)
+            if row is not None:  # else it is refused for that
+                gate.check(demand.action, row.name)
+            return
         is_missing = demand.if_missing is not None and self.log.ledger.stream_named(demand.stream) is None
         gate.check_demand(demand, is_missing=is_missing)
 
@@ -429,13 +465,36 @@ class Server:
             self._record([self.audit.act(principal, address, name_of(call), details_of(call))])
         if is_guarded and isinstance(call, ListStreamsCall):
             return self._seen(principal, call, answer)
+        if is_guarded and isinstance(call, ListGroupsCall):
+            return self._seen_groups(principal, answer)
         if is_guarded and isinstance(call, SchemaCall) and not self._sees_schema(principal, call.id):
             raise Forbidden(f"{principal} may not describe a stream that has schema {call.id}")
         return answer
 
+    def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
+        """Have a member's request answered, some time, in the loop."""
+        if self.is_stopping:
+            answered(_stopping())
+            return
+        try:
+            if isinstance(call, CommitCall):
+                self.coordinator.commit(call, partial(self._answer_soon, answered))
+            else:
+                self.coordinator.ask(call, partial(self._answer_soon, answered))
+        except MainstemError as error:
+            answered(error)
+
+    def _answer_soon(self, answered: Answered, answer: Answer | MainstemError) -> None:
+        """In any thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(answered, answer)
+
     def _carry_out(self, call: Call) -> Answer:
         """In a thread of the calls."""
         match call:
+            case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
+                return self.coordinator.call(call)
             case StatisticsCall():
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
@@ -444,6 +503,15 @@ class Server:
                 return self.access.handle(call)
             case _:
                 return self._administration.handle(call)
+
+    def groups(self) -> list[GroupInfo]:
+        """All groups of readers, without their shards. Any thread but the loop's."""
+        found: list[GroupInfo] = []
+        while True:
+            answer = self.coordinator.call(ListGroupsCall(found[-1].name if found else ""))
+            found += answer.groups
+            if not answer.more:
+                return found
 
     def _seen(self, principal: Principal, call: ListStreamsCall, answer: Answer) -> Answer:
         """The streams of a list that the principal may see; at least one, if there is one, since by the last of them
@@ -454,6 +522,15 @@ class Server:
             if seen or not answer.more:
                 return msgspec.structs.replace(answer, streams=tuple(seen))
             answer = self._administration.handle(ListStreamsCall(answer.streams[-1].id, call.oldest))
+
+    def _seen_groups(self, principal: Principal, answer: Answer) -> Answer:
+        """The same of groups."""
+        policy = self.authority.policy
+        while True:
+            seen = [row for row in answer.groups if policy.explain(principal, Action.GROUP, row.name).is_allowed]
+            if seen or not answer.more:
+                return msgspec.structs.replace(answer, groups=tuple(seen))
+            answer = self.coordinator.call(ListGroupsCall(answer.groups[-1].name))
 
     def _sees_schema(self, principal: Principal, schema: int) -> bool:
         """Whether a stream that the principal may describe has, or had, this schema."""
@@ -472,6 +549,7 @@ class Server:
         followers = count_followers(tuple(self._sessions), self.clock.monotonic())
         return {
             **self.log.counters(),
+            **self.coordinator.counters(),
             "started_us": self._started_us,
             "connections": len(self._sessions),
             "connections_total": self._connections_total,
@@ -484,6 +562,7 @@ class Server:
             "append_bytes": self._append_bytes,
             "appends_in_line": len(self._in_line),
             "batches_pushed_hot": self.pushed.batches_hot,
+            "batches_pushed_shared": self.pushed.batches_shared,
             "batches_pushed_disk": self.pushed.batches_disk,
             "records_pushed": self.pushed.records,
             "bytes_pushed": self.pushed.bytes,
@@ -545,6 +624,11 @@ class Server:
         except RuntimeError:
             # The loop is closed: the process is ending, nobody is left to tell.
             return
+
+    def deliver_soon(self) -> None:
+        """Something may be finished without a flush."""
+        assert self._loop is not None
+        self._loop.call_soon(self._deliver)
 
     def _deliver(self) -> None:
         while self._completed:

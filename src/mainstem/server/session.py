@@ -14,12 +14,14 @@ from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.errors import (
     Busy,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     MainstemError,
     ProtocolError,
     QuotaExceeded,
     RecordTooLarge,
     ServerStopping,
+    Unauthenticated,
 )
 from mainstem.core.events import Event
 from mainstem.core.limits import (
@@ -29,17 +31,23 @@ from mainstem.core.limits import (
     CREDIT_BYTES_MAX,
     ERROR_TEXT_CHARS_MAX,
     ERROR_TEXTS_CHARS_MAX,
+    MEMBER_REQUESTS_MAX,
     MESSAGE_BYTES_MAX,
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
+    WINDOW_US_MAX,
+    WINDOW_US_MIN,
 )
 from mainstem.log.batcher import Outcomes, Submission
-from mainstem.log.flush import Appended, Rejected
+from mainstem.log.coordinator import committed_answer
+from mainstem.log.flush import Appended, Rejected, Staged
+from mainstem.log.transactions import Writer
 from mainstem.server.gate import Gate
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
-from mainstem.transport.port import Answer, GetStreamCall
+from mainstem.transport.port import Answer, CommitCall, GetStreamCall, MembershipCall
+from mainstem.transport.sharing import CommitTransactionCall, Staging
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -50,6 +58,7 @@ from mainstem.transport.wire import (
     Hello,
     Kind,
     Message,
+    Stage,
     Subscribe,
     Welcome,
     WireError,
@@ -86,10 +95,34 @@ _LookedAt = tuple[int, BatchHeader, Batch | MainstemError]
 class PendingAppend:
     """An append request: which batches were refused at the door, which wait for their flush."""
 
-    __slots__ = ("acknowledge", "admitted", "deadline", "errors", "id", "patience", "places", "size", "total")
+    __slots__ = (
+        "acknowledge",
+        "admitted",
+        "commit",
+        "deadline",
+        "errors",
+        "id",
+        "patience",
+        "places",
+        "size",
+        "staging",
+        "total",
+    )
 
-    def __init__(self, id_: int, acknowledge: bool, total: int, deadline: float, patience: float = 0.0) -> None:
+    def __init__(
+        self,
+        id_: int,
+        acknowledge: bool,
+        total: int,
+        deadline: float,
+        patience: float = 0.0,
+        staging: Staging | None = None,
+        commit: CommitTransactionCall | None = None,
+    ) -> None:
         self.id = id_
+        # Which part of a transaction it is, if it is one; and its commit, if it is all of one.
+        self.staging = staging
+        self.commit = commit
         self.acknowledge = acknowledge
         self.total = total
         self.deadline = deadline
@@ -122,6 +155,8 @@ class Session:
         self.in_flight_bytes = 0
         self.in_flight = 0
         self._calls_in_flight = 0
+        # Requests of members of groups that wait for an answer.
+        self._members_waiting = 0
         # Appends that wait because the log has too much pending already.
         self._waiting: deque[PendingAppend] = deque()
         # Whether an append is being looked at, in several turns of the loop, and some batches of it by another thread.
@@ -146,6 +181,7 @@ class Session:
         self._handlers: dict[int, Callable[[Message], None]] = {
             Kind.CALL: self._on_call,
             Kind.APPEND: self._on_append,
+            Kind.STAGE: self._on_append,
             Kind.SUBSCRIBE: self._on_subscribe,
             Kind.CREDIT: self._on_credit,
             Kind.UNSUBSCRIBE: self._on_unsubscribe,
@@ -184,9 +220,14 @@ class Session:
         handler(message)
 
     def on_blocked(self, is_blocked: bool) -> None:
-        if not is_blocked:
-            for subscription in tuple(self.subscriptions.values()):
-                subscription.push()
+        if is_blocked:
+            return
+        for id_, subscription in tuple(self.subscriptions.items()):
+            if self.connection is None or self.connection.is_blocked:
+                return
+            # The next time others come first: else whoever was there first would get everything.
+            self.subscriptions[id_] = self.subscriptions.pop(id_)
+            subscription.push()
 
     def on_lost(self, error: BaseException | None) -> None:
         for subscription in self.subscriptions.values():
@@ -255,11 +296,31 @@ class Session:
         if answer is not None:
             self._send(Kind.ANSWER, message.id, answer)
             return
+        if isinstance(call, MembershipCall | CommitCall):
+            self._on_member(message.id, call)
+            return
         self.in_flight += 1
         self._calls_in_flight += 1
         if self._calls_in_flight >= CALLS_IN_FLIGHT_MAX and self.connection is not None:
             self.connection.pause("calls")
         self._server.run_call(self, call, partial(self._answer_call, message.id))
+
+    def _on_member(self, id_: int, call: MembershipCall | CommitCall) -> None:
+        """A member's request is answered when there is something to say, and holds nobody up meanwhile."""
+        if self._members_waiting >= MEMBER_REQUESTS_MAX:
+            self._send(Kind.ERROR, id_, wire_error(Busy(f"{MEMBER_REQUESTS_MAX} requests of members wait already")))
+            return
+        self._members_waiting += 1
+        self.in_flight += 1
+        self._server.run_member_call(call, partial(self._answer_member, id_))
+
+    def _answer_member(self, id_: int, answer: Answer | MainstemError) -> None:
+        self.in_flight -= 1
+        self._members_waiting -= 1
+        if isinstance(answer, MainstemError):
+            self._send(Kind.ERROR, id_, wire_error(answer))
+        else:
+            self._send(Kind.ANSWER, id_, answer)
 
     def _answer_call(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
@@ -272,26 +333,31 @@ class Session:
             self._send(Kind.ANSWER, id_, answer)
 
     def _on_append(self, message: Message) -> None:
-        append: Append = message.header
+        append: Append | Stage = message.header
+        staging, commit = (append.staging, append.commit) if isinstance(append, Stage) else (None, None)
+        is_acknowledged = isinstance(append, Stage) or append.acknowledge
         now = self._server.clock.monotonic()
         timeout = append.timeout_ms / 1000 if append.timeout_ms else 3600.0
-        patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if append.acknowledge else 0.0
-        pending = PendingAppend(message.id, append.acknowledge, len(append.batches), now + timeout, patience)
+        patience = now + timeout - min(_HEARD_SECONDS, timeout / 4) if is_acknowledged else 0.0
+        deadline = now + timeout
+        pending = PendingAppend(message.id, is_acknowledged, len(append.batches), deadline, patience, staging, commit)
         if pending.total > _PLAIN_BATCHES_MAX and sum([header.raw_len for header in append.batches]) > (
             APPEND_RAW_BYTES_MAX
         ):
             self._refuse_bulk(pending)
             return
         try:
+            if commit is not None:
+                self._server.check_call(self.gate, commit)
             self._charge_write(append)
-        except QuotaExceeded as error:
+        except (Forbidden, QuotaExceeded, Unauthenticated) as error:
             self._refuse_all(pending, error)
             return
         batches = enumerate(zip(append.batches, message.payloads, strict=True))
         refusals = self._write_refusals(append)
         self._admit(pending, self._without_refused(pending, batches, refusals) if refusals else batches)
 
-    def _charge_write(self, append: Append) -> None:
+    def _charge_write(self, append: Append | Stage) -> None:
         """Count what is written, and read nothing more for as long as the quota of who writes it says."""
         quotas = self._server.quotas
         if quotas.are_set and self.gate.principal is not None:
@@ -316,7 +382,7 @@ class Session:
             return 0.0
         return quotas.charge(self.gate.principal, "read", size).pause
 
-    def _write_refusals(self, append: Append) -> dict[int, MainstemError]:
+    def _write_refusals(self, append: Append | Stage) -> dict[int, MainstemError]:
         """Why batches of which streams may not be written. Of a stream that does not exist the gateway tells."""
         refusals: dict[int, MainstemError] = {}
         for stream in {header.stream for header in append.batches}:
@@ -442,14 +508,14 @@ class Session:
     def _try_submit(self, pending: PendingAppend) -> bool:
         if self._server.is_stopping:
             self._refuse(pending, ServerStopping("the server is stopping; the batch was not written"))
+        elif pending.staging is not None and pending.errors:
+            # All of a part, or nothing.
+            self._refuse(pending, next(iter(pending.errors.values())))
         elif not pending.admitted:
             self.answer_append(pending, [])
         else:
             try:
-                submission = Submission(
-                    pending.admitted, partial(self._server.complete, self, pending), pending.patience
-                )
-                self._server.log.batcher.submit(submission, wake=False)
+                self._submit(pending)
             except Busy:
                 if self._server.clock.monotonic() < pending.deadline:
                     return False
@@ -462,6 +528,27 @@ class Session:
                 if self.gate.principal is not None:
                     self._server.quotas.add(self.gate.principal, "memory_bytes", pending.size)
         return True
+
+    def _submit(self, pending: PendingAppend) -> None:
+        done = partial(self._server.complete, self, pending)
+        staging, log = pending.staging, self._server.log
+        if staging is None:
+            log.batcher.submit(Submission(pending.admitted, done, pending.patience), wake=False)
+            return
+        if pending.commit is not None:
+            self._server.coordinator.commit_whole(pending.commit, pending.admitted, done, patience=pending.patience)
+            return
+        log.stage(
+            staging.transaction,
+            staging.index,
+            pending.admitted,
+            done,
+            timeout=staging.seconds,
+            writer=Writer(staging.writer, staging.epoch),
+            patience=pending.patience,
+        )
+        # What was staged before is answered at once, and no flush tells of it.
+        self._server.deliver_soon()
 
     def _refuse(self, pending: PendingAppend, error: MainstemError) -> None:
         for index in pending.places:
@@ -487,17 +574,30 @@ class Session:
     def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:
         if not pending.acknowledge:
             return
+        if pending.commit is not None:
+            self._answer_commit(pending, outcomes)
+            return
         bases = [-1] * pending.total
         errors = pending.errors
         for index, outcome in zip(pending.places, outcomes, strict=True):
             if isinstance(outcome, Rejected):
                 errors[index] = outcome.error
+            elif isinstance(outcome, Staged):
+                bases[index] = 0
             else:
                 assert isinstance(outcome, Appended)
                 bases[index] = outcome.base
                 if outcome.duplicate:
                     self._server.batches_repeated += 1
         self._send(Kind.APPENDED, pending.id, WireAppended(bases, _wire_errors(errors) if errors else {}))
+
+    def _answer_commit(self, pending: PendingAppend, outcomes: Outcomes) -> None:
+        """All of a transaction, or none of it."""
+        outcome = outcomes[0] if outcomes else Rejected(next(iter(pending.errors.values()), _nothing_to_commit()))
+        if isinstance(outcome, Rejected):
+            self._send(Kind.ERROR, pending.id, wire_error(outcome.error))
+        else:
+            self._send(Kind.ANSWER, pending.id, committed_answer(outcome))
 
     def _on_subscribe(self, message: Message) -> None:
         subscribe: Subscribe = message.header
@@ -511,6 +611,8 @@ class Session:
             self.gate.check(Action.READ, row.name)
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
+            if subscribe.window_us and not WINDOW_US_MIN <= subscribe.window_us <= WINDOW_US_MAX:
+                raise InvalidRequest(f"a window has {WINDOW_US_MIN} to {WINDOW_US_MAX} microseconds, or 0")
             query = subscribe.query
             select = None if query is None else partial(server.selections.get, row, query)
             feed = Feed(
@@ -520,6 +622,8 @@ class Session:
                 subscribe.ends,
                 select,
                 is_plain=query is not None and query.is_plain,
+                window_us=subscribe.window_us,
+                schema_of=server.log.schema,
                 clock=server.clock,
             )
         except MainstemError as error:
@@ -537,6 +641,7 @@ class Session:
             self._reads,
             self._version,
             server.pushed,
+            server.reads_under_way,
             server.clock,
             self._charge_read,
         )
@@ -557,6 +662,11 @@ class Session:
             subscription.end()
             self._server.unfollow(subscription)
 
+    def mark(self) -> None:
+        """Tell the readers of this connection how far the time has come."""
+        for subscription in tuple(self.subscriptions.values()):
+            subscription.mark(self._server.log.batcher.settled_us)
+
     # To the connection.
 
     def say_goodbye(self) -> None:
@@ -565,6 +675,10 @@ class Session:
     def _send(self, kind: Kind, id_: int, header: Any) -> None:
         if self.connection is not None:
             self.connection.send(pack(kind, id_, header))
+
+
+def _nothing_to_commit() -> InvalidRequest:
+    return InvalidRequest("a transaction without batches is committed by a call")
 
 
 def _too_busy() -> DeadlineExceeded:

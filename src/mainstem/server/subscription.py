@@ -1,15 +1,15 @@
-"""One reader's push: from the hot tail in the loop, from disk in a worker thread, as far as its credit reaches."""
+"""One reader's push: from memory in the loop, from disk in a worker thread, as far as its credit reaches."""
 
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.consume.feed import Feed
-from mainstem.core.batch import FetchedBatch
+from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     DataLoss,
@@ -30,6 +30,7 @@ from mainstem.core.limits import (
     READ_BYTES_MAX,
 )
 from mainstem.log.hot_tail import HotTail
+from mainstem.server.line import Line
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -37,6 +38,7 @@ from mainstem.transport.wire import (
     VERSION_OF_SPANS,
     Batches,
     Kind,
+    Mark,
     encode_header,
     pack,
     pack_encoded,
@@ -55,26 +57,51 @@ _HOT_BYTES_MAX: Final = 256 << 10
 
 
 class PushEncoder:
-    """Headers of batches pushed from the hot tail, encoded once for all subscribers of a stream. One thread.
+    """Headers of batches pushed from memory, encoded once for all subscribers of a stream. One thread.
 
-    There the batches between two offsets are the same for ever. On disk they are not: they may be merged, or left with
-    fewer records, at any time.
+    What stands between two offsets may be other batches a moment later: merged, or left with fewer records. The same
+    first and last header are those of the same read, or of the hot tail, and so are those between them.
     """
 
     def __init__(self) -> None:
-        self._encoded: OrderedDict[tuple[int, int, int, int], bytes] = OrderedDict()
+        self._encoded: OrderedDict[tuple[int, int, int, int], tuple[BatchHeader, BatchHeader, bytes]] = OrderedDict()
         self.bytes = 0
 
     def encode(self, batches: Sequence[FetchedBatch]) -> bytes:
         first, last = batches[0], batches[-1]
         key = (first.header.stream, first.header.shard, first.base, last.base)
         found = self._encoded.get(key)
-        if found is None:
-            found = self._encoded[key] = encode_batches(batches)
-            self.bytes += len(found) + BATCH_OVERHEAD_BYTES
-            while self.bytes > _ENCODED_BYTES_MAX:
-                self.bytes -= len(self._encoded.popitem(last=False)[1]) + BATCH_OVERHEAD_BYTES
-        return found
+        if found is not None:
+            if found[0] is first.header and found[1] is last.header:
+                return found[2]
+            self._forget(key)
+        encoded = encode_batches(batches)
+        self._encoded[key] = first.header, last.header, encoded
+        self.bytes += len(encoded) + BATCH_OVERHEAD_BYTES
+        while self.bytes > _ENCODED_BYTES_MAX:
+            self._forget(next(iter(self._encoded)))
+        return encoded
+
+    def _forget(self, key: tuple[int, int, int, int]) -> None:
+        self.bytes -= len(self._encoded.pop(key)[2]) + BATCH_OVERHEAD_BYTES
+
+
+class ReadsUnderWay:
+    """Reads from disk whose result others will find in memory, by what is read. The loop's thread only."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
+
+    def get(self, place: Hashable) -> "asyncio.Future[Any] | None":
+        return self._under_way.get(place)
+
+    def add(self, place: Hashable, read: "asyncio.Future[Any]") -> None:
+        self._under_way[place] = read
+        read.add_done_callback(partial(self._remove, place))
+
+    def _remove(self, place: Hashable, read: "asyncio.Future[Any]") -> None:
+        if self._under_way.get(place) is read:
+            del self._under_way[place]
 
 
 def encode_batches(batches: Sequence[FetchedBatch], counts: tuple[int, int, int] = (0, 0, 0)) -> bytes:
@@ -88,6 +115,7 @@ class PushTotals:
 
     def __init__(self) -> None:
         self.batches_hot = 0
+        self.batches_shared = 0
         self.batches_disk = 0
         self.records = 0
         self.bytes = 0
@@ -97,8 +125,9 @@ class PushSubscription:
     """Pushes one feed to one connection. The loop's thread only.
 
     At most one read from disk is under way; while it is, the feed belongs to the worker and news of grown shards wait
-    in `_touched`. Nothing is queued: a batch is looked for only when it can be sent. A client whose `version` of the
-    protocol cannot say which offsets a batch has gets an error in its place.
+    in `_touched`. What another subscription is reading already is not read again: its end is waited for. Nothing is
+    queued: a batch is looked for only when it can be sent. A client whose `version` of the protocol cannot say which
+    offsets a batch has gets an error in its place.
     """
 
     def __init__(
@@ -109,9 +138,10 @@ class PushSubscription:
         credit: int,
         hot: HotTail,
         encoder: PushEncoder,
-        pool: Executor,
+        pool: Line,
         version: int = VERSION,
         totals: PushTotals | None = None,
+        under_way: ReadsUnderWay | None = None,
         clock: Clock = SYSTEM_CLOCK,
         charge: Callable[[int], float] = lambda size: 0.0,
     ) -> None:
@@ -130,12 +160,19 @@ class PushSubscription:
         self._encoder = encoder
         self._pool = pool
         self._touched: set[int] = set()
+        # The read that is under way, and whether it is ours or that of another subscription.
         self._reading: asyncio.Future[list[FetchedBatch]] | None = None
+        self._is_own = False
+        # Whether it goes on as soon as others have had their turn.
+        self._goes_on = False
         self._ended = False
         self._totals = totals or PushTotals()
+        self._under_way = under_way or ReadsUnderWay()
         self._clock = clock
         # Of what the feed counts for its predicate, how much the reader was told.
         self._told = (0, 0, 0)
+        # The watermark that it was told last.
+        self._marked_us = 0
         # Since when the reader has taken nothing though there was something for it; 0 if it takes what there is.
         self._stalled_at = 0.0
 
@@ -160,13 +197,19 @@ class PushSubscription:
 
     def push(self) -> None:
         """Send what can be sent now."""
-        if self._reading or self._ended:
+        if self._reading or self._ended or self._goes_on:
             return
         while self._credit > 0 and not self._connection.is_blocked and not self._is_slowed and not self._ended:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self._totals.batches_hot += len(batches)
                 self._send(batches, self._encoder.encode)
+            elif batches := self._feed.shared(min(self._credit, READ_BYTES_MAX)):
+                self._totals.batches_shared += len(batches)
+                self._send(batches, self._encode_read if self._feed.is_selected else self._encoder.encode)
+                # Of this there may be much: others have their turn first.
+                self._go_on_soon()
+                return
             elif self._feed.is_ready:
                 self._read_from_disk()
                 return
@@ -177,6 +220,23 @@ class PushSubscription:
             self._ended = True
             self._connection.send(pack(Kind.END, self.id))
 
+    def mark(self, settled_us: Callable[[], int]) -> None:
+        """Say before which time nothing will come any more, if the reader wants to know. Takes no credit."""
+        if self._reading or self._ended or self._connection.is_blocked or not self._feed.is_ordered:
+            return
+        time_us = self._feed.watermark(settled_us)
+        if time_us > self._marked_us:
+            self._marked_us = time_us
+            self._connection.send(pack(Kind.MARK, self.id, Mark(time_us)))
+
+    def _go_on_soon(self) -> None:
+        self._goes_on = True
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.push()
+
     def _note_stall(self) -> None:
         if not self._feed.is_ready or self._is_slowed:
             self._stalled_at = 0.0
@@ -184,16 +244,38 @@ class PushSubscription:
             self._stalled_at = self._clock.monotonic()
 
     def _read_from_disk(self) -> None:
+        place = self._feed.place
+        others = self._under_way.get(place)
+        if others is not None:
+            self._reading = others
+            others.add_done_callback(self._on_read_by_other)
+            return
         size = max(1, min(self._credit, READ_BYTES_MAX))
+        # One that has to wait in this client's line is waited for by this client alone.
+        is_soon = not self._pool.is_full
         self._reading = asyncio.get_running_loop().run_in_executor(self._pool, self._feed.read, size)
+        self._is_own = True
+        if place is not None and is_soon:
+            self._under_way.add(place, self._reading)
         self._reading.add_done_callback(self._on_read)
+
+    def _on_read_by_other(self, _: "asyncio.Future[list[FetchedBatch]]") -> None:
+        """It is in memory now; if not, the next one reads for itself."""
+        if not self._ended:
+            self._come_back()
+            self.push()
+
+    def _come_back(self) -> None:
+        """The feed is ours again."""
+        self._reading = None
+        self._is_own = False
+        self._feed.touch(self._touched)
+        self._touched.clear()
 
     def _on_read(self, future: "asyncio.Future[list[FetchedBatch]]") -> None:
         if self._ended or future.cancelled():
             return
-        self._reading = None
-        self._feed.touch(self._touched)
-        self._touched.clear()
+        self._come_back()
         error = future.exception()
         if isinstance(error, DataLoss):
             self._connection.send(pack(Kind.ERROR, self.id, wire_error(error)))
@@ -249,9 +331,9 @@ class PushSubscription:
             return
         if pause and not self._is_slowed:
             self._is_slowed = True
-            asyncio.get_running_loop().call_later(pause, self._go_on)
+            asyncio.get_running_loop().call_later(pause, self._speed_up)
 
-    def _go_on(self) -> None:
+    def _speed_up(self) -> None:
         self._is_slowed = False
         self.push()
 
@@ -284,7 +366,7 @@ class PushSubscription:
     def end(self, error: MainstemError | None = None) -> None:
         """Push no more; with an error, the reader is told."""
         self._ended = True
-        if self._reading is not None:
+        if self._reading is not None and self._is_own:
             # It may still be in line. If not, it comes to its end, and nobody looks at what it found.
             self._reading.cancel()
         if error is not None:

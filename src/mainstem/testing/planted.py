@@ -20,6 +20,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from mainstem.cluster.group import Group
 from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload, schema
 from mainstem.core.batch import Buffer
@@ -39,13 +42,15 @@ from mainstem.log import (
 )
 from mainstem.log.blocks.local import LocalBlockWriter
 from mainstem.log.frame import FrameHeader
-from mainstem.log.ledger.rules import appends
+from mainstem.log.ledger.rules import appends, groups, transactions
 from mainstem.log.ledger.sqlite import SqliteLedger, SqliteLedgerReader
+from mainstem.log.shared_reads import SharedReads
 from mainstem.log.upgrade import Backup
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import promotion
 from mainstem.transport.wire import MessageReader
 
+_MISSING: Final[Any] = object()
 # What is planted in this process now, in the order in which it was.
 _active: list[str] = []
 
@@ -74,12 +79,15 @@ def _bug(planting: Callable[[], Iterator[None]]) -> Bug:
 
 @contextmanager
 def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    original = getattr(owner, name, _MISSING)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if original is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 # ------------------------------------------------------------------------------------------------------ the writer
@@ -403,6 +411,79 @@ def overflow_fails_the_batch() -> Iterator[None]:
 
     raising = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
     with _patched(application, "_KERNELS", raising):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- sharing
+
+
+@_bug
+def believe_members() -> Iterator[None]:
+    """Whoever says that it has read so far in a group is believed, whether the shard is its own or not."""
+    moved = groups.moved_cursors
+
+    def believe(rows: Any, cursors: Any, time_us: int) -> Any:
+        group = rows.group(cursors.group)
+        found: dict[Any, Any] = {}
+        for place in cursors.offsets:
+            row = rows.group_shard((group.id, *place[:2]))
+            owner = groups.NOBODY if row is None else row.owner
+            said = msgspec.structs.replace(cursors, member=owner, offsets=(place,), generation=None)
+            found |= moved(rows, said, time_us)
+        return found
+
+    with _patched(groups, "moved_cursors", believe), _patched(transactions, "moved_cursors", believe):
+        yield
+
+
+@_bug
+def forget_cursors() -> Iterator[None]:
+    """The next owner of a shard is told to begin at its beginning."""
+    note = Group._note_owner
+
+    def note_wrong(self: Group, unit: Any, owner: int, cursors: Any) -> None:
+        note(self, unit, owner, dict.fromkeys(cursors, 0))
+
+    with _patched(Group, "_note_owner", note_wrong):
+        yield
+
+
+@_bug
+def commit_by_halves() -> Iterator[None]:
+    """Of what a transaction has written to several streams, only what is in the first becomes visible."""
+    add = transactions._Numbering.add
+
+    def add_some(self: Any, frame: Any) -> None:
+        if not self._shards or frame.stream in {stream for stream, _ in self._shards}:
+            add(self, frame)
+
+    with _patched(transactions._Numbering, "add", add_some):
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------- readers
+
+
+@_bug
+def read_for_each() -> Iterator[None]:
+    """Every reader reads and checks for itself: nothing of what was read from blocks is kept for others."""
+    with _patched(reader, "RECENT_READS_BYTES_MAX", 0), _patched(reader, "SHARED_READS_BYTES_MAX", 0):
+        yield
+
+
+@_bug
+def push_without_credit() -> Iterator[None]:
+    """A server pushes whatever there is, whether the reader has room for it or not."""
+    from mainstem.server.subscription import PushSubscription
+
+    with _patched(PushSubscription, "_credit", property(lambda self: 1 << 40, lambda self, value: None)):
+        yield
+
+
+@_bug
+def share_what_was_erased() -> Iterator[None]:
+    """What readers share is not let go of when a key is erased."""
+    with _patched(SharedReads, "forget", lambda self, shard: None):
         yield
 
 

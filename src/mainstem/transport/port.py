@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mainstem.core.batch import U63, Batch, FetchedBatch
+from mainstem.core.batch import U63, Batch, FetchedBatch, TimeUs
 from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
 from mainstem.core.histogram import Distribution
 from mainstem.core.kinds import render_duration
@@ -19,6 +19,25 @@ from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
 from mainstem.transport.guarding import AccessCall, Explanation, Quota, Rule, TokenInfo
+from mainstem.transport.sharing import (
+    AbortTransactionCall,
+    BeatGroupCall,
+    CommitCursorsCall,
+    Committed,
+    CommitTransactionCall,
+    DeleteGroupCall,
+    GetGroupCall,
+    GroupInfo,
+    JoinGroupCall,
+    LeaseGroupCall,
+    Leases,
+    LeaveGroupCall,
+    ListGroupsCall,
+    Membership,
+    OpenWriterCall,
+    ResetGroupCall,
+    Staging,
+)
 
 # A schema as it is stored and sent; `bytes` is the name of a field below.
 Serialized = bytes
@@ -212,6 +231,16 @@ class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
     time_us: int
 
 
+class MomentCall(msgspec.Struct, frozen=True, tag="moment"):
+    """Answered with where the shards of a stream stood at the last moment that was noted up to a time: one offset per
+    shard, none if no moment was. `settle`: note one now, if the stream has grown and the last is not of this
+    instant."""
+
+    name: str
+    time_us: TimeUs
+    settle: bool = False
+
+
 class StatisticsCall(msgspec.Struct, frozen=True, tag="statistics"):
     """Answered with the server's counters and histograms."""
 
@@ -278,10 +307,27 @@ Call = (
     | TrimStreamCall
     | EraseKeyCall
     | OffsetsAtTimeCall
+    | MomentCall
     | StatisticsCall
     | ConnectionsCall
+    | JoinGroupCall
+    | BeatGroupCall
+    | LeaseGroupCall
+    | LeaveGroupCall
+    | CommitCursorsCall
+    | ListGroupsCall
+    | GetGroupCall
+    | ResetGroupCall
+    | DeleteGroupCall
+    | CommitTransactionCall
+    | AbortTransactionCall
+    | OpenWriterCall
     | AccessCall
 )
+# What a member asks for. Answered when there is something to say, not when it was carried out.
+MembershipCall = JoinGroupCall | BeatGroupCall | LeaseGroupCall | LeaveGroupCall
+# What is answered by the flush that it becomes a part of.
+CommitCall = CommitCursorsCall | CommitTransactionCall
 
 
 _encode_call = msgspec.msgpack.Encoder().encode
@@ -334,11 +380,19 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     connections: tuple[ConnectionInfo, ...] = ()
     server: str = ""
     schemas: tuple[SchemaInfo, ...] = ()
+    membership: Membership | None = None
+    groups: tuple[GroupInfo, ...] = ()
+    committed: tuple[Committed, ...] = ()
+    writer_epoch: int = 0
+    leases: Leases | None = None
     tokens: tuple[TokenInfo, ...] = ()
     rules: tuple[Rule, ...] = ()
     quotas: tuple[Quota, ...] = ()
     explanation: Explanation | None = None
 
+
+# Told what came of a call, from any thread; it must not block.
+Answered = Callable[[Answer | MainstemError], None]
 
 AppendResult = int | MainstemError
 AppendDone = Callable[[Sequence[AppendResult]], None]
@@ -383,7 +437,30 @@ class Subscription(Protocol):
         log has another epoch than `stream` said."""
         ...
 
+    def next_nowait(self) -> FetchedBatch | None:
+        """The same for a reader that must not wait: WouldWait if the disk has to be asked first."""
+        ...
+
+    def call_when_ready(self, call: Callable[[], None]) -> None:
+        """Call once, from any thread, when there may be something to take; at once if there is. It must not block. Who
+        is called takes first and asks again: only the last call that was asked for comes."""
+        ...
+
+    def watermark(self) -> int:
+        """Of an ordered subscription, the time before which nothing will come after what `next` gave last; 0 if none is
+        known."""
+        ...
+
     def close(self) -> None: ...
+
+
+class WouldWait(Exception):
+    """Whoever asked must not wait: let another thread do the `work`, then ask again. What `next_nowait` says is
+    outstanding is begun once, however often it is said."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__("this has to wait")
+        self.work = work
 
 
 class EpochChanged(Exception):
@@ -397,7 +474,9 @@ class EndReached(Exception):
 class Port(Protocol):
     """A log, near or far. Any thread. Records over `record_bytes_max` are refused before they are handed over."""
 
-    record_bytes_max: int
+    @property
+    def record_bytes_max(self) -> int: ...
+
     # Whether the values in every batch are looked at by the other side before it takes them.
     checks_values: bool
 
@@ -405,13 +484,33 @@ class Port(Protocol):
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""
         ...
 
+    def ask(self, call: Call, timeout: float, done: Answered) -> None:
+        """The same for who does not wait. It is asked once: what can be tried again is up to the caller."""
+        ...
+
     def schema(self, schema: int) -> Schema:
         """The schema of this id; InvalidSchema if there is none. One that was seen is never asked for again."""
+        ...
+
+    def schema_at_hand(self, schema: int) -> Schema | None:
+        """The schema of this id, if it was seen; nobody is asked."""
         ...
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         """Append all, retrying until `timeout` seconds are over. `done` gets a base offset or an error per batch, in
         order, from any thread; it must not block."""
+        ...
+
+    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
+        """Write batches of a transaction, which nobody sees before it is committed. `done` gets 0 or an error for each:
+        they have no place yet."""
+        ...
+
+    def commit_whole(
+        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
+    ) -> Answer:
+        """Write all batches of a transaction and commit it, and wait for that: one way there and back, and one flush,
+        where `stage` and the call would be two. At most as many batches as one append may have."""
         ...
 
     def can_take(self) -> bool:
@@ -429,9 +528,11 @@ class Port(Protocol):
         ends: Sequence[int] | None,
         prefetch_bytes: int,
         query: Query | None = None,
+        window_us: int | None = None,
     ) -> Subscription:
         """Deliver from `offsets` on, one per shard, up to `ends` if given, at most `prefetch_bytes` ahead. With a query
-        only what it asks for, in batches that cover the same offsets."""
+        only what it asks for, in batches that cover the same offsets. With a window shards come no further apart than
+        that much time; with one of 0 in a single order."""
         ...
 
     def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:

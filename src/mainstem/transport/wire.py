@@ -14,6 +14,9 @@ must not send what the other would pass over and should not:
     3   rows: `schema_id` in batch headers; the calls set_schema, schemas and schema; schemas, keys and indexes in
         create; more shards in alter; what streams say of these; predicates, columns and a schema in subscribe, and
         counts in batches
+    4   groups: the calls join_group, beat_group, lease_group, leave_group, commit_cursors, list_groups, get_group,
+        reset_group and delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and
+        open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access
 """
@@ -25,7 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mainstem.core.batch import U32, U63, BatchHeader, Buffer
+from mainstem.core.batch import U32, U63, BatchHeader, Buffer, TimeUs
 from mainstem.core.errors import (
     DataLoss,
     MainstemError,
@@ -54,12 +57,28 @@ from mainstem.transport.port import (
     DeleteStreamCall,
     GetStreamCall,
     ListStreamsCall,
+    MomentCall,
     OffsetsAtTimeCall,
     Query,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
     StatisticsCall,
+)
+from mainstem.transport.sharing import (
+    AbortTransactionCall,
+    BeatGroupCall,
+    CommitCursorsCall,
+    CommitTransactionCall,
+    DeleteGroupCall,
+    GetGroupCall,
+    JoinGroupCall,
+    LeaseGroupCall,
+    LeaveGroupCall,
+    ListGroupsCall,
+    OpenWriterCall,
+    ResetGroupCall,
+    Staging,
 )
 
 VERSION: Final = 5
@@ -70,6 +89,9 @@ VERSION_OF_SPANS: Final = 2
 VERSION_OF_SCHEMAS: Final = 3
 # And would not expect batches of a shard that was not there when it looked the stream up.
 VERSION_OF_SHARDS: Final = 3
+VERSION_OF_SHARING: Final = 4
+# And would send in any order what is asked for in one.
+VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
 
 PREFIX = struct.Struct("<IBBHII")
@@ -98,6 +120,8 @@ class Kind(IntEnum):
     UNSUBSCRIBE = 13
     END = 14
     GOODBYE = 15
+    STAGE = 16
+    MARK = 17
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -146,6 +170,17 @@ class Append(msgspec.Struct, frozen=True, array_like=True):
     timeout_ms: U32 = 0
 
 
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """Batches of a transaction, to be written and not to be seen. `timeout_ms` as in append; answered with appended,
+    with 0 for each batch that is durable. With `commit` they are all that it has, and it is committed: answered as that
+    call is. From version 4 on."""
+
+    batches: list[BatchHeader]
+    staging: Staging
+    timeout_ms: U32 = 0
+    commit: CommitTransactionCall | None = None
+
+
 class Appended(msgspec.Struct, frozen=True, array_like=True):
     """One result per batch: its base offset, or -1 and an error."""
 
@@ -156,7 +191,9 @@ class Appended(msgspec.Struct, frozen=True, array_like=True):
 class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     """Push this stream from these offsets, one per shard, as far as credit reaches. `id` names the subscription.
 
-    From version 3 on: only rows for which `where` is true, only these columns, as rows of this schema; see Query.
+    From version 3 on: only rows for which `where` is true, only these columns, as rows of this schema; see Query. From
+    version 4 on: no shard further ahead of the others than `window_us`, and with 0 in a single order; marks then come
+    between the batches.
     """
 
     stream: U63
@@ -166,6 +203,7 @@ class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     where: str = ""
     columns: list[str] | None = None
     schema_id: U32 = 0
+    window_us: U63 | None = None
 
     @property
     def query(self) -> Query | None:
@@ -191,6 +229,12 @@ class Credit(msgspec.Struct, frozen=True, array_like=True):
     bytes: U32
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """Nothing that was stored before this time comes after it."""
+
+    time_us: TimeUs
+
+
 class Goodbye(msgspec.Struct, frozen=True, array_like=True):
     """The server is about to close the connection."""
 
@@ -213,6 +257,8 @@ _HEADERS: Final[dict[Kind, type]] = {
     Kind.UNSUBSCRIBE: Nothing,
     Kind.END: Nothing,
     Kind.GOODBYE: Goodbye,
+    Kind.STAGE: Stage,
+    Kind.MARK: Mark,
 }
 assert set(_HEADERS) == set(Kind)
 _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
@@ -220,7 +266,7 @@ _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
 ]
 encode_header = msgspec.msgpack.Encoder().encode
 # Header sizes of what never carries batches: a hostile length is refused before it is buffered.
-_BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES))
+_BATCH_KINDS: Final = frozenset((Kind.APPEND, Kind.BATCHES, Kind.STAGE))
 
 
 def version_needed(call: Call) -> int:
@@ -229,6 +275,8 @@ def version_needed(call: Call) -> int:
     match call:
         case GetStreamCall() | ListStreamsCall() | DeleteStreamCall() | OffsetsAtTimeCall() | StatisticsCall():
             return 1
+        case MomentCall():
+            return VERSION_OF_ORDER
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
@@ -237,6 +285,12 @@ def version_needed(call: Call) -> int:
             return 1 if (call.retention_bytes, call.cleanup, call.tombstone_us) == (None, None, None) else 2
         case CreateStreamCall() | AlterStreamCall():
             return 3
+        case JoinGroupCall() | BeatGroupCall() | LeaseGroupCall() | LeaveGroupCall() | CommitCursorsCall():
+            return 4
+        case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
+            return 4
+        case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
+            return 4
         case _:
             return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
@@ -491,7 +545,7 @@ def _message(kind: int, id_: int, body: memoryview, header_len: int) -> Message:
 
 
 def _payloads(kind: int, header: Any, body: memoryview) -> list[bytes]:
-    batches = header.batches if kind == Kind.APPEND else [pair[1] for pair in header.batches]
+    batches = header.batches if kind in (Kind.APPEND, Kind.STAGE) else [pair[1] for pair in header.batches]
     if len(batches) > APPEND_BATCHES_MAX:
         raise ProtocolError(f"{len(batches)} batches in one message; at most {APPEND_BATCHES_MAX} are allowed")
     payloads: list[bytes] = []

@@ -133,7 +133,7 @@ def test_a_start_that_makes_no_sense_is_refused(hub, orders, start):
         hub.consumer("orders", start=start)
 
 
-@pytest.mark.parametrize("name", [None, 7, ["orders"], "../orders", "\ud800"])
+@pytest.mark.parametrize("name", [None, 7, [7], "../orders", "\ud800"])
 def test_a_name_that_cannot_be_is_refused_in_words(hub, name):
     with pytest.raises(mainstem.InvalidName, match=r"stream.* name"):
         hub.consumer(name)
@@ -420,6 +420,16 @@ def test_seek_in_the_middle_of_a_batch_forgets_the_rest_of_it(hub, orders):
         assert consumer.cursor.offsets == (55,)
         assert consumer.poll(10).offset == 55
         assert consumer.poll_batch(10).offset == 56
+
+
+def test_seek_while_iterating(hub, orders):
+    seen = []
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        for record in consumer:
+            seen.append(record.offset)
+            if len(seen) == 5:
+                consumer.seek_shard(0, 90)
+    assert seen == [*range(5), *range(90, 100)]
 
 
 def test_seek_shard_leaves_the_others(hub, wide):

@@ -245,7 +245,7 @@ def test_s26_memory_is_no_part_of_it(tmp_path, monkeypatch):
     """With no memory for recent records at all, every write succeeds and every reader is served. From the blocks: who
     cannot read those gets nothing, while memory would hide it."""
     expected = [b"%d" % number for number in range(2_000)]
-    monkeypatch.setattr("mainstem.log.reader.RECENT_READS_BYTES_MAX", 0)
+    read_for_oneself(monkeypatch)
     with embedded(tmp_path / "none", hot_tail_bytes=0) as hub, embedded(tmp_path / "some") as usual:
         for written in (hub, usual):
             written.streams.create("orders")
@@ -307,6 +307,12 @@ def test_s33_writes(tmp_path):
     assert writes_apart / total_apart > 20 * writes / total
 
 
+def read_for_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of what is read from blocks is kept for the next who asks."""
+    for name in ("RECENT_READS_BYTES_MAX", "SHARED_READS_BYTES_MAX"):
+        monkeypatch.setattr(f"mainstem.log.reader.{name}", 0)
+
+
 def reads_for(path: Path, unit_bytes: int) -> int:
     """How many reads of the disk it takes to get four megabytes of one stream, `unit_bytes` at a time."""
     log = Log(path, LogOptions(hot_tail_bytes=0))
@@ -321,8 +327,9 @@ def reads_for(path: Path, unit_bytes: int) -> int:
 
 
 @pytest.mark.mechanism("S33")
-def test_s33_reads(tmp_path):
+def test_s33_reads(tmp_path, monkeypatch):
     """One batch is one read. Where a seek takes 8 ms, units of 64 KB are at least four times as fast as those of 8."""
+    read_for_oneself(monkeypatch)
     log = Log(tmp_path, LogOptions(hot_tail_bytes=0))
     stream = make_stream(log)
     for first in range(0, 4_096, 8):
@@ -362,7 +369,7 @@ def reads_per_batch(path: Path, hot_tail_bytes: int) -> float:
 def test_s36_followers(tmp_path, monkeypatch):
     """At most 1.2 reads of the disk for a batch that twenty follow; without the memory, about twenty."""
     assert reads_per_batch(tmp_path / "with", 8 << 20) <= 1.2
-    monkeypatch.setattr("mainstem.log.reader.RECENT_READS_BYTES_MAX", 0)
+    read_for_oneself(monkeypatch)
     assert reads_per_batch(tmp_path / "without", 0) >= 15
 
 
@@ -385,7 +392,8 @@ def cold_reads(path: Path) -> int:
 def test_s36_cold_readers_at_once(tmp_path):
     """One read for all of them; on a server that keeps nothing of what it read, one for each."""
     assert cold_reads(tmp_path / "with") == 1
-    with changed_servers("from mainstem.log import reader; reader.RECENT_READS_BYTES_MAX = 0"):
+    without = "reader.RECENT_READS_BYTES_MAX = reader.SHARED_READS_BYTES_MAX = 0"
+    with changed_servers(f"from mainstem.log import reader; {without}"):
         assert cold_reads(tmp_path / "without") >= 15
 
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from mainstem.cli.top_page import age_text, is_slow, page
+from mainstem.cli.top_page import is_slow, page
 from mainstem.core.histogram import Distribution
+from mainstem.core.plain import age_text
 from mainstem.hub.overview import Overview, pace
 from mainstem.transport.port import ConnectionInfo, StreamInfo
 

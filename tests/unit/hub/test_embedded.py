@@ -16,6 +16,7 @@ from mainstem.core.batch import Batch, FetchedBatch
 from mainstem.core.errors import DataLoss, FolderUnusable, InvalidPayload, MainstemError
 from mainstem.hub import embedded
 from mainstem.hub.embedded import FolderPort, LogPort, Pump
+from mainstem.hub.local_subscription import LocalSubscription
 from mainstem.log import retention
 from mainstem.log.flush import CreateStream, DeleteStream, TrimShard
 from mainstem.log.log import Log
@@ -167,7 +168,7 @@ def test_a_reader_of_a_stream_that_is_deleted_while_it_subscribes_is_told(tmp_pa
     port = LogPort(tmp_path / "data")
     port.log.execute(CreateStream("ab" * 16, "s", 1, "crc32", 10**15, NOW_US))
     info = port._administration.find("s").streams[0]
-    subscription = embedded.LocalSubscription
+    subscription = LocalSubscription
 
     def overtaken(*args):
         made = subscription(*args)

@@ -19,12 +19,12 @@ from mainstem.log.finding import Finding, Severity
 from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.frame import BLOCK_HEADER_BYTES, BlockHeader, FrameHeader, FrameKind, parse_header
 from mainstem.log.ledger.sqlite import SqliteLedger
-from mainstem.log.log import Log, LogOptions
+from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.rebuild import rebuild
 from mainstem.log.surroundings import Surroundings
 from tests.faults.folders import FolderImage
 from tests.faults.script import TINY
-from tests.unit.log.parts import append_values, make_stream
+from tests.unit.log.parts import append_values, make_batch, make_stream
 
 ROOMY = Surroundings(500 << 30, 1000 << 30, "ext4", is_temporary=False, writer=None)
 NAMES = [f"{number:016d}.block" for number in range(10)]
@@ -402,6 +402,29 @@ def test_damaged_records_are_named(data, place):
     assert found.severity == Severity.DAMAGE
     assert found.position == frame.position
     assert f"of stream 'orders' shard {frame.shard} cannot be read" in found.what
+
+
+def test_batches_of_transactions_are_told_apart(tmp_path):
+    """One that was committed is damaged like any other; one that never was is no loss."""
+    path = tmp_path / "data"
+    log = Log(path)
+    stream = make_stream(log, "orders")
+    for transaction in (5, 6):
+        waiter = Waiter()
+        log.stage(transaction, 0, [make_batch([b"%d" % transaction] * 9, stream=stream)], waiter.set)
+        waiter.wait(log.batcher)
+    waiter = Waiter()
+    log.commit_transaction(6, 1, (), waiter.set)
+    waiter.wait(log.batcher)
+    log.close()
+    assert told(path) == []
+    never, committed = (found for found in frames(path, 1) if found.kind == FrameKind.STAGED)
+    flip(block(path, 1), never.position + never.header_len + 3)
+    found = only(path, "bytes-damaged")
+    assert found.severity == Severity.WARNING
+    assert "a batch that was staged in a transaction and not committed" in found.what
+    flip(block(path, 1), committed.position + committed.header_len + 3)
+    assert codes(path) == {"bytes-damaged", "records-damaged"}
 
 
 def test_the_first_and_last_records_of_every_block_are_looked_at_without_being_asked(data):

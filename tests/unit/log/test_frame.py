@@ -57,6 +57,15 @@ def test_what_was_written_comes_back():
     assert commit.count == 2
 
 
+def test_a_staged_frame_says_its_transaction_and_readers_do_not_see_it():
+    batch = make_batch([b"a", b"b"], stream=5, shard=2)
+    writer = FlushWriter(make_place(), BLOCK_HEADER_BYTES)
+    writer.add_staged(msgspec.structs.replace(batch.header, transaction=77), batch.payload)
+    (found,) = frames_of(b"".join(bytes(buffer) for buffer in writer.buffers), BLOCK_HEADER_BYTES)
+    assert (found.kind, found.transaction, found.span) == (FrameKind.STAGED, 77, 2)
+    assert found.batch_header(b"") == batch.header
+
+
 def test_statistics_travel_with_the_header():
     statistics = bytes(range(64))
     batch = make_batch([b"a"])

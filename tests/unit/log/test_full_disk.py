@@ -17,7 +17,16 @@ from mainstem.hub.embedded import FolderPort
 from mainstem.log import batcher
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.disk import DiskFile
-from mainstem.log.flush import Appended, CreateStream, DeleteStream, ReplaceEntries, Replacement, TrimShard
+from mainstem.log.flush import (
+    Appended,
+    CreateStream,
+    DeleteStream,
+    ReplaceEntries,
+    Replacement,
+    Staged,
+    TransactionCommitted,
+    TrimShard,
+)
 from mainstem.log.ledger.sqlite import SqliteLedger
 from mainstem.log.log import Log, LogOptions
 from mainstem.testing.clock import SimulatedClock
@@ -381,6 +390,80 @@ def test_a_command_for_which_there_is_no_room_at_all_is_refused_and_the_log_live
         rig.log.execute(TrimShard(rig.stream, 0, 1))
     rig.free()
     rig.log.execute(TrimShard(rig.stream, 0, 0))
+
+
+# Transactions.
+
+
+def test_what_is_staged_waits_for_room_and_the_commit_waits_for_it(rig):
+    answers: list[Any] = []
+    rig.disk.free = 0
+    batches = [make_batch([b"a" * 100], stream=rig.stream)]
+    rig.log.stage(5, 0, batches, answers.append, patience=rig.clock.monotonic() + 60.0)
+    rig.log.commit_transaction(5, 1, (), answers.append)
+    rig.log.batcher.drive()
+    assert rig.log.batcher.is_holding
+    assert answers == []
+    rig.free()
+    rig.log.batcher.drive()
+    (staged,), committed = answers
+    assert isinstance(staged, Staged)
+    assert committed == [TransactionCommitted(((rig.stream, 0, 0, 1),))]
+    assert rig.values() == [b"a" * 100]
+
+
+def test_a_whole_transaction_waits_for_room_or_is_refused(rig):
+    answers: list[Any] = []
+    rig.disk.free = 0
+    batches = [make_batch([b"a" * 100], stream=rig.stream), make_batch([b"b" * 100], stream=rig.stream)]
+    rig.log.commit_whole(5, batches, (), answers.append)
+    rig.log.batcher.drive()
+    assert isinstance(answers.pop(), DiskFull)
+    rig.free()
+    rig.log.space.look()
+    rig.disk.free = 0
+    rig.log.commit_whole(6, batches, (), answers.append, patience=rig.clock.monotonic() + 60.0)
+    rig.log.batcher.drive()
+    assert rig.log.batcher.is_holding
+    assert (answers, rig.values()) == ([], [])
+    rig.free()
+    rig.log.batcher.drive()
+    assert answers == [[TransactionCommitted(((rig.stream, 0, 0, 2),))]]
+    assert rig.values() == [b"a" * 100, b"b" * 100]
+
+
+def test_nothing_is_staged_on_a_full_disk_and_what_was_can_be_committed(watched):
+    log, answers = watched.log, list[Any]()
+    batches = [make_batch([b"a"], stream=watched.stream)]
+    log.stage(5, 0, batches, answers.append)
+    log.batcher.drive()
+    watched.disk.free = 255 * MIB
+    watched.clock.advance(1.0)
+    log.space.look()
+    with pytest.raises(DiskFull):
+        log.stage(5, 1, batches, answers.append)
+    assert log.transactions.counters()["transactions_staged_batches"] == 1
+    log.commit_transaction(5, 1, (), answers.append)
+    log.batcher.drive()
+    assert answers[1:] == [[TransactionCommitted(((watched.stream, 0, 0, 1),))]]
+    assert watched.values() == [b"a"]
+
+
+def test_a_commit_for_which_there_is_no_room_leaves_the_transaction_open(rig):
+    answers: list[Any] = []
+    rig.log.stage(5, 0, [make_batch([b"a"], stream=rig.stream)], answers.append)
+    rig.log.batcher.drive()
+    rig.disk.free = 0
+    rig.log.commit_transaction(5, 1, (), answers.append)
+    rig.log.batcher.drive()
+    assert isinstance(answers[1], DiskFull)
+    assert [each.is_committing for each in rig.log.transactions.listing()] == [False]
+    assert rig.values() == []
+    rig.free()
+    rig.log.commit_transaction(5, 1, (), answers.append)
+    rig.log.batcher.drive()
+    assert answers[2] == [TransactionCommitted(((rig.stream, 0, 0, 1),))]
+    assert rig.values() == [b"a"]
 
 
 # The ledger.

@@ -114,3 +114,39 @@ def test_it_is_the_suffix_of_what_was_appended_that_fits(appends, budget):
             assert everything == [
                 batch for batch in kept if expected and batch.header.shard == shard and batch.end > offset
             ]
+
+
+def test_what_was_broken_off_is_not_found_and_the_shard_goes_on_anywhere():
+    tail = HotTail(1 << 20)
+    kept = fetched(0, 1, shard=1)
+    tail.append([fetched(0, 2), kept, fetched(2, 2)])
+    tail.break_off((1, 0))
+    tail.break_off((1, 5))
+    assert [find(tail, offset) for offset in range(4)] == [None] * 4
+    assert (find(tail, 0, shard=1), tail.bytes) == (kept, cost(kept))
+    later = fetched(9, 2)
+    tail.append([later])
+    assert [find(tail, offset) for offset in (3, 8, 9, 10)] == [None, None, later, later]
+    assert tail.bytes == cost(kept) + cost(later)
+
+
+def test_room_is_made_behind_what_was_broken_off():
+    one = cost(fetched(0, 1))
+    tail = HotTail(3 * one)
+    tail.append([fetched(0, 1), fetched(1, 1), fetched(0, 1, shard=1)])
+    tail.break_off((1, 0))
+    batches = [fetched(base, 1, shard=1) for base in range(1, 5)]
+    tail.append(batches)
+    assert [find(tail, offset, shard=1) for offset in range(5)] == [None, None, *batches[1:]]
+    assert tail.bytes == 3 * one
+
+
+def test_breaking_off_again_and_again_leaves_nothing_behind():
+    tail = HotTail(1 << 20)
+    tail.append([fetched(0, 1, shard=1)])
+    for base in range(1_000):
+        tail.append([fetched(base * 10, 1)])
+        tail.break_off((1, 0))
+    assert tail.bytes == cost(fetched(0, 1, shard=1))
+    assert len(tail._order) < 200
+    assert find(tail, 0, shard=1) is not None

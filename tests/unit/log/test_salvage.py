@@ -24,8 +24,9 @@ from mainstem.log.frame import (
     FrameKind,
     parse_header,
 )
+from mainstem.log.log import Log, Waiter
 from mainstem.log.salvage import SALVAGED_SCHEMA, Salvage, SalvageReport, names_beside, write_parquet
-from tests.unit.log.parts import LOG_UUID, NOW_US, make_batch, make_place
+from tests.unit.log.parts import LOG_UUID, NOW_US, make_batch, make_place, make_stream
 
 
 def salvage(path: Path, output: Path, **options) -> tuple[SalvageReport, list[dict]]:
@@ -171,6 +172,29 @@ def test_moved_batches_know_their_offsets(tmp_path):
     _, rows = salvage(path, tmp_path / "out")
     assert [(row["offset"], row["value"], row["shard"]) for row in rows] == [(1001, b"a", 1), (1004, b"b", 1)]
     assert FetchedBatch(1000, header, b"").end == 1006
+
+
+def test_batches_of_transactions_are_named_as_what_they_are(tmp_path):
+    """A block cannot say of what was staged in it whether another block committed it."""
+    log = Log(tmp_path / "data")
+    make_stream(log)
+    for transaction in (5, 6, 7):
+        waiter = Waiter()
+        log.stage(transaction, 0, [make_batch([b"%d" % transaction] * 2)], waiter.set)
+        waiter.wait(log.batcher)
+    log.abort_transaction(6)
+    for transaction in (5, 7):
+        waiter = Waiter()
+        log.commit_transaction(transaction, 1, (), waiter.set)
+        waiter.wait(log.batcher)
+        log.batcher.request_roll()
+        log.commit_nothing()
+    log.close()
+    report, rows = salvage(tmp_path / "data" / "blocks" / "0000000000000001.block", tmp_path / "out")
+    assert [(row["value"], row["offset"]) for row in rows] == [
+        (b"5", 0), (b"5", 1), (b"6", None), (b"6", None), (b"7", None), (b"7", None),
+    ]  # fmt: skip
+    assert (report.batches_staged, report.batches_left_out, report.records_without_offset) == (2, 0, 4)
 
 
 def test_names_come_from_the_folder_around_the_block(written):

@@ -8,7 +8,16 @@ import pytest
 from mainstem.core.batch import Batch
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.disk import LocalDisk
-from mainstem.log.flush import Command, CreateStream, OpenBlock, TrimShard, WrittenBatch, encode_command
+from mainstem.log.flush import (
+    Command,
+    CreateStream,
+    OpenBlock,
+    StagedBatch,
+    TrimShard,
+    WrittenBatch,
+    WrittenStaged,
+    encode_command,
+)
 from mainstem.log.frame import BLOCK_HEADER_BYTES, FRAME_BYTES, BlockHeader, FrameDamaged
 from mainstem.log.scan import BlockScanner, ReadFlush
 from mainstem.log.writer import FlushFile, WriterIdentity
@@ -262,3 +271,14 @@ def test_the_block_header_is_what_the_writer_says(tmp_path, write):
     written = write(tmp_path, [])
     data = written.path.read_bytes()
     assert BlockHeader.parse(data).writer_epoch == 1
+
+
+def test_staged_batches_come_back_as_such(tmp_path, write):
+    first, second = make_batch([b"a"]), make_batch([b"b", b"c"], shard=1)
+    staged = [StagedBatch(batch.header, batch.payload) for batch in (second, first)]
+    written = write(tmp_path, [[first, staged[0]], staged[1:]])
+    flushes = [read.flush for read in written.scanner().flushes()]
+    assert flushes[0].items == written.flushes[0].items
+    assert isinstance(flushes[0].items[1], WrittenBatch)
+    assert isinstance(flushes[0].items[2], WrittenStaged)
+    assert flushes[0].items[2].batch.header == second.header

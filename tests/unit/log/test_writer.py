@@ -7,7 +7,7 @@ import msgspec
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.limits import BLOCK_BYTES_MAX, FLUSH_BATCHES_MAX, PRODUCER_IDLE_US_MAX
 from mainstem.log import writer
-from mainstem.log.flush import PRODUCER_ID_MAX, ForgetProducers, decode_command
+from mainstem.log.flush import PRODUCER_ID_MAX, ForgetProducers, StagedBatch, decode_command
 from mainstem.log.frame import FrameKind, parse_header, payload_of
 from mainstem.log.ledger.base import Entry
 from mainstem.log.scan import BlockScanner
@@ -38,6 +38,37 @@ def test_a_footer_can_be_read_back_however_many_entries_come_at_the_last_moment(
     footer = parse_header(data, 0, position, 1)
     assert (footer.kind, footer.count) == (FrameKind.FOOTER, writer._FOOTER_ENTRIES_MAX - 1 + 2 * FLUSH_BATCHES_MAX)
     assert len(payload_of(data, 0, footer)) == 48 * footer.count
+    blocks.close()
+
+
+def test_a_block_is_full_before_what_is_staged_in_it_could_overflow_its_footer(tmp_path):
+    """Each staged batch may become an entry of this block, at any time."""
+    blocks = make_blocks(tmp_path)
+    file = FlushFile(blocks, WriterIdentity(LOG_UUID, 1, 1), SYSTEM_CLOCK, BLOCK_BYTES_MAX, 0)
+    file.roll(1, 0)
+    batch = make_batch()
+    file.write(1, 0, [StagedBatch(batch.header, batch.payload)] * 3, 0, 0)
+    file.note_entries([ENTRY] * (writer._FOOTER_ENTRIES_MAX - 4))
+    assert not file.is_full(0, {})
+    file.note_entries([ENTRY])
+    assert file.is_full(0, {})
+    file.close()
+    blocks.close()
+
+
+def test_a_block_with_nothing_but_staged_batches_is_full_at_its_size(tmp_path):
+    blocks = make_blocks(tmp_path)
+    file = FlushFile(blocks, WriterIdentity(LOG_UUID, 1, 1), SYSTEM_CLOCK, 4_096, 0)
+    file.roll(1, 0)
+    assert not file.is_full(8_192, {})
+    batch = make_batch()
+    file.write(1, 0, [StagedBatch(batch.header, batch.payload)], 0, 0)
+    assert not file.is_full(100, {})
+    assert file.is_full(8_192, {})
+    assert file.block == 1
+    file.roll(2, 1)
+    assert (file.block, file.is_full(8_192, {})) == (2, False)
+    file.close()
     blocks.close()
 
 

@@ -1,9 +1,11 @@
 """Calls of many clients through few threads: each in its turn, none for the dead, none kept waiting by a stop."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mainstem.core.errors import InternalError, MainstemError, ServerStopping, UnknownStream
 from mainstem.server.calls import CallQueue
@@ -79,6 +81,22 @@ def test_errors_are_answers_and_the_next_call_is_carried_out():
             assert "ZeroDivisionError: oh" in str(answers[1])
 
     run(test)
+
+
+def test_an_error_that_was_answered_is_not_complained_of_by_the_loop():
+    complaints: list[dict[str, Any]] = []
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        with working() as (work, calls, answers):
+            calls.add("client", GetStreamCall("unknown"), answers.append)
+            work.may_go_on.set()
+            await come_to(lambda: not calls.is_busy)
+            answers.clear()
+            gc.collect()
+
+    run(test)
+    assert complaints == []
 
 
 def test_what_has_not_begun_can_be_refused_and_nothing_is_waited_for():

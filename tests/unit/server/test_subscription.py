@@ -10,6 +10,7 @@ from mainstem.core.limits import APPEND_BATCHES_MAX, PAYLOAD_STORED_BYTES_MAX, R
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.ledger.base import StreamRow
 from mainstem.server import subscription
+from mainstem.server.line import Line
 from mainstem.server.subscription import PushEncoder, PushSubscription
 from mainstem.transport.port import ReadCounts
 from mainstem.transport.wire import Kind, Message, MessageReader, error_from
@@ -24,6 +25,7 @@ class FakeFeed:
         self.stream = StreamRow(1, "0" * 32, "orders", 1, "crc32", 0, 0, 1, NOW_US, 0)
         self.is_ready = True
         self.is_done = False
+        self.place = None
         self.counts = ReadCounts()
         self._found = found
 
@@ -31,6 +33,9 @@ class FakeFeed:
         return None
 
     def hot(self, tail: HotTail, bytes_max: int) -> list[FetchedBatch]:
+        return []
+
+    def shared(self, bytes_max: int) -> list[FetchedBatch]:
         return []
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:
@@ -63,7 +68,8 @@ def pushed(
 
     async def test() -> None:
         with ThreadPoolExecutor(1) as pool:
-            made.append(PushSubscription(connection, 5, feed, 1 << 28, HotTail(1), encoder or PushEncoder(), pool))
+            line = Line(pool, 1)
+            made.append(PushSubscription(connection, 5, feed, 1 << 28, HotTail(1), encoder or PushEncoder(), line))
             made[0].push()
             await come_to(lambda: bool(connection.sent))
             await asyncio.sleep(0)

@@ -64,10 +64,11 @@ def _check_ports(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
 
 def _check_silence(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     # One late heartbeat must not look like a dead peer.
-    heartbeat, idle = values["heartbeat"], values["idle_timeout"]
-    if idle < 2 * heartbeat:
-        raise InvalidSetting(
-            f"idle_timeout = {render_duration(idle)!r}{said_from(origins.get('idle_timeout', ''))} is less than twice"
-            f" the heartbeat of {render_duration(heartbeat)}{said_from(origins.get('heartbeat', ''))}: healthy peers"
-            f" would be dropped. Set idle_timeout to at least {render_duration(2 * heartbeat)}, or lower heartbeat."
-        )
+    for beat, limit in (("heartbeat", "idle_timeout"), ("group_heartbeat", "group_session_timeout")):
+        often, silent = values[beat], values[limit]
+        if silent < 2 * often:
+            raise InvalidSetting(
+                f"{limit} = {render_duration(silent)!r}{said_from(origins.get(limit, ''))} is less than twice"
+                f" the {beat} of {render_duration(often)}{said_from(origins.get(beat, ''))}: healthy peers"
+                f" would be dropped. Set {limit} to at least {render_duration(2 * often)}, or lower {beat}."
+            )

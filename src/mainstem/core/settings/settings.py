@@ -26,7 +26,10 @@ from mainstem.core.settings.setting import Setting, check
 
 # The commands that run a server, and those that talk to one.
 SERVER: Final = ("serve", "demo")
-CLIENT: Final = (*("stream", "schema", "write", "tail", "find", "redrive", "top", "bench", "token", "access", "quota"),)
+CLIENT: Final = (
+    *("stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "bench"),
+    *("token", "access", "quota"),
+)
 
 
 def _setting(kind: Kind, default: str, help: str, *, example: str, **facts: Any) -> Any:  # noqa: A002
@@ -264,6 +267,43 @@ class Settings:
         example="30s",
         commands=SERVER,
         minimum=0.0,
+        maximum=3_600.0,
+    )
+    group_heartbeat: float = _setting(
+        DurationKind(),
+        "3s",
+        "How often a member of a group of readers shows that it lives.",
+        example="1s",
+        commands=SERVER,
+        minimum=0.01,
+        maximum=3_600.0,
+    )
+    group_session_timeout: float = _setting(
+        DurationKind(),
+        "8s",
+        "A member that is silent for longer loses its shards to the others. At least twice the group_heartbeat.",
+        example="30s",
+        commands=SERVER,
+        minimum=0.02,
+        maximum=3_600.0,
+    )
+    group_revocation_timeout: float = _setting(
+        DurationKind(),
+        "30s",
+        "How long a member that lives may keep a shard that another is to have, to finish and commit what it has read.",
+        example="5m",
+        commands=SERVER,
+        minimum=0.01,
+        maximum=3_600.0,
+    )
+    group_rebalance_interval: float = _setting(
+        DurationKind(),
+        "30s",
+        "How often the loads of a group's members are compared, to move shards. Loads, trends and the advice on how "
+        "many members there should be are averages of about as long.",
+        example="10s",
+        commands=SERVER,
+        minimum=0.1,
         maximum=3_600.0,
     )
     url: str = _setting(

@@ -11,9 +11,13 @@ from typing import Any
 from mainstem.core.errors import MainstemError, Refused
 from mainstem.log.flush import (
     AlterStream,
+    AssignShards,
     BeginEpoch,
     ChangeAccess,
+    CommitCursors,
+    CommitTransaction,
     CreateStream,
+    DeleteGroup,
     DeleteStream,
     DescribeSchema,
     DropEntries,
@@ -21,22 +25,40 @@ from mainstem.log.flush import (
     ForgetBlock,
     ForgetProducers,
     ForgetStream,
+    ForgetTransactions,
     HurryBlocks,
+    NoteMoment,
     NoteUpkeep,
     OpenBlock,
+    OpenWriter,
     Outcome,
     Rejected,
+    ResetGroup,
     SealBlock,
     SetSchema,
     TrimShard,
     WrittenBatch,
     WrittenItem,
     WrittenReplacement,
+    WrittenStaged,
+    WrittenTransaction,
 )
 from mainstem.log.ledger.base import Changes
 from mainstem.log.ledger.current import CurrentRows
 from mainstem.log.ledger.pending import PendingRows
-from mainstem.log.ledger.rules import access, blocks, epochs, producers, replacement, schemas, shards, streams
+from mainstem.log.ledger.rules import (
+    access,
+    blocks,
+    epochs,
+    groups,
+    moments,
+    producers,
+    replacement,
+    schemas,
+    shards,
+    streams,
+    transactions,
+)
 from mainstem.log.ledger.rules.appends import Appends
 
 # What carries out which command. Batches are not commands: see Appends.
@@ -50,6 +72,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     TrimShard: shards.trim,
     DropEntries: shards.drop,
     NoteUpkeep: shards.note,
+    NoteMoment: moments.note,
     WrittenReplacement: replacement.replace,
     OpenBlock: blocks.begin,
     SealBlock: blocks.seal,
@@ -57,6 +80,15 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     ForgetBlock: blocks.forget,
     ForgetProducers: producers.forget,
     BeginEpoch: epochs.begin,
+    AssignShards: groups.assign,
+    CommitCursors: groups.commit,
+    ResetGroup: groups.reset,
+    DeleteGroup: groups.delete,
+    WrittenStaged: transactions.stage,
+    OpenWriter: transactions.open_writer,
+    CommitTransaction: transactions.commit,
+    WrittenTransaction: transactions.commit_whole,
+    ForgetTransactions: transactions.forget,
     ChangeAccess: access.change,
 }
 
@@ -83,6 +115,8 @@ def changes_of(flush: Flush, current: CurrentRows) -> tuple[Changes, list[Outcom
     appends = Appends(rows)
     outcomes = [_take(item, rows, appends) for item in flush.items]
     appends.close()
+    if flush.notes_moments:
+        moments.note_due(rows)
     return rows.finish(), outcomes
 
 

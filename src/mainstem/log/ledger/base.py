@@ -112,6 +112,15 @@ class GenerationRow(NamedTuple):
     barriers: tuple[int, ...]
 
 
+class MomentRow(NamedTuple):
+    """Where the shards of a stream ended at a time: what stands behind these offsets was stored then or later, what
+    stands before them earlier. A shard that is not among them came later."""
+
+    stream: int
+    time_us: int
+    ends: tuple[int, ...]
+
+
 def barriers_of(generations: Iterable[GenerationRow], shard: int) -> frozenset[int]:
     """The offsets of one shard at which a generation began."""
     return frozenset(row.barriers[shard] for row in generations if shard < len(row.barriers))
@@ -142,6 +151,42 @@ class BlockRow(NamedTuple):
     rewrite_us: int = 0
 
 
+class GroupRow(NamedTuple):
+    """A group of readers. `generation` counts changes of its owners, and resets: the last was made at `changed_us`."""
+
+    id: int
+    name: str
+    generation: int
+    created_us: int
+    changed_us: int
+
+
+class GroupShardRow(NamedTuple):
+    """How far a group has read a shard, and the member that owns it since a generation of the group; 0: nobody.
+
+    `committed_us` is when the cursor moved last, 0 if it never did.
+    """
+
+    offset: int
+    committed_us: int
+    owner: int
+    since: int
+
+
+class TransactionRow(NamedTuple):
+    """A transaction that was committed, and the offsets that its records got: see flush.TransactionCommitted."""
+
+    ended_us: int
+    offsets: tuple[tuple[int, int, int, int], ...]
+
+
+class WriterRow(NamedTuple):
+    """Who writes transactions under a name: its epoch, and when one was opened or committed last."""
+
+    epoch: int
+    seen_us: int
+
+
 class AppliedPlace(NamedTuple):
     """The last flush applied, and where its commit frame lies: replay goes on after it. (0, 0, 0) before the first."""
 
@@ -154,6 +199,27 @@ ShardKey = tuple[int, int]
 ProducerKey = tuple[int, int, int]
 # The kind of a row that says who may do what, and its name.
 AccessKey = tuple[str, str]
+# Group, stream, shard.
+GroupShardKey = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class SharedChanges:
+    """What a flush changes of groups and transactions."""
+
+    # Streams whose shards no group has any more, and groups that go with their shards: before those of this flush come.
+    ungrouped_streams: list[int] = field(default_factory=list)
+    deleted_groups: list[int] = field(default_factory=list)
+    groups: dict[int, GroupRow] = field(default_factory=dict)
+    group_shards: dict[GroupShardKey, GroupShardRow] = field(default_factory=dict)
+    # The same as `stream_id_max` of streams; said when one is deleted.
+    group_id_max: int = 0
+    transactions: dict[int, TransactionRow] = field(default_factory=dict)
+    writers: dict[str, WriterRow] = field(default_factory=dict)
+    # Of the transactions that ended before this time the first so many go, and writers last seen before another.
+    forget_transactions_before_us: int = 0
+    forget_transactions_limit: int = 0
+    forget_writers_before_us: int = 0
 
 
 @dataclass(slots=True)
@@ -173,7 +239,7 @@ class Changes:
     dropped: list[tuple[int, int, int, int]] = field(default_factory=list)
     # Shards of which other offsets have no record than before. Of use to caches only: it follows from the entries.
     thinned: set[ShardKey] = field(default_factory=set)
-    # Bytes of a stream in a block that nothing points to any more: to be added up.
+    # Bytes of a stream in a block that nothing points to any more: to be added up. Less than 0: something does again.
     dead: dict[tuple[int, int], int] = field(default_factory=dict)
     forgotten_blocks: list[int] = field(default_factory=list)
     forgotten_streams: list[int] = field(default_factory=list)
@@ -182,11 +248,16 @@ class Changes:
     schemas: dict[int, SchemaRow] = field(default_factory=dict)
     versions: list[VersionRow] = field(default_factory=list)
     generations: list[GenerationRow] = field(default_factory=list)
+    # At most one of each stream, and streams of which those before a time go.
+    moments: dict[int, MomentRow] = field(default_factory=dict)
+    forgotten_moments: dict[int, int] = field(default_factory=dict)
     # The same as `stream_id_max` for schemas; said when an epoch begins.
     schema_id_max: int = 0
     # A new epoch of the ledger, and where every shard ended in the one before.
     epoch: int = 0
     epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
+    # Of groups and transactions, which most flushes have nothing of.
+    shared: SharedChanges | None = None
     # Rows that say who may do what; None for one that goes.
     access: dict[AccessKey, bytes | None] = field(default_factory=dict)
 
@@ -235,6 +306,14 @@ class LedgerReader(Protocol):
         """The changes of a stream's number of shards, the oldest first."""
         ...
 
+    def load_moments(self, stream: int, after_us: int, limit: int) -> Sequence[MomentRow]:
+        """The first moments of a stream after a time, the oldest first."""
+        ...
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        """The last moment of a stream before a time."""
+        ...
+
     def load_shard(self, stream: int, shard: int) -> ShardRow: ...
 
     def entries_from(self, stream: int, shard: int, offset: int, limit: int) -> Sequence[Entry]:
@@ -274,6 +353,16 @@ class LedgerReader(Protocol):
         """For every epoch that a restore from a backup ended, where the shards ended in that backup."""
         ...
 
+    def group_named(self, name: str) -> GroupRow | None: ...
+
+    def list_groups(self) -> Sequence[GroupRow]:
+        """All groups, by name."""
+        ...
+
+    def list_group_shards(self, group: int) -> Sequence[tuple[ShardKey, GroupShardRow]]:
+        """Every shard that the group ever read, in order."""
+        ...
+
     def load_access(self) -> Mapping[AccessKey, bytes]:
         """All rows that say who may do what."""
         ...
@@ -299,5 +388,25 @@ class Ledger(LedgerReader, Protocol):
     def load_producer(self, key: ProducerKey) -> ProducerRow | None: ...
 
     def load_block(self, block: int) -> BlockRow | None: ...
+
+    def group_id_max(self) -> int: ...
+
+    def load_group_shard(self, key: GroupShardKey) -> GroupShardRow | None: ...
+
+    def load_transaction(self, transaction: int) -> TransactionRow | None: ...
+
+    def transactions_before(self, time_us: int, limit: int) -> int:
+        """How many transactions ended before this time; no more than `limit` are counted."""
+        ...
+
+    def transaction_ended_us(self, others: int) -> int:
+        """When the newest transaction ended that ended before so many others; 0 if none did."""
+        ...
+
+    def load_writer(self, name: str) -> WriterRow | None: ...
+
+    def writers_before(self, time_us: int) -> int:
+        """How many writers were last seen before this time."""
+        ...
 
     def store(self, changes: Changes) -> None: ...

@@ -2,21 +2,28 @@
 
 from collections import OrderedDict
 
+from mainstem.core.batch import TIME_US_MAX
 from mainstem.log.ledger.base import (
     AccessKey,
     BlockRow,
     Changes,
     GenerationRow,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
     Ledger,
+    MomentRow,
     ProducerKey,
     ProducerRow,
     ShardKey,
     ShardRow,
+    SharedChanges,
     StreamRow,
 )
 
-# Rows of producers kept in memory; the rest is in the ledger.
+# Rows of producers, and of shards of groups, kept in memory; the rest is in the ledger.
 _PRODUCERS_CACHED_MAX = 65_536
+_GROUP_SHARDS_CACHED_MAX = 65_536
 _NEVER_WRITTEN = ShardRow()
 
 
@@ -43,8 +50,13 @@ class CurrentRows:
         self._generations: dict[int, tuple[GenerationRow, ...]] = {
             row.id: tuple(ledger.load_generations(row.id)) for row in self._streams.values() if row.generation
         }
+        # The newest of streams that were written since these rows were loaded.
+        self._moments: dict[int, MomentRow] = {}
         # Of streams that got a batch of another schema than their newest: all that they ever had.
         self._schemas_of: dict[int, frozenset[int]] = {}
+        self._groups: dict[str, GroupRow] = {row.name: row for row in ledger.list_groups()}
+        self._group_shards: OrderedDict[GroupShardKey, GroupShardRow] = OrderedDict()
+        self._group_id_max = ledger.group_id_max()
         # Replaced as a whole by a flush that changes it: other threads read it.
         self._access: dict[AccessKey, bytes] = dict(ledger.load_access())
         # How often that happened since these rows were loaded.
@@ -74,8 +86,28 @@ class CurrentRows:
             return self._ledger.load_producer(key)
         return row
 
+    def group_named(self, name: str) -> GroupRow | None:
+        return self._groups.get(name)
+
+    def group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        return self._group_shards.get(key) or self._ledger.load_group_shard(key)
+
+    @property
+    def group_count(self) -> int:
+        return len(self._groups)
+
+    @property
+    def group_id_max(self) -> int:
+        return self._group_id_max
+
     def generations(self, stream: int) -> tuple[GenerationRow, ...]:
         return self._generations.get(stream, ())
+
+    def newest_moment(self, stream: int) -> MomentRow | None:
+        found = self._moments.get(stream) or self._ledger.newest_moment(stream, TIME_US_MAX)
+        if found is not None:
+            self._moments[stream] = found
+        return found
 
     def access_rows(self) -> dict[AccessKey, bytes]:
         return self._access
@@ -125,20 +157,14 @@ class CurrentRows:
         for generation in changes.generations:
             self._generations[generation.stream] = (*self.generations(generation.stream), generation)
         self._remember_streams(changes)
+        self._moments.update(changes.moments)
         self._shards.update(changes.shards)
         for key in changes.thinned:
             self._thinned[key] = self._thinned.get(key, 0) + 1
         for stream in changes.forgotten_streams:
-            row = self._streams.pop(stream)
-            self._generations.pop(stream, None)
-            self._schemas_of.pop(stream, None)
-            for shard in range(row.shards):
-                self._shards.pop((stream, shard), None)
-                self._thinned.pop((stream, shard), None)
+            self._forget_stream(stream)
         if changes.access:
-            merged = {**self._access, **changes.access}
-            self._access = {key: value for key, value in merged.items() if value is not None}
-            self.times_access_changed += 1
+            self._remember_access(changes)
         for block in changes.blocks.values():
             self._block = block
         if self._block is not None and self._block.id in changes.forgotten_blocks:
@@ -151,6 +177,36 @@ class CurrentRows:
             producers.move_to_end(identity)
         while len(producers) > _PRODUCERS_CACHED_MAX:
             producers.popitem(last=False)
+        if changes.shared is not None:
+            self._remember_groups(changes.shared)
+
+    def _forget_stream(self, stream: int) -> None:
+        row = self._streams.pop(stream)
+        self._generations.pop(stream, None)
+        self._moments.pop(stream, None)
+        self._schemas_of.pop(stream, None)
+        for shard in range(row.shards):
+            self._shards.pop((stream, shard), None)
+            self._thinned.pop((stream, shard), None)
+
+    def _remember_access(self, changes: Changes) -> None:
+        merged = {**self._access, **changes.access}
+        self._access = {key: value for key, value in merged.items() if value is not None}
+        self.times_access_changed += 1
+
+    def _remember_groups(self, changes: SharedChanges) -> None:
+        for group in [row for row in self._groups.values() if row.id in changes.deleted_groups]:
+            del self._groups[group.name]
+        self._groups.update((row.name, row) for row in changes.groups.values())
+        self._group_id_max = max(self._group_id_max, changes.group_id_max, *changes.groups)
+        shards = self._group_shards
+        if changes.deleted_groups or changes.ungrouped_streams:
+            shards.clear()
+        for key, row in changes.group_shards.items():
+            shards[key] = row
+            shards.move_to_end(key)
+        while len(shards) > _GROUP_SHARDS_CACHED_MAX:
+            shards.popitem(last=False)
 
     def _remember_streams(self, changes: Changes) -> None:
         for row in changes.streams.values():

@@ -39,8 +39,8 @@ _STREAMS_1: Final = "id, uuid, name, shards, hash, generation, schema_id, retent
 _BLOCKS_2: Final = f"{_BLOCKS_1}, dead_us, rewrite_us"
 _STREAMS_2: Final = f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"
 _STREAMS_3: Final = f"{_STREAMS_2}, schema_version, key_columns, index_columns, compatibility"
-_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: _BLOCKS_2, 3: _BLOCKS_2}
-_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: _STREAMS_2, 3: _STREAMS_3}
+_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: _BLOCKS_2, 3: _BLOCKS_2, 4: _BLOCKS_2, 5: _BLOCKS_2}
+_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: _STREAMS_2, 3: _STREAMS_3, 4: _STREAMS_3, 5: _STREAMS_3}
 _SHARD_COLUMNS: Final = "start, next, stable, time_high, bytes"
 _ENTRY_COLUMNS: Final = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 # Rows that no flush can have made, and rows that do not begin where the one before them ends. -1: the first of a shard.
@@ -69,6 +69,16 @@ LIMIT {_FLAWS_MAX}
 _GENERATIONS_SQL: Final = f"""
 SELECT id, generation, (SELECT count(*) FROM generations WHERE stream = streams.id) AS changes FROM streams
 WHERE changes != generation LIMIT {_FLAWS_MAX}
+"""
+# Cursors of groups that are not there, in streams that are not there, and behind the end of a shard.
+_CURSORS_SQL: Final = f"""
+SELECT group_id, stream, shard, offset FROM group_shards
+WHERE NOT EXISTS (SELECT 1 FROM groups WHERE id = group_id)
+    OR NOT EXISTS (
+        SELECT 1 FROM streams WHERE id = group_shards.stream AND deleted_us = 0 AND group_shards.shard < streams.shards)
+    OR offset NOT BETWEEN 0 AND coalesce((
+        SELECT next FROM shards WHERE stream = group_shards.stream AND shard = group_shards.shard), 0)
+LIMIT {_FLAWS_MAX}
 """
 
 
@@ -265,6 +275,8 @@ class LedgerInspector(SqliteLedgerReader):
             yield f"stream {stream} has version {version} of its schema, and {count} of the versions up to it"
         for stream, generation, count in self._rows(_GENERATIONS_SQL):
             yield f"stream {stream} is of generation {generation}, and {count} of its changes are noted"
+        for group, stream, shard, offset in self._rows(_CURSORS_SQL) if self._found_format >= 4 else ():
+            yield f"group {group} has a cursor at {offset} of stream {stream} shard {shard}, which cannot be"
 
     def shares(self, block: int) -> list[Share]:
         """Which records point into a block."""

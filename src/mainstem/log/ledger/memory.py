@@ -14,14 +14,21 @@ from mainstem.log.ledger.base import (
     Changes,
     Entry,
     GenerationRow,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
+    MomentRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
     SchemaRow,
     ShardKey,
     ShardRow,
+    SharedChanges,
     StreamRow,
+    TransactionRow,
     VersionRow,
+    WriterRow,
 )
 
 
@@ -43,6 +50,12 @@ class MemoryLedger:
         self._schema_id_max = 0
         self._versions: dict[int, list[VersionRow]] = defaultdict(list)
         self._generations: dict[int, list[GenerationRow]] = defaultdict(list)
+        self._groups: dict[int, GroupRow] = {}
+        self._group_shards: dict[GroupShardKey, GroupShardRow] = {}
+        self._group_id_max = 0
+        self._transactions: dict[int, TransactionRow] = {}
+        self._writers: dict[str, WriterRow] = {}
+        self._moments: dict[int, list[MomentRow]] = defaultdict(list)
         self._access: dict[AccessKey, bytes] = {}
         self._lock = threading.Lock()
 
@@ -84,6 +97,14 @@ class MemoryLedger:
     def load_generations(self, stream: int) -> list[GenerationRow]:
         with self._lock:
             return list(self._generations.get(stream, ()))
+
+    def load_moments(self, stream: int, after_us: int, limit: int) -> list[MomentRow]:
+        with self._lock:
+            return [row for row in self._moments.get(stream, ()) if row.time_us > after_us][:limit]
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        with self._lock:
+            return next((row for row in reversed(self._moments.get(stream, ())) if row.time_us < before_us), None)
 
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         with self._lock:
@@ -161,6 +182,41 @@ class MemoryLedger:
     def restored(self) -> dict[int, dict[ShardKey, int]]:
         return self._restored
 
+    def group_named(self, name: str) -> GroupRow | None:
+        with self._lock:
+            return next((row for row in self._groups.values() if row.name == name), None)
+
+    def list_groups(self) -> list[GroupRow]:
+        with self._lock:
+            return sorted(self._groups.values(), key=lambda row: row.name)
+
+    def list_group_shards(self, group: int) -> list[tuple[ShardKey, GroupShardRow]]:
+        with self._lock:
+            found = [((key[1], key[2]), row) for key, row in self._group_shards.items() if key[0] == group]
+        return sorted(found)
+
+    def group_id_max(self) -> int:
+        return self._group_id_max
+
+    def load_group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        return self._group_shards.get(key)
+
+    def load_transaction(self, transaction: int) -> TransactionRow | None:
+        return self._transactions.get(transaction)
+
+    def transactions_before(self, time_us: int, limit: int) -> int:
+        return min(limit, sum(row.ended_us < time_us for row in self._transactions.values()))
+
+    def transaction_ended_us(self, others: int) -> int:
+        ended = sorted((row.ended_us for row in self._transactions.values()), reverse=True)
+        return ended[others] if others < len(ended) else 0
+
+    def load_writer(self, name: str) -> WriterRow | None:
+        return self._writers.get(name)
+
+    def writers_before(self, time_us: int) -> int:
+        return sum(row.seen_us < time_us for row in self._writers.values())
+
     def load_access(self) -> dict[AccessKey, bytes]:
         with self._lock:
             return dict(self._access)
@@ -176,6 +232,7 @@ class MemoryLedger:
                 self._versions[version.stream].append(version)
             for generation in changes.generations:
                 self._generations[generation.stream].append(generation)
+            self._store_moments(changes)
             self._shards.update(changes.shards)
             self._blocks.update(changes.blocks)
             self._producers.update(changes.producers)
@@ -183,29 +240,61 @@ class MemoryLedger:
                 bisect.insort(self._entries[entry.stream, entry.shard], entry, key=lambda row: row.base)
             for grave, size in changes.dead.items():
                 self._dead[grave] += size
+                if not self._dead[grave]:
+                    del self._dead[grave]
+            if changes.shared is not None:
+                self._store_groups(changes.shared)
+                self._store_transactions(changes.shared)
             for block in changes.forgotten_blocks:
                 del self._blocks[block]
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[1] != block})
             for stream in changes.forgotten_streams:
-                del self._streams[stream]
-                self._versions.pop(stream, None)
-                self._generations.pop(stream, None)
-                self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
-                self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
-                self._forget_ends(stream)
+                self._forget_stream(stream)
             if changes.epoch:
                 if changes.epoch_ends:
                     self._restored[self._epoch] = dict(changes.epoch_ends)
                 self._epoch = changes.epoch
-            for access, value in changes.access.items():
-                self._access.pop(access, None)
-                if value is not None:
-                    self._access[access] = value
+            rows = {**self._access, **changes.access}
+            self._access = {key: value for key, value in rows.items() if value is not None}
             before, (first, last) = changes.forget_producers_before_us, changes.forget_producers_ids
             idle = [key for key, row in self._producers.items() if first <= key[0] <= last and row.seen_us < before]
             for key in idle:
                 del self._producers[key]
             self._applied = changes.applied
+
+    def _forget_stream(self, stream: int) -> None:
+        del self._streams[stream]
+        self._versions.pop(stream, None)
+        self._generations.pop(stream, None)
+        self._moments.pop(stream, None)
+        self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
+        self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
+        self._forget_ends(stream)
+
+    def _store_moments(self, changes: Changes) -> None:
+        for moment in changes.moments.values():
+            self._moments[moment.stream].append(moment)
+        for stream, before_us in changes.forgotten_moments.items():
+            self._moments[stream] = [row for row in self._moments[stream] if row.time_us >= before_us]
+
+    def _store_groups(self, changes: SharedChanges) -> None:
+        deleted, without = changes.deleted_groups, changes.ungrouped_streams
+        for group in deleted:
+            self._groups.pop(group, None)
+        self._groups.update(changes.groups)
+        for key in [key for key in self._group_shards if key[0] in deleted or key[1] in without]:
+            del self._group_shards[key]
+        self._group_shards.update(changes.group_shards)
+        self._group_id_max = max(self._group_id_max, *changes.groups, changes.group_id_max)
+
+    def _store_transactions(self, changes: SharedChanges) -> None:
+        before, limit = changes.forget_transactions_before_us, changes.forget_transactions_limit
+        ended = sorted((row.ended_us, number) for number, row in self._transactions.items() if row.ended_us < before)
+        for _, number in ended[:limit]:
+            del self._transactions[number]
+        seen = changes.forget_writers_before_us
+        self._writers = {name: row for name, row in self._writers.items() if row.seen_us >= seen} | changes.writers
+        self._transactions |= changes.transactions
 
     def _forget_ends(self, stream: int) -> None:
         left = {

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from mainstem.core.errors import Refused, StreamDeleted, UnknownStream
 from mainstem.log.flush import Flush, WrittenBatch
-from mainstem.log.ledger.base import AppliedPlace, BlockRow, Changes, ShardKey, ShardRow, StreamRow
+from mainstem.log.ledger.base import (
+    AppliedPlace,
+    BlockRow,
+    Changes,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
+    ShardKey,
+    ShardRow,
+    SharedChanges,
+    StreamRow,
+)
 from mainstem.log.ledger.current import CurrentRows
 
 
@@ -34,8 +45,9 @@ class PendingRows:
             row = self.block(block)
             blocks[block] = row._replace(live_bytes=row.live_bytes + delta)
         for block, row in blocks.items():
-            if row.state == "sealed" and not row.live_bytes and not row.dead_us:
-                blocks[block] = row._replace(dead_us=self.flush.time_us)
+            # What was staged in a block in which all else is dead brings it back to life when it is committed.
+            if row.state == "sealed" and bool(row.live_bytes) == bool(row.dead_us):
+                blocks[block] = row._replace(dead_us=0 if row.live_bytes else self.flush.time_us)
         return self.changes
 
     def open_stream(self, stream: int) -> StreamRow:
@@ -61,6 +73,33 @@ class PendingRows:
         assert row is not None, f"block {block} was never opened"
         return row
 
+    @property
+    def shared(self) -> SharedChanges:
+        """What is changed of groups and transactions."""
+        if self.changes.shared is None:
+            self.changes.shared = SharedChanges()
+        return self.changes.shared
+
+    def group(self, name: str) -> GroupRow | None:
+        """The group of this name, as the items before have left it."""
+        row = next((row for row in self.shared.groups.values() if row.name == name), None)
+        if row is None:
+            row = self.current.group_named(name)
+        return None if row is None or row.id in self.shared.deleted_groups else row
+
+    def group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        found = self.shared.group_shards.get(key)
+        if found is None and key[1] not in self.shared.ungrouped_streams:
+            found = self.current.group_shard(key)
+        return found
+
+    def group_shards(self, group: int) -> dict[ShardKey, GroupShardRow]:
+        """Every shard of a group."""
+        gone = self.shared.ungrouped_streams
+        found = {key: row for key, row in self.current.ledger.list_group_shards(group) if key[0] not in gone}
+        changed = self.shared.group_shards.items()
+        return found | {(stream, shard): row for (of, stream, shard), row in changed if of == group}
+
     def rearrange(self, key: ShardKey, first: int, stop: int) -> None:
         """The entries of these offsets change, which they can do once in a flush."""
         changed = self._rearranged.setdefault(key, [])
@@ -77,6 +116,14 @@ class PendingRows:
         dead[stream, block] = dead.get((stream, block), 0) + size
         if rewrite_us:
             self.hurry_block(block, rewrite_us)
+
+    def revive(self, stream: int, block: int, size: int) -> None:
+        """An entry points to these bytes, which were wasted before."""
+        self.live[block] = self.live.get(block, 0) + size
+        dead = self.changes.dead
+        left = dead.pop((stream, block), 0) - size
+        if left:
+            dead[stream, block] = left
 
     def waste(self, frames: Sequence[WrittenBatch]) -> None:
         """These are in the block, and nothing will ever point to them."""

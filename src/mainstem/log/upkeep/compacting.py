@@ -121,5 +121,6 @@ class Compacting:
                 self._work.counts["records_compacted"] += gone
                 yield
         self._work.execute(NoteUpkeep(stream.id, shard, compacted=index.end))
+        self._work.commits.forget_shared((stream.id, shard))
         passes.first_left = first_left
         yield

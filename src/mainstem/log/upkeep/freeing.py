@@ -54,6 +54,9 @@ class Freeing:
             self.due = 0.0
             yield
         mostly_dead = [row for row in rows if _is_to_rewrite(row, now_us) and row.id not in self._stuck]
+        # What is committed to them soon would have to be moved after the rest.
+        pinned = self._work.commits.pinned(row.id for row in mostly_dead)
+        mostly_dead = [row for row in mostly_dead if row.id not in pinned]
         if len(mostly_dead) > _REWRITTEN_AT_ONCE:
             self.due = 0.0
         if mostly_dead:
@@ -73,6 +76,7 @@ class Freeing:
 
     def _free(self, dead: Sequence[BlockRow]) -> Iterator[None]:
         """Take the files away of blocks in which nothing was alive for a while."""
+        dead = self._unpinned(dead)
         needed_from = self._snapshots.needed_from()
         if any(row.id >= needed_from for row in dead):
             self._work.commits.request_snapshot()
@@ -95,6 +99,13 @@ class Freeing:
                 yield
         if freed:
             logger.info(Event("blocks freed", blocks=len(freed), bytes=sum(freed)))
+
+    def _unpinned(self, dead: Sequence[BlockRow]) -> Sequence[BlockRow]:
+        """Those of them in which nothing is staged that may be committed. What was committed until now has brought its
+        block back to life, which is looked at after that."""
+        pinned = self._work.commits.pinned(row.id for row in dead)
+        now = {row.id: row for row in self._work.ledger.list_blocks()}
+        return [row for row in dead if row.id not in pinned and row.id in now and now[row.id].dead_us]
 
     def _rewrite(self, blocks: set[int]) -> Iterator[None]:
         """Move what is alive in these blocks elsewhere."""

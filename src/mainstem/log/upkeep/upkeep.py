@@ -15,6 +15,7 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.snapshots import Snapshots
 from mainstem.log.upkeep.compacting import Compacting
 from mainstem.log.upkeep.erasing import Erasing
+from mainstem.log.upkeep.forgetting import Forgetting
 from mainstem.log.upkeep.freeing import Freeing
 from mainstem.log.upkeep.merging import Merging
 from mainstem.log.upkeep.pace import Pace
@@ -49,6 +50,7 @@ class Upkeep:
         self._merging = Merging(self._work, promote)
         self._compacting = Compacting(self._work)
         self._freeing = Freeing(self._work, blocks, snapshots)
+        self._forgetting = Forgetting(self._work)
         self._erasing = Erasing(self._work, self._trimming, self._freeing)
         self._retention_due = 0.0
         self._thread: threading.Thread | None = None
@@ -90,8 +92,10 @@ class Upkeep:
         """One round of everything that is due, in steps; what is going on between them is the caller's."""
         between = self._work.rests.between
         now = self._work.clock.monotonic()
+        self._work.commits.end_overdue()
         if now >= self._retention_due:
             self._retention_due = now + self.pace.interval
+            yield from between(self._forgetting.forget())
             yield from between(self._trimming.trim())
         yield from between(self._trimming.drop())
         if now >= self._freeing.due:

@@ -1,7 +1,7 @@
 """What every part of upkeep works with: the log, its rows, and a way to store anew what it has read."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from mainstem.core.batch import FetchedBatch
@@ -39,8 +39,20 @@ class Commits(Protocol):
         """Whether nothing is committed any more, for good."""
         ...
 
+    def pinned(self, blocks: Iterable[int]) -> set[int]:
+        """Those of these blocks that must stay: something in them may be committed."""
+        ...
+
+    def end_overdue(self) -> None:
+        """End the transactions whose time is over."""
+        ...
+
     def forget_hot(self, key: ShardKey, before: int) -> None:
         """From now on readers find what stands below `before` where the ledger says, not in memory."""
+        ...
+
+    def forget_shared(self, key: ShardKey) -> None:
+        """What was read of a shard for several readers is not what it is any more."""
         ...
 
     def request_roll(self) -> None: ...

@@ -5,6 +5,7 @@ from mainstem.core.limits import BARRIERS_PER_STREAM_MAX, SHARDS_PER_STREAM_MAX,
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, Done, ForgetStream, Outcome
 from mainstem.log.ledger.base import GenerationRow, StreamRow, VersionRow
 from mainstem.log.ledger.pending import PendingRows
+from mainstem.log.ledger.rules.groups import leave_stream
 from mainstem.log.ledger.rules.schemas import schema_id_of
 
 
@@ -82,6 +83,7 @@ def delete(rows: PendingRows, command: DeleteStream) -> Outcome:
     row = rows.open_stream(command.stream)
     rows.changes.streams[row.id] = row._replace(deleted_us=command.deleted_us)
     rows.names[row.name] = None
+    leave_stream(rows, row.id)
     return Done(row.id)
 
 

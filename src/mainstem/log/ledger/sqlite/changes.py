@@ -5,8 +5,14 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from mainstem.log.ledger.base import Changes
-from mainstem.log.ledger.sqlite.tables import ENTRY_COLUMNS, pack_barriers, producer_values, stream_values
+from mainstem.log.ledger.base import Changes, SharedChanges
+from mainstem.log.ledger.sqlite.tables import (
+    ENTRY_COLUMNS,
+    pack_barriers,
+    producer_values,
+    stream_values,
+    transaction_values,
+)
 
 Execute = Callable[[str, Sequence[Any]], Any]
 
@@ -26,10 +32,15 @@ def store_changes(execute: Execute, changes: Changes) -> None:
     if changes.forget_producers_before_us:
         idle = (*changes.forget_producers_ids, changes.forget_producers_before_us)
         execute("DELETE FROM producers WHERE pid BETWEEN ? AND ? AND seen_us < ?", idle)
+    if changes.moments:
+        _store_moments(execute, changes)
     if changes.versions or changes.generations:
         _store_shape(execute, changes)
     if changes.dead or changes.forgotten_blocks or changes.forgotten_streams or changes.epoch:
         _store_rarities(execute, changes)
+    if changes.shared is not None:
+        _store_groups(execute, changes.shared)
+        _store_transactions(execute, changes.shared)
     for (kind, name), value in changes.access.items():
         if value is None:
             execute("DELETE FROM access WHERE kind = ? AND name = ?", (kind, name))
@@ -46,25 +57,62 @@ def _store_shape(execute: Execute, changes: Changes) -> None:
     _insert(execute, "INSERT INTO generations", rows)
 
 
+def _store_moments(execute: Execute, changes: Changes) -> None:
+    rows = [(row.stream, row.time_us, pack_barriers(row.ends)) for row in changes.moments.values()]
+    _insert(execute, "INSERT INTO moments", rows)
+    for forgotten in changes.forgotten_moments.items():
+        execute("DELETE FROM moments WHERE stream = ? AND time_us < ?", forgotten)
+
+
 def _store_rarities(execute: Execute, changes: Changes) -> None:
     for (stream, block), size in changes.dead.items():
         sql = "INSERT INTO dead VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes"
         execute(sql, (block, stream, size))
+        if size <= 0:
+            execute("DELETE FROM dead WHERE block = ? AND stream = ? AND bytes = 0", (block, stream))
     for block in changes.forgotten_blocks:
         execute("DELETE FROM blocks WHERE id = ?", (block,))
         execute("DELETE FROM dead WHERE block = ?", (block,))
     for stream in changes.forgotten_streams:
         execute("DELETE FROM streams WHERE id = ?", (stream,))
         # Schemas stay: a reader may know one by its id, which then must not be another's.
-        for table in ("shards", "dead", "restored", "stream_schemas", "generations"):
+        for table in ("shards", "dead", "restored", "stream_schemas", "generations", "moments"):
             execute(f"DELETE FROM {table} WHERE stream = ?", (stream,))
-    for name, noted in (("stream_id_max", changes.stream_id_max), ("schema_id_max", changes.schema_id_max)):
-        if noted:
-            execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, noted))
+    _note_max(execute, "stream_id_max", changes.stream_id_max)
+    _note_max(execute, "schema_id_max", changes.schema_id_max)
     if changes.epoch:
         rows = [(changes.epoch - 1, *key, stop) for key, stop in changes.epoch_ends.items()]
         _insert(execute, "INSERT OR REPLACE INTO restored", rows)
         execute("UPDATE meta SET v = ? WHERE k = 'epoch'", (changes.epoch,))
+
+
+def _store_groups(execute: Execute, changes: SharedChanges) -> None:
+    for stream in changes.ungrouped_streams:
+        # By the groups, one after the other, because the rows are in their order.
+        execute("DELETE FROM group_shards WHERE stream = ? AND group_id IN (SELECT id FROM groups)", (stream,))
+    for group in changes.deleted_groups:
+        execute("DELETE FROM groups WHERE id = ?", (group,))
+        execute("DELETE FROM group_shards WHERE group_id = ?", (group,))
+    _note_max(execute, "group_id_max", changes.group_id_max)
+    _insert(execute, "INSERT OR REPLACE INTO groups", list(changes.groups.values()))
+    rows = [(*key, *row) for key, row in changes.group_shards.items()]
+    _insert(execute, "INSERT OR REPLACE INTO group_shards", rows)
+
+
+def _store_transactions(execute: Execute, changes: SharedChanges) -> None:
+    limit = changes.forget_transactions_limit
+    if limit:
+        ended = "SELECT id FROM transactions WHERE ended_us < ? ORDER BY ended_us, id LIMIT ?"
+        execute(f"DELETE FROM transactions WHERE id IN ({ended})", (changes.forget_transactions_before_us, limit))
+        execute("DELETE FROM writers WHERE seen_us < ?", (changes.forget_writers_before_us,))
+    rows = [transaction_values(item) for item in changes.transactions.items()]
+    _insert(execute, "INSERT INTO transactions", rows)
+    _insert(execute, "INSERT OR REPLACE INTO writers", [(name, *row) for name, row in changes.writers.items()])
+
+
+def _note_max(execute: Execute, name: str, noted: int) -> None:
+    if noted:
+        execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, noted))
 
 
 def _insert(execute: Execute, into: str, rows: Sequence[Sequence[Any]]) -> None:

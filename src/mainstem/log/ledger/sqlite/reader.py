@@ -19,24 +19,33 @@ from mainstem.log.ledger.base import (
     BlockTotals,
     Entry,
     GenerationRow,
+    GroupRow,
+    GroupShardKey,
+    GroupShardRow,
+    MomentRow,
     OldestEntries,
     ProducerKey,
     ProducerRow,
     ShardKey,
     ShardRow,
     StreamRow,
+    TransactionRow,
     VersionRow,
+    WriterRow,
 )
 from mainstem.log.ledger.sqlite.connections import READ_BUSY_MS, Translated, load_checksum_vfs
 from mainstem.log.ledger.sqlite.tables import (
     BLOCK_COLUMNS,
     ENTRY_COLUMNS,
+    GROUP_COLUMNS,
+    GROUP_SHARD_COLUMNS,
     LEDGER_FORMAT,
     SHARD_COLUMNS,
     STREAM_COLUMNS,
     entry_row,
     producer_row,
     stream_row,
+    transaction_row,
     unpack_barriers,
 )
 
@@ -158,6 +167,15 @@ class SqliteLedgerReader:
         rows = self._rows(sql, (stream,))
         return [GenerationRow(row[0], row[1], row[2], unpack_barriers(row[3])) for row in rows]
 
+    def load_moments(self, stream: int, after_us: int, limit: int) -> list[MomentRow]:
+        sql = "SELECT stream, time_us, ends FROM moments WHERE stream = ? AND time_us > ? ORDER BY time_us LIMIT ?"
+        return [_moment_row(row) for row in self._rows(sql, (stream, after_us, limit))]
+
+    def newest_moment(self, stream: int, before_us: int) -> MomentRow | None:
+        sql = "SELECT stream, time_us, ends FROM moments WHERE stream = ? AND time_us < ? ORDER BY time_us DESC LIMIT 1"
+        rows = self._rows(sql, (stream, before_us))
+        return _moment_row(rows[0]) if rows else None
+
     def list_shards(self) -> list[tuple[ShardKey, ShardRow]]:
         rows = self._rows(f"SELECT stream, shard, {SHARD_COLUMNS} FROM shards")
         return [((row[0], row[1]), ShardRow._make(row[2:])) for row in rows]
@@ -204,6 +222,45 @@ class SqliteLedgerReader:
         for epoch, stream, shard, stop in self._rows("SELECT epoch, stream, shard, stop FROM restored"):
             found.setdefault(epoch, {})[stream, shard] = stop
         return found
+
+    def group_named(self, name: str) -> GroupRow | None:
+        rows = self._rows(f"SELECT {GROUP_COLUMNS} FROM groups WHERE name = ?", (name,))
+        return GroupRow._make(rows[0]) if rows else None
+
+    def list_groups(self) -> list[GroupRow]:
+        return [GroupRow._make(row) for row in self._rows(f"SELECT {GROUP_COLUMNS} FROM groups ORDER BY name")]
+
+    def list_group_shards(self, group: int) -> list[tuple[ShardKey, GroupShardRow]]:
+        sql = f"SELECT stream, shard, {GROUP_SHARD_COLUMNS} FROM group_shards WHERE group_id = ? ORDER BY stream, shard"
+        return [((row[0], row[1]), GroupShardRow._make(row[2:])) for row in self._rows(sql, (group,))]
+
+    def group_id_max(self) -> int:
+        noted = self._rows("SELECT v FROM meta WHERE k = 'group_id_max'")
+        return max(int(self._value("SELECT coalesce(max(id), 0) FROM groups")), *(int(row[0]) for row in noted), 0)
+
+    def load_group_shard(self, key: GroupShardKey) -> GroupShardRow | None:
+        sql = f"SELECT {GROUP_SHARD_COLUMNS} FROM group_shards WHERE group_id = ? AND stream = ? AND shard = ?"
+        rows = self._rows(sql, key)
+        return GroupShardRow._make(rows[0]) if rows else None
+
+    def load_transaction(self, transaction: int) -> TransactionRow | None:
+        rows = self._rows("SELECT ended_us, offsets FROM transactions WHERE id = ?", (transaction,))
+        return transaction_row(rows[0]) if rows else None
+
+    def transactions_before(self, time_us: int, limit: int) -> int:
+        sql = "SELECT count(*) FROM (SELECT 1 FROM transactions WHERE ended_us < ? LIMIT ?)"
+        return int(self._rows(sql, (time_us, limit))[0][0])
+
+    def transaction_ended_us(self, others: int) -> int:
+        rows = self._rows("SELECT ended_us FROM transactions ORDER BY ended_us DESC LIMIT 1 OFFSET ?", (others,))
+        return int(rows[0][0]) if rows else 0
+
+    def load_writer(self, name: str) -> WriterRow | None:
+        rows = self._rows("SELECT epoch, seen_us FROM writers WHERE name = ?", (name,))
+        return WriterRow._make(rows[0]) if rows else None
+
+    def writers_before(self, time_us: int) -> int:
+        return int(self._rows("SELECT count(*) FROM writers WHERE seen_us < ?", (time_us,))[0][0])
 
     def load_access(self) -> dict[AccessKey, bytes]:
         return {(row[0], row[1]): row[2] for row in self._rows("SELECT kind, name, value FROM access")}
@@ -294,6 +351,10 @@ class SqliteLedgerReader:
         if not rows:
             raise LedgerDamaged(f"{self.path.name} has no answer to {sql!r}")
         return rows[0][0]
+
+
+def _moment_row(row: tuple[Any, ...]) -> MomentRow:
+    return MomentRow(row[0], row[1], unpack_barriers(row[2]))
 
 
 def _inode_of(path: Path) -> int:

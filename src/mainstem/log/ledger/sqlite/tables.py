@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any, Final
 
 from mainstem.core.limits import PRODUCER_RECENT_MAX
-from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow
+from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow, TransactionRow
 
-LEDGER_FORMAT: Final = 3
+LEDGER_FORMAT: Final = 5
 
 # What a ledger of format 1 had already, with the columns of today.
 _SCHEMA_1 = """
@@ -43,9 +43,6 @@ CREATE TABLE producers(
 CREATE TABLE txns(
     id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL,
     deadline_us INTEGER NOT NULL, touched BLOB NOT NULL);
-CREATE TABLE cursors(
-    grp TEXT, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, generation INTEGER NOT NULL,
-    at_us INTEGER NOT NULL, PRIMARY KEY(grp, stream, shard)) WITHOUT ROWID;
 """
 # What a ledger of format 2 has and one of format 1 had not, beside more columns.
 _SCHEMA_2 = """
@@ -60,10 +57,27 @@ _SCHEMA_3 = """
 CREATE TABLE stream_schemas(
     stream INTEGER, version INTEGER, schema_id INTEGER NOT NULL, created_us INTEGER NOT NULL,
     PRIMARY KEY(stream, version)) WITHOUT ROWID;
+"""
+# The same of format 4.
+_SCHEMA_4 = """
+CREATE TABLE groups(
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, generation INTEGER NOT NULL, created_us INTEGER NOT NULL,
+    changed_us INTEGER NOT NULL);
+CREATE TABLE group_shards(
+    group_id INTEGER, stream INTEGER, shard INTEGER, offset INTEGER NOT NULL, committed_us INTEGER NOT NULL,
+    owner INTEGER NOT NULL, since INTEGER NOT NULL, PRIMARY KEY(group_id, stream, shard)) WITHOUT ROWID;
+CREATE TABLE transactions(id INTEGER PRIMARY KEY, ended_us INTEGER NOT NULL, offsets BLOB NOT NULL);
+CREATE INDEX transactions_by_time ON transactions(ended_us);
+CREATE TABLE writers(name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, seen_us INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE moments(
+    stream INTEGER, time_us INTEGER, ends BLOB NOT NULL, PRIMARY KEY(stream, time_us)) WITHOUT ROWID;
+"""
+# The same of format 5.
+_SCHEMA_5 = """
 CREATE TABLE access(
     kind TEXT, name TEXT, value BLOB NOT NULL, PRIMARY KEY(kind, name)) WITHOUT ROWID;
 """
-SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4 + _SCHEMA_5
 
 # From format 1 to 2. The database puts new columns last, which is where the schema above has them.
 _UPGRADE_1 = (
@@ -91,7 +105,10 @@ ALTER TABLE streams ADD COLUMN compatibility TEXT NOT NULL DEFAULT 'backward';
 """
     + _SCHEMA_3
 )
-UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2}
+
+# From format 3 to 4. Nobody ever wrote to the table of cursors.
+_UPGRADE_3 = "DROP TABLE cursors;" + _SCHEMA_4
+UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2, 3: _UPGRADE_3, 4: _SCHEMA_5}
 
 ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 STREAM_COLUMNS = (
@@ -100,7 +117,10 @@ STREAM_COLUMNS = (
 )
 SHARD_COLUMNS = "start, next, stable, time_high, bytes, merged, compacted"
 BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us, dead_us, rewrite_us"
+GROUP_COLUMNS = "id, name, generation, created_us, changed_us"
+GROUP_SHARD_COLUMNS = "offset, committed_us, owner, since"
 _PAIR = struct.Struct("<QQ")
+_SHARD_OFFSETS = struct.Struct("<QQQQ")
 _PAIRS = tuple(struct.Struct(f"<{2 * count}Q") for count in range(PRODUCER_RECENT_MAX + 1))
 
 
@@ -114,7 +134,7 @@ def stream_values(row: StreamRow) -> tuple[Any, ...]:
 
 
 def unpack_barriers(barriers: bytes) -> tuple[int, ...]:
-    """The offsets of a row of generations."""
+    """The offsets of a row of generations or of moments."""
     return struct.unpack(f"<{len(barriers) // 8}Q", barriers)
 
 
@@ -135,3 +155,13 @@ def producer_values(item: tuple[ProducerKey, ProducerRow]) -> tuple[Any, ...]:
 def producer_row(row: Sequence[Any]) -> ProducerRow:
     epoch, recent, seen = row
     return ProducerRow(epoch, tuple(_PAIR.iter_unpack(recent)), seen)
+
+
+def transaction_values(item: tuple[int, TransactionRow]) -> tuple[Any, ...]:
+    number, row = item
+    return (number, row.ended_us, b"".join(_SHARD_OFFSETS.pack(*offsets) for offsets in row.offsets))
+
+
+def transaction_row(row: Sequence[Any]) -> TransactionRow:
+    ended_us, offsets = row
+    return TransactionRow(ended_us, tuple(_SHARD_OFFSETS.iter_unpack(offsets)))

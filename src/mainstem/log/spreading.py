@@ -1,0 +1,364 @@
+"""Groups that spread their streams: members get ranges of offsets of any shard, not shards.
+
+`mainstem.cluster.spread` decides who reads which range. Here is what it needs to know, entries of the ledger, and what
+comes of it: the group's cursors. In the ledger the coordinator itself owns the shards, under an id that it draws when
+the first member comes, so that the commits of an older coordinator are refused like those of an older member. All of it
+happens in the coordinator's thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from mainstem.cluster.assignment import Unit
+from mainstem.cluster.events import SharedStream, Subscription
+from mainstem.cluster.group import GroupOptions
+from mainstem.cluster.spread import Spread
+from mainstem.core.errors import Busy, Closed, Fenced, MainstemError
+from mainstem.core.identity import new_producer_id
+from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, SPREAD_LEASES_MAX
+from mainstem.log.batcher import Outcomes
+from mainstem.log.flush import Assigned, Position, Rejected
+from mainstem.log.ledger.base import Entry
+from mainstem.log.log import Log
+from mainstem.transport.port import Answer, Answered
+from mainstem.transport.sharing import Lease, LeaseGroupCall, Leases
+
+# Rows of the ledger that are looked at for one shard at a time.
+_ENTRIES: Final = 64
+# Leases of a member that are remembered as done, for a call that is repeated because its answer was lost.
+_FINISHED: Final = 4 * SPREAD_LEASES_MAX
+
+
+@dataclass(slots=True)
+class SpreadMember:
+    """What is known of a member, and its request that waits for an answer."""
+
+    call: LeaseGroupCall
+    subscription: Subscription
+    heard_at: float
+    answered: Answered | None = None
+    asked_at: float = 0.0
+    # Requests are counted; what this one had done is not in the ledger yet.
+    request: int = 0
+    is_committing: bool = False
+    lost: tuple[int, ...] = ()
+    # Whether it has a lease that it was not told of, and the number of the last one.
+    has_more: bool = False
+    given_at: int = 0
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=_FINISHED))
+
+
+class SpreadGroup:
+    """One group. The coordinator's thread; `post` has something done in it, from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        log: Log,
+        options: GroupOptions,
+        generation: int,
+        start_of: Callable[["SpreadGroup", Unit], Position | None],
+        post: Callable[[Callable[[], None]], None],
+        wake_log: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.id = new_producer_id()
+        self.members: dict[int, SpreadMember] = {}
+        self._log = log
+        self._clock = log.clock
+        self._options = options
+        self._start_of = start_of
+        self._post = post
+        self._wake_log = wake_log
+        self._generation = generation
+        # Numbers of leases are those of the generation that begins now.
+        self._spread = Spread(generation + 1)
+        self._owned: set[Unit] = set()
+        self._streams: tuple[SharedStream, ...] = ()
+        self._is_changing = False
+        # Cursors that the ledger is being told, and those that it is to be told next, with who waits for them.
+        self._committing = False
+        self._moved: dict[Unit, int] = {}
+        self._waiting: list[tuple[SpreadMember, int]] = []
+        self.is_over = False
+
+    @property
+    def clients(self) -> dict[int, str]:
+        return {id_: member.call.client for id_, member in self.members.items()}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody is left, and the ledger knows."""
+        return not self.members and not self._owned and not self._is_changing and not self._committing
+
+    # Members.
+
+    def ask(self, call: LeaseGroupCall, answered: Answered) -> None:
+        """A member's request."""
+        now = self._clock.monotonic()
+        member = self.members.get(call.member)
+        if member is None:
+            member = self.members[call.member] = SpreadMember(
+                call, Subscription(frozenset(call.streams), call.pattern), now
+            )
+            self._take_shards()
+        if member.answered is not None:
+            member.answered(Busy("the same member has asked again since"))
+        member.call, member.answered, member.asked_at, member.heard_at = call, answered, now, now
+        member.lost = tuple(number for number, at in call.done if not self._advance(member, number, at))
+        member.request += 1
+        member.is_committing = bool(call.done)
+        if member.is_committing:
+            self._waiting.append((member, member.request))
+        held = set(call.held)
+        for lease in self._spread.held_by(call.member):
+            if lease.number not in held:
+                self._spread.give_back(lease)
+        self._commit()
+        self.serve()
+
+    def _advance(self, member: SpreadMember, number: int, at: int) -> bool:
+        moved = self._spread.advance(member.call.member, number, at)
+        if moved is None:
+            return number in member.finished
+        unit, low = moved
+        self._moved[unit] = low
+        if all(lease.number != number for lease in self._spread.held_by(member.call.member)):
+            member.finished.append(number)
+        return True
+
+    def leave(self, member: int) -> None:
+        """What it had is for others."""
+        found = self.members.pop(member, None)
+        if found is None:
+            return
+        self._spread.drop(member)
+        if found.answered is not None:
+            found.answered(Fenced("this member has left the group"))
+        if not self.members:
+            self._let_go()
+        self.serve()
+
+    def tick(self) -> None:
+        """Time has passed: who was silent for too long is gone, who waited for a heartbeat is answered."""
+        silent = self._clock.monotonic() - self._options.session_timeout
+        for id_ in [id_ for id_, member in self.members.items() if member.heard_at <= silent]:
+            self.leave(id_)
+        self.serve()
+
+    def refuse(self, error: MainstemError) -> None:
+        """Answer everybody with an error."""
+        for member in self.members.values():
+            if member.answered is not None:
+                answered, member.answered = member.answered, None
+                answered(error)
+
+    # Leases.
+
+    def serve(self) -> None:
+        """Give out what can be, and answer who waits for it, or has waited long enough."""
+        now = self._clock.monotonic()
+        if not self.is_over:
+            self._give(now)
+        for id_, member in list(self.members.items()):
+            call = member.call
+            is_due = (
+                call.done or not call.patient or member.has_more or now >= member.asked_at + self._options.heartbeat
+            )
+            if member.answered is not None and is_due and not member.is_committing and not self._is_changing:
+                self._answer(id_, member)
+        for id_ in self.members:
+            self._spread.prolong(id_, now)
+
+    def _give(self, now: float) -> None:
+        """One lease each to those who want some, then the next, until nobody does or nothing is left. Who was given
+        something longest ago comes first."""
+        is_planned = False
+        while True:
+            wanting = [id_ for id_, member in self.members.items() if self._is_wanting(id_, member)]
+            for id_ in sorted(wanting, key=lambda id_: self.members[id_].given_at):
+                lease = self._spread.lease(id_, now)
+                if lease is None and not is_planned:
+                    is_planned = True
+                    self._plan()
+                    lease = self._spread.lease(id_, now)
+                if lease is None:
+                    return
+                self.members[id_].has_more = True
+                self.members[id_].given_at = lease.number
+            if not wanting:
+                return
+
+    def _is_wanting(self, id_: int, member: SpreadMember) -> bool:
+        wanted = min(member.call.wanted + len(member.call.held), SPREAD_LEASES_MAX)
+        return member.answered is not None and len(self._spread.held_by(id_)) < wanted
+
+    def _answer(self, id_: int, member: SpreadMember) -> None:
+        leases = tuple(Lease(lease.number, *lease.unit, lease.first, lease.end) for lease in self._spread.held_by(id_))
+        others = any(self._spread.held_by(other) for other in self.members if other != id_)
+        options = self._options
+        found = Leases(leases, member.lost, others, options.heartbeat, options.session_timeout)
+        answered, member.answered, member.has_more = member.answered, None, False
+        assert answered is not None
+        answered(Answer(leases=found))
+
+    def _plan(self) -> None:
+        """Have the ranges that follow what is planned cut up, as far as there is room."""
+        for unit in self._owned:
+            while self._spread.room(unit) > 0:
+                at = self._spread.next_offset(unit)
+                shard = self._log.ledger.load_shard(*unit)
+                end = shard.stable
+                found = self._log.ledger.entries_from(*unit, at, _ENTRIES) if at < end else ()
+                entries = [entry for entry in found if entry.base + entry.span <= end]
+                if not entries:
+                    if at < shard.start:  # nothing is left of it
+                        self._spread.extend(unit, [(at, shard.start, 0)])
+                    break
+                self._spread.extend(unit, _ranges(entries, at))
+
+    # Streams and the ledger.
+
+    def set_streams(self, streams: Iterable[SharedStream]) -> None:
+        """All streams that there are."""
+        self._streams = tuple(streams)
+        there = {Unit(stream.id, shard) for stream in self._streams for shard in range(stream.shards)}
+        for unit in self._owned - there:
+            self._spread.close(unit)
+            self._moved.pop(unit, None)
+        self._owned &= there
+        self._take_shards()
+
+    def _wanted(self) -> list[Unit]:
+        subscriptions = {member.subscription for member in self.members.values()}
+        return [
+            Unit(stream.id, shard)
+            for stream in self._streams
+            if any(wanted.wants(stream.name) for wanted in subscriptions)
+            for shard in range(stream.shards)
+        ]
+
+    def _take_shards(self) -> None:
+        """Be the owner of all that members want."""
+        if self._is_changing or self.is_over:
+            return
+        units = [unit for unit in self._wanted() if unit not in self._owned][:GROUP_CHANGE_UNITS_MAX]
+        if units:
+            starts = [start for unit in units if (start := self._start_of(self, unit)) is not None]
+            self._change([(*unit, self.id) for unit in units], starts)
+
+    def _let_go(self) -> None:
+        if self._owned and not self._is_changing:
+            self._change([(*unit, 0) for unit in sorted(self._owned)][:GROUP_CHANGE_UNITS_MAX], [])
+
+    def _change(self, assigned: list[tuple[int, int, int]], starts: list[Position]) -> None:
+        self._is_changing = True
+
+        def done(result: Outcomes | MainstemError) -> None:
+            self._post(partial(self._on_changed, assigned, result))
+
+        try:
+            self._log.groups.assign(self.name, self._generation + 1, assigned, done, starts=starts)
+        except MainstemError as error:
+            self._on_changed(assigned, error)
+        else:
+            self._wake_log()
+
+    def _on_changed(self, assigned: list[tuple[int, int, int]], result: Outcomes | MainstemError) -> None:
+        self._is_changing = False
+        error = _error(result)
+        if error is not None:
+            self._end(error)
+            return
+        assert not isinstance(result, MainstemError)
+        outcome = result[0]
+        assert isinstance(outcome, Assigned)
+        self._generation = outcome.generation
+        for stream, shard, owner in assigned:
+            unit = Unit(stream, shard)
+            if owner:
+                self._owned.add(unit)
+            else:
+                self._owned.discard(unit)
+                self._spread.close(unit)
+        for stream, shard, offset in outcome.cursors:
+            self._spread.open(Unit(stream, shard), offset)
+        if self.members:
+            self._take_shards()
+        else:
+            self._let_go()
+        self.serve()
+
+    def _commit(self) -> None:
+        """Have the ledger note the group's cursors. One commit at a time: what moves meanwhile is gathered."""
+        if self._committing or self.is_over:
+            return
+        if not self._moved:
+            self._end_waiting(self._taken_waiting())
+            return
+        moved, self._moved = self._moved, {}
+        waiting = self._taken_waiting()
+        self._committing = True
+
+        def done(result: Outcomes | MainstemError) -> None:
+            self._post(partial(self._on_committed, waiting, result))
+
+        offsets = [(*unit, offset) for unit, offset in moved.items()]
+        try:
+            self._log.groups.commit(self.name, self.id, offsets, done)
+        except MainstemError as error:
+            self._on_committed(waiting, error)
+        else:
+            self._wake_log()
+
+    def _on_committed(self, waiting: list[tuple[SpreadMember, int]], result: Outcomes | MainstemError) -> None:
+        self._committing = False
+        error = _error(result)
+        if error is not None:
+            self._end(error)
+            return
+        self._end_waiting(waiting)
+        self._commit()
+        self.serve()
+
+    def _taken_waiting(self) -> list[tuple[SpreadMember, int]]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _end_waiting(self, waiting: list[tuple[SpreadMember, int]]) -> None:
+        for member, request in waiting:
+            if member.request == request:
+                member.is_committing = False
+
+    def _end(self, error: MainstemError) -> None:
+        """The group was reset or deleted, or is somebody else's: members ask anew, and it begins anew for them."""
+        self.is_over = True
+        self.refuse(error if isinstance(error, Closed) else Busy(f"group {self.name!r} begins anew: {error}"))
+
+
+def _ranges(entries: Iterable[Entry], at: int) -> Iterator[tuple[int, int, int]]:
+    """What entries cover, from here on. Records that were trimmed in front of one belong to it: who reads it is told
+    that they are gone."""
+    for entry in entries:
+        end = entry.base + entry.span
+        yield at, end, entry.length
+        at = end
+
+
+def _error(result: Outcomes | MainstemError) -> MainstemError | None:
+    if isinstance(result, MainstemError):
+        return result
+    outcome = result[0]
+    return outcome.error if isinstance(outcome, Rejected) else None
+
+
+def starts_of(members: Mapping[int, SpreadMember], unit: Unit) -> tuple[int, ...]:
+    """Where the group begins in the shards of a stream, as the first member wants it that says so."""
+    for member in members.values():
+        for stream, offsets in member.call.starts:
+            if stream == unit.stream:
+                return offsets
+    return ()

@@ -1,0 +1,212 @@
+"""Groups that spread their shards: every record is read, by whichever member, and none twice while nobody dies."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import mainstem
+from mainstem.testing.server import ServerProcess
+from tests.integration.mechanisms.members import QUICK, MemberProcess, come_to, killed_at_last, missing, times_read
+
+
+@pytest.fixture(autouse=True)
+def no_groups_left(request):
+    hub = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
+    yield
+    if hub is not None:
+        for group in hub.groups.list():
+            hub.groups.delete(group.name)
+
+
+def fill(hub, stream, count, *, shards=1, first=0, batch=10):
+    hub.streams.create(stream, shards=shards, exist_ok=True)
+    with hub.producer() as producer:
+        for number in range(first, first + count, batch):
+            values = [b"%d" % value for value in range(number, number + batch)]
+            producer.send_many(stream, values, shard=(number // batch) % shards).result(10)
+
+
+def numbers(records):
+    return sorted(int(record.value) for record in records)
+
+
+def cursors(hub, group):
+    return {(shard.stream, shard.shard): shard.offset for shard in hub.groups.get(group).shards}
+
+
+def take(consumer, count, seconds=20.0):
+    found: list[mainstem.Record] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < deadline, (len(found), consumer)
+        record = consumer.poll(0.2)
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def read_up_to(consumer, count):
+    """Fail at this record."""
+    for number, _ in enumerate(consumer):
+        assert number < count or 1 / 0
+
+
+def test_one_member_reads_everything_and_goes_on_where_it_was(hub):
+    fill(hub, "clicks", 200, shards=2)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
+        assert isinstance(consumer, mainstem.SpreadConsumer)
+        assert numbers(consumer) == list(range(200))
+    assert sum(cursors(hub, "g").values()) == 200
+    fill(hub, "clicks", 50, shards=2, first=200)
+    with hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+        assert numbers(consumer) == list(range(200, 250))
+    with hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+        assert list(consumer) == []
+
+
+def test_what_is_written_comes_at_once(hub):
+    fill(hub, "clicks", 10)
+    with hub.consumer("clicks", group="g", spread=True) as consumer, hub.producer() as producer:
+        assert consumer.poll(0.2) is None  # it begins at the end
+        waits = []
+        for number in range(10):
+            producer.send("clicks", b"%d" % number).result(10)
+            began = time.monotonic()
+            assert take(consumer, 1)[0].value == b"%d" % number
+            waits.append(time.monotonic() - began)
+        assert sorted(waits)[5] < 0.5
+
+
+def test_members_share_one_shard(hub):
+    fill(hub, "clicks", 2_000, batch=20)
+    with (
+        hub.consumer("clicks", group="g", spread=True, start="earliest") as one,
+        hub.consumer("clicks", group="g", spread=True, start="earliest") as other,
+    ):
+        fill(hub, "clicks", 2_000, first=2_000, batch=20)
+        found: dict[int, list[int]] = {id(one): [], id(other): []}
+        deadline = time.monotonic() + 30
+        while sum(map(len, found.values())) < 4_000:
+            assert time.monotonic() < deadline, {key: len(value) for key, value in found.items()}
+            for consumer in (one, other):
+                batch = consumer.poll_batch(0.01)
+                if batch is not None:
+                    found[id(consumer)] += map(int, batch.values())
+        assert sorted(found[id(one)] + found[id(other)]) == list(range(4_000))
+        assert all(found.values())
+        info = hub.groups.get("g")
+        assert (info.spread, info.member_count) == (True, 2)
+    assert cursors(hub, "g") == {("clicks", 0): 4_000}
+    assert hub.groups.get("g").member_count == 0
+
+
+def test_a_clean_close_commits_exactly_what_was_yielded(hub):
+    fill(hub, "clicks", 100)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer:
+        assert [record.offset for record in take(consumer, 13)] == list(range(13))
+    assert cursors(hub, "g") == {("clicks", 0): 13}
+    with (
+        pytest.raises(ZeroDivisionError),
+        hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer,
+    ):
+        read_up_to(consumer, 4)
+    assert cursors(hub, "g") == {("clicks", 0): 17}
+
+
+def test_commits_by_hand(hub):
+    fill(hub, "clicks", 100)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest", commit="manual") as consumer:
+        take(consumer, 4)
+        consumer.commit()
+        assert cursors(hub, "g") == {("clicks", 0): 4}
+        assert [record.offset for record in take(consumer, 3)] == [4, 5, 6]
+        consumer.rewind()
+        assert [record.offset for record in take(consumer, 3)] == [4, 5, 6]
+        with pytest.raises(mainstem.InvalidRequest, match="spread"), hub.transaction() as tx:
+            tx.advance(consumer)
+    assert cursors(hub, "g") == {("clicks", 0): 4}
+
+
+def test_what_cannot_be(hub):
+    hub.streams.create("keyed", schema={"id": "int64"}, key="id")
+    with pytest.raises(mainstem.InvalidRequest, match="has a key"):
+        hub.consumer("keyed", group="g", spread=True)
+    fill(hub, "clicks", 10)
+    with pytest.raises(mainstem.InvalidSetting, match="say which"):
+        hub.consumer("clicks", spread=True)
+    with hub.consumer("clicks", group="g", start="earliest") as whole:
+        take(whole, 1)
+        with (
+            hub.consumer("clicks", group="g", spread=True) as consumer,
+            pytest.raises(mainstem.InvalidRequest, match="read whole shards"),
+        ):
+            take(consumer, 1)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer:
+        take(consumer, 1)
+        with pytest.raises(mainstem.GroupBusy):
+            hub.groups.delete("g")
+        with (
+            hub.consumer("clicks", group="g") as whole,
+            pytest.raises(mainstem.InvalidRequest, match="batch by batch"),
+        ):
+            take(whole, 1)
+
+
+def test_a_pattern_and_more_shards(hub):
+    fill(hub, "clicks-a", 20)
+    with hub.consumer(pattern="clicks-*", group="g", spread=True, start="earliest") as consumer:
+        assert numbers(take(consumer, 20)) == list(range(20))
+        fill(hub, "clicks-b", 20, first=20)
+        assert numbers(take(consumer, 20)) == list(range(20, 40))
+        hub.streams.alter("clicks-a", shards=3)
+        with hub.producer() as producer:
+            producer.send("clicks-a", b"40", shard=2).result(10)
+        assert numbers(take(consumer, 1)) == [40]
+
+
+def test_what_was_trimmed_is_told(hub):
+    fill(hub, "clicks", 30)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
+        take(consumer, 1)
+    hub.streams.trim("clicks", offset=20)
+    with hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+        with pytest.raises(mainstem.DataLoss) as caught:
+            list(consumer)
+        assert (caught.value.first, caught.value.last) == (1, 19)
+        assert [record.offset for record in consumer] == list(range(20, 30))
+    assert cursors(hub, "g") == {("clicks", 0): 30}
+
+
+@pytest.mark.slow("members in processes of their own, one of which is killed and one stopped for a while")
+def test_members_that_die_or_sleep(tmp_path):
+    with (
+        ServerProcess(tmp_path / "data", *QUICK) as server,
+        mainstem.connect(server.url) as hub,
+        killed_at_last([]) as members,
+    ):
+        hub.streams.create("clicks")
+        members += [MemberProcess(server, "clicks", "g", spread=True) for _ in range(3)]
+        for member in members:
+            assert member.is_ready.wait(30)
+        fill(hub, "clicks", 1_000)
+        come_to(lambda: all(member.reads for member in members), 20)
+        members[0].process.kill()
+        os.kill(members[1].process.pid, signal.SIGSTOP)
+        fill(hub, "clicks", 1_000, first=1_000)
+        come_to(lambda: hub.groups.get("g").records == 0, 20)
+        os.kill(members[1].process.pid, signal.SIGCONT)
+        fill(hub, "clicks", 1_000, first=2_000)
+        come_to(lambda: hub.groups.get("g").records == 0, 20)
+        time.sleep(0.3)
+        reads = [read for member in members for read in member.reads]
+        assert missing(hub, "clicks", reads) == 0
+        again = sum(times - 1 for times in times_read(reads).values())
+        assert again <= 3 * 3 * 20  # what two of them had on their way
+        server.kill()
+        server.start()
+        fill(hub, "clicks", 500, first=3_000)
+        come_to(lambda: hub.groups.get("g").records == 0, 30)
+        time.sleep(0.3)
+        assert missing(hub, "clicks", [read for member in members for read in member.reads]) == 0

@@ -1,0 +1,368 @@
+"""Transactions: writes to several streams, and cursors, together or not at all."""
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import mainstem
+from mainstem.core.errors import (
+    Closed,
+    DeadlineExceeded,
+    Fenced,
+    InvalidName,
+    InvalidRequest,
+    InvalidSetting,
+    Refused,
+    TransactionAborted,
+)
+from mainstem.hub.hub import Hub
+from mainstem.testing.server import ServerProcess
+from tests.integration.api.conftest import read_all
+
+
+@pytest.fixture(autouse=True)
+def no_groups_left(request):
+    hub: Hub | None = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
+    yield
+    for group in () if hub is None else hub.groups.list():
+        assert hub is not None
+        hub.groups.delete(group.name)
+
+
+def values(hub: Hub, stream: str) -> list[Any]:
+    return [record.value for record in read_all(hub, stream)]
+
+
+def fill(hub, stream, count):
+    hub.streams.create(stream, exist_ok=True)
+    with hub.producer() as producer:
+        for number in range(count):
+            producer.send(stream, b"%d" % number)
+
+
+@pytest.fixture(params=["held back", "written"])
+def put(request):
+    """Sends a record in a transaction. A small one is all held back until its commit; this makes it a large one, of
+    which everything is written when it is sent."""
+
+    def put_one(hub, tx, stream, value):
+        tx.send(stream, value)
+        if request.param == "written":
+            write(hub, tx)
+        tx._writing.producer.flush()
+        assert tx._writing.port.is_begun == (request.param == "written")
+
+    return put_one
+
+
+def write(hub, tx):
+    hub.streams.create("ballast", exist_ok=True)
+    tx.send_many("ballast", [random.Random(7).randbytes(500_000) for _ in range(3)])
+
+
+def send_and_fail(transaction, stream="a", consumer=None):
+    with transaction as tx:
+        tx.send_many(stream, [b"x"] * 1000)
+        if consumer is not None:
+            tx.advance(consumer)
+        raise ZeroDivisionError
+
+
+def test_all_of_it_is_seen_when_the_block_ends(hub):
+    hub.streams.create("a", shards=2)
+    hub.streams.create("b")
+    with hub.transaction() as tx:
+        for number in range(10):
+            tx.send("a", b"%d" % number, key=b"%d" % number)
+        tx.send_many("b", [b"x", b"y"])
+        assert values(hub, "a") == values(hub, "b") == []
+    assert sorted(values(hub, "a")) == sorted(b"%d" % number for number in range(10))
+    assert values(hub, "b") == [b"x", b"y"]
+    assert tx.offsets[("b", 0)] == (0, 2)
+    assert sum(count for (stream, _), (_, count) in tx.offsets.items() if stream == "a") == 10
+
+
+def test_nothing_is_seen_if_the_block_raises(hub):
+    hub.streams.create("a")
+    tx = hub.transaction()
+    with pytest.raises(ZeroDivisionError):
+        send_and_fail(tx)
+    assert values(hub, "a") == []
+    with pytest.raises(TransactionAborted):
+        tx.commit()
+    with hub.transaction() as tx:
+        tx.send("a", b"y")
+        tx.abort()
+    assert values(hub, "a") == []
+    with hub.transaction() as tx:
+        tx.send("a", b"z")
+    assert values(hub, "a") == [b"z"]
+    assert tx.offsets == {("a", 0): (0, 1)}
+    with pytest.raises(Closed):
+        tx.send("a", b"again")
+
+
+def test_rows_and_tables(hub):
+    hub.streams.create("rows", schema={"id": "int64"})
+    with hub.transaction() as tx:
+        tx.send("rows", {"id": 1})
+        with pytest.raises(mainstem.SchemaMismatch):
+            tx.send("rows", {"id": "no"})
+        import pyarrow as pa
+
+        tx.send_batch("rows", pa.table({"id": pa.array([2, 3], pa.int64())}))
+    assert values(hub, "rows") == [{"id": 1}, {"id": 2}, {"id": 3}]
+
+
+def test_more_than_one_part(hub):
+    hub.streams.create("a")
+    with hub.transaction() as tx:
+        for number in range(40):
+            tx.send("a", b"%02d" % number * 50_000)
+    found = values(hub, "a")
+    assert [value[:2] for value in found] == [b"%02d" % number for number in range(40)]
+
+
+def test_read_transform_write(hub):
+    fill(hub, "orders", 20)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        for batch in consumer.batches():
+            with hub.transaction() as tx:
+                for record in batch.records():
+                    tx.send("totals", b"%d" % (2 * int(record.value)))
+                tx.advance(consumer)
+    assert values(hub, "totals") == [b"%d" % (2 * number) for number in range(20)]
+    assert [shard.offset for shard in hub.groups.get("g").shards] == [20]
+
+
+def test_a_consumer_goes_back_if_the_transaction_is_aborted(hub):
+    fill(hub, "orders", 5)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        record = consumer.poll(10)
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail(hub.transaction(), "totals", consumer)
+        again = consumer.poll(10)
+        assert again.offset == record.offset == 0
+        with hub.transaction() as tx:
+            tx.send("totals", again.value)
+            tx.advance(consumer)
+        assert [shard.offset for shard in hub.groups.get("g").shards] == [1]
+        assert consumer.poll(10).offset == 1
+    assert values(hub, "totals") == [b"0"]
+
+
+def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
+    fill(hub, "orders", 5)
+    with hub.consumer("orders", group="g", start="earliest") as consumer:
+        consumer.poll(10)
+        with pytest.raises(InvalidRequest), hub.transaction() as tx:
+            tx.advance(consumer)
+
+
+def test_a_newer_writer_fences_the_older(hub, put):
+    hub.streams.create("a")
+    old = hub.transaction(writer="billing")
+    put(hub, old, "a", b"old")
+    hub._writers.clear()
+    with hub.transaction(writer="billing") as new:
+        new.send("a", b"new")
+    with pytest.raises(Refused) as caught:
+        old.commit()
+    assert isinstance(caught.value, Fenced | TransactionAborted)
+    assert values(hub, "a") == [b"new"]
+
+
+def commit_late(hub, tx, put):
+    put(hub, tx, "a", b"late")
+    time.sleep(0.3)
+    tx.commit()
+
+
+def test_one_whose_time_is_over_is_aborted(hub, put):
+    hub.streams.create("a")
+    tx = hub.transaction(timeout="100ms")
+    with pytest.raises(TransactionAborted):
+        commit_late(hub, tx, put)
+    assert values(hub, "a") == []
+    with pytest.raises(InvalidSetting):
+        hub.transaction(timeout="2h")
+
+
+def test_a_stream_that_was_deleted_meanwhile(hub, put):
+    hub.streams.create("a")
+    hub.streams.create("b")
+    tx = hub.transaction()
+    tx.send("a", b"1")
+    put(hub, tx, "b", b"1")
+    hub.streams.delete("a")
+    with pytest.raises(mainstem.MainstemError):
+        tx.commit()
+    assert values(hub, "b") == []
+    with hub.transaction() as tx:
+        tx.send("b", b"2")
+    assert values(hub, "b") == [b"2"]
+
+
+def test_a_small_one_is_one_flush(hub):
+    for stream in ("a", "b", "c"):
+        hub.streams.create(stream)
+    flushes = []
+    for _ in range(5):
+        before = hub.statistics()["flushes_applied"]
+        with hub.transaction() as tx:
+            tx.send("a", b"1")
+            tx.send_many("b", [b"2", b"3"])
+            tx.send("c", b"4")
+            tx.send_many("b", [b"5"])
+        flushes.append(hub.statistics()["flushes_applied"] - before)
+    # Now and then one of upkeep comes between.
+    assert min(flushes) == 1
+    assert tx.offsets == {("a", 0): (4, 1), ("b", 0): (12, 3), ("c", 0): (4, 1)}
+    assert values(hub, "b") == [b"2", b"3", b"5"] * 5
+
+
+def test_what_grows_beyond_what_is_held_back_is_all_there(hub):
+    hub.streams.create("a", shards=3)
+    sent = []
+    with hub.transaction() as tx:
+        for number in range(200):
+            sent.append(random.Random(number).randbytes(20_000))
+            tx.send("a", sent[-1], key=b"%d" % number)
+            if number % 10 == 0:
+                tx.send_many("a", [b"%d" % number], keys=[b"%d" % number])
+                sent.append(b"%d" % number)
+        assert tx._writing.port.is_begun
+        assert values(hub, "a") == []
+    assert Counter(values(hub, "a")) == Counter(sent)
+
+
+def test_an_empty_one(hub):
+    with hub.transaction() as tx:
+        pass
+    assert tx.offsets == {}
+
+
+@pytest.mark.slow("a server is killed and started again")
+def test_what_a_killed_server_had_not_committed_is_aborted(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a")
+        tx = hub.transaction()
+        tx.send("a", b"lost")
+        write(hub, tx)
+        assert tx._writing is not None
+        tx._writing.producer.flush()
+        held = hub.transaction()
+        held.send("a", b"held back")
+        with hub.transaction() as kept:
+            kept.send("a", b"kept")
+        server.kill()
+        server.start()
+        with pytest.raises(TransactionAborted):
+            tx.commit()
+        held.commit()
+        assert values(hub, "a") == [b"kept", b"held back"]
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["it was done", "it was not"])
+def test_a_commit_that_nobody_answered_is_looked_up(hub, is_done, monkeypatch):
+    """Whether the work is to be done again is for the log to say."""
+    fill(hub, "orders", 20)
+    hub.streams.create("totals")
+    commit_whole = hub._port.commit_whole
+
+    def no_answer(*args):
+        monkeypatch.setattr(hub._port, "commit_whole", commit_whole)
+        if is_done:
+            commit_whole(*args)
+        raise DeadlineExceeded("nobody answered")
+
+    def work(batch):
+        with hub.transaction() as tx:
+            for record in batch.records():
+                tx.send("totals", record.value)
+            tx.advance(consumer)
+
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        batches = consumer.batches()
+        monkeypatch.setattr(hub._port, "commit_whole", no_answer)
+        with pytest.raises(DeadlineExceeded) as raised:
+            work(next(batches))
+        assert "not known whether" in raised.value.__notes__[0]
+        for batch in consumer.batches():
+            work(batch)
+    assert values(hub, "totals") == [b"%d" % number for number in range(20)]
+    assert hub.groups.get("g").records == 0
+
+
+def test_what_went_wrong_is_told_though_a_consumer_is_closed(hub):
+    fill(hub, "orders", 20)
+    hub.streams.create("a")
+    consumer = hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual")
+    assert next(consumer.batches()).count == 20
+    tx = hub.transaction()
+    tx.advance(consumer)
+    consumer.close()
+    with pytest.raises(ZeroDivisionError):
+        send_and_fail(tx)
+
+
+def test_a_writer_has_a_name(hub):
+    for name in ("", "no spaces", 7):
+        with pytest.raises(InvalidName):
+            hub.transaction(writer=name)
+
+
+@pytest.mark.slow("waits for a server that does not answer")
+def test_an_abort_waits_for_no_server_that_is_away(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a")
+        tx = hub.transaction()
+        tx.send("a", b"x")
+        server.kill()
+        began = time.monotonic()
+        tx.abort()
+        assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow("a server is killed and started again, three times")
+def test_small_ones_happen_once_while_the_server_is_killed(tmp_path):
+    """What was under way when it was killed is sent again; what was committed has the same answer."""
+    committed = []
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("a", shards=2)
+        hub.streams.create("b")
+        is_over = threading.Event()
+
+        def work():
+            number = 0
+            while not is_over.is_set():
+                with hub.transaction() as tx:
+                    tx.send_many("a", [b"%d" % number] * 3)
+                    tx.send("b", b"%d" % number)
+                committed.append((number, tx.offsets["b", 0][0]))
+                number += 1
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for _ in range(3):
+                before = len(committed)
+                while len(committed) < before + 20:
+                    assert worker.is_alive()
+                    time.sleep(0.01)
+                server.kill()
+                server.start()
+        finally:
+            is_over.set()
+            worker.join(60)
+        count = len(committed)
+        # One after the other, so each stands where its number says, and nothing else is there.
+        assert committed == [(number, number) for number in range(count)]
+        assert values(hub, "b") == [b"%d" % number for number in range(count)]
+        assert Counter(values(hub, "a")) == {b"%d" % number: 3 for number in range(count)}

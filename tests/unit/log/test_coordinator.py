@@ -1,0 +1,67 @@
+"""The coordinator's shell: whoever asks is answered, also when the log is closed or its thread is busy."""
+
+import threading
+
+import pytest
+
+from mainstem.cluster.group import GroupOptions
+from mainstem.core.errors import Busy, Closed, MainstemError
+from mainstem.log import coordinator as shell
+from mainstem.log.coordinator import Coordinator
+from mainstem.log.log import Log
+from mainstem.transport.port import Answer
+from mainstem.transport.sharing import JoinGroupCall, ListGroupsCall
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = Log(tmp_path / "data")
+    yield log
+    log.close()
+
+
+def join(coordinator: Coordinator, member: int) -> "list[Answer | MainstemError]":
+    answers: list[Answer | MainstemError] = []
+    coordinator.ask(JoinGroupCall("g", member, ("orders",)), answers.append)
+    return answers
+
+
+def test_who_waits_or_has_just_asked_is_told_that_it_closes(log):
+    coordinator = Coordinator(log, GroupOptions())
+    waiting = join(coordinator, 1)
+    coordinator.call(ListGroupsCall())
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        go_on.wait(10)
+
+    # While its thread is busy, somebody asks, and it is closed.
+    coordinator._post(hold)
+    assert entered.wait(10)
+    late = join(coordinator, 2)
+    closing = threading.Thread(target=coordinator.close)
+    closing.start()
+    while not coordinator._closed:
+        pass
+    go_on.set()
+    closing.join(10)
+    assert isinstance(waiting[0], Closed)
+    assert isinstance(late[0], Closed)
+    with pytest.raises(Closed):
+        join(coordinator, 3)
+
+
+def test_an_operator_waits_for_a_thread_that_hangs_no_longer_than_that(log, monkeypatch):
+    monkeypatch.setattr(shell, "_ASK_SECONDS", 0.05)
+    coordinator = Coordinator(log, GroupOptions())
+    go_on = threading.Event()
+
+    def hold() -> None:
+        go_on.wait(10)
+
+    coordinator._post(hold)
+    with pytest.raises(Busy, match="try again"):
+        coordinator.call(ListGroupsCall())
+    go_on.set()
+    coordinator.close()
