@@ -57,11 +57,11 @@ NAMES = {
     Access: "allow create_token delete_quota delete_rule deny explain quotas revoke_token rules set_quota tokens",
     Groups: "delete get list reset",
     Streams: "alter create delete erase get list schemas set_schema trim",
-    Producer: "close dropped flush prepare send send_batch send_many",
+    Producer: "close dropped flush left_out prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
     BatchAck: "chunks dead done exception result",
-    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded watermark "
-    "why_undecoded",
+    Consumer: "batches close columns cursor left_out opened poll poll_batch seek seek_shard skipped stream undecoded "
+    "watermark why_undecoded",
     SeveralConsumer: "batches close cursor poll poll_batch",
     GroupConsumer: "batches close commit group poll poll_batch positions rewind",
     SpreadConsumer: "batches close commit group poll poll_batch positions rewind",

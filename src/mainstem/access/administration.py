@@ -214,7 +214,6 @@ def _checked_quota(quota: Quota) -> Quota:
     check_principal_name(quota.principal, is_everybody_allowed=True)
     if not 1 <= quota.limit <= _QUOTA_MAX:
         raise InvalidSetting(f"a quota is a number from 1 to {_QUOTA_MAX}, not {quota.limit}")
-    if quota.mode == "sample":
-        # No door tells its clients yet what was left out, and nothing may be left out in silence.
-        raise InvalidSetting("mode 'sample' is not served yet: use 'limit' or 'block'")
+    if quota.mode == "sample" and quota.measure not in ("write_bytes", "read_bytes"):
+        raise InvalidSetting("a share can be kept of write_bytes and read_bytes; use mode 'limit' or 'block'")
     return quota

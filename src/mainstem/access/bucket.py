@@ -6,6 +6,8 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 
 # How much may be taken at once after a rest, in seconds of the rate.
 BURST_SECONDS: Final = 2.0
+# Nobody who comes too early is told to wait longer than this.
+_AWAY_SECONDS_MAX: Final = 30.0
 
 
 class Bucket:
@@ -47,3 +49,19 @@ class Bucket:
         now = self._clock.monotonic()
         self._level = min(self._capacity, self._level + (now - self._at) * self.rate)
         self._at = now
+
+
+class Turnstile:
+    """Lets so many a second in, and tells each of the others when it is its turn: after an outage, when all come back
+    at once, they come one after the other. One thread at a time."""
+
+    def __init__(self, rate: float, clock: Clock = SYSTEM_CLOCK, burst: float | None = None) -> None:
+        self._in = Bucket(rate, clock, burst)
+        # Of those who were sent away: filled as fast, so what it owes is how long the last of them waits.
+        self._away = Bucket(rate, clock, 0.0)
+
+    def enter(self) -> float:
+        """0 if one may come in, else in how many seconds to come again."""
+        if not self._in.take(1):
+            return 0.0
+        return self._away.charge(1, _AWAY_SECONDS_MAX)

@@ -4,12 +4,15 @@ What is over a quota is, as its mode says,
 
     limit   taken, and the client is slowed down until the debt is paid, or told when to come back
     block   refused, all of it, for as long as the principal asks for more than it may: what is refused counts too
-    sample  taken in part: the share that fits, chosen by a hash, so that whoever asks again gets the same answer
+    sample  taken in part: the share that fits, of bytes. Who writes is told the share, keeps it, and says so in what it
+            sends; to who reads, whole batches are not sent, and it is told which. Whoever does not keep to it, because
+            it does not know how, is slowed down as by `limit`
 """
 
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from mainstem.access.bucket import Bucket
@@ -17,9 +20,15 @@ from mainstem.access.policy import Policy
 from mainstem.access.principal import Principal
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import QuotaExceeded
+from mainstem.core.sampling import SHARE_MIN
 from mainstem.transport.guarding import Measure, Quota
 
 Direction = Literal["write", "read"]
+
+_MEASURES: Final[Mapping[Direction, tuple[Measure, Measure]]] = {
+    "write": ("write_bytes", "write_requests"),
+    "read": ("read_bytes", "read_requests"),
+}
 
 # Principals of which it is remembered what they used: others have used nothing for long.
 _PRINCIPALS_MAX: Final = 20_000
@@ -27,8 +36,8 @@ _PRINCIPALS_MAX: Final = 20_000
 _DEMAND_SECONDS: Final = 2.0
 # How long somebody who asked for far too much is kept out after it stops.
 _BLOCK_SECONDS: Final = 2.0
-# A share that is kept is at least this: some of everything is seen.
-_SHARE_MIN: Final = 0.001
+# Before so much of that has passed, nothing is left out.
+_KNOWN_SECONDS: Final = 0.1
 # A client that is told to wait longer than this would think that nobody is there.
 PAUSE_SECONDS_MAX: Final = 30.0
 
@@ -40,7 +49,7 @@ class Grant(NamedTuple):
     share: float = 1.0
 
 
-_FREELY: Final = Grant()
+FREELY: Final = Grant()
 
 
 class _Gauge:
@@ -51,18 +60,18 @@ class _Gauge:
         self.bucket = Bucket(max(1, quota.limit), clock)
         self._clock = clock
         self._demand = 0.0
-        self._since = clock.monotonic()
+        self._began = self._since = clock.monotonic()
 
     def share(self, count: float) -> float:
         """Which part of what is asked for fits, going by the last seconds; `count` more is asked for now."""
         now = self._clock.monotonic()
-        passed = now - self._since
-        # A sum that fades: after so many seconds of a steady demand it is that demand times the seconds.
-        self._demand *= max(0.0, 1.0 - passed / _DEMAND_SECONDS)
-        self._demand += count
+        # A sum that fades, and which part of such a sum there can be so soon after the beginning.
+        self._demand = self._demand * math.exp((self._since - now) / _DEMAND_SECONDS) + count
         self._since = now
-        allowed = max(1, self.quota.limit) * _DEMAND_SECONDS
-        return max(_SHARE_MIN, min(1.0, allowed / self._demand))
+        if now - self._began < _KNOWN_SECONDS:
+            return 1.0
+        seconds = _DEMAND_SECONDS * (1.0 - math.exp((self._began - now) / _DEMAND_SECONDS))
+        return max(SHARE_MIN, min(1.0, self.quota.limit * seconds / self._demand))
 
 
 class Quotas:
@@ -81,37 +90,58 @@ class Quotas:
         """Whether there is any; while there is none, nothing need be counted."""
         return bool(self._policy().quotas)
 
-    def charge(self, principal: Principal, direction: Direction, size: int) -> Grant:
-        """A request of `size` bytes, which is taken: what it means for the client. QuotaExceeded where it is not."""
+    def charge(self, principal: Principal, direction: Direction, size: int, offered: float | None = None) -> Grant:
+        """A request of `size` bytes, which is taken: what it means for the client. QuotaExceeded where it is not. If it
+        is what was kept of more, `offered` is how much that was."""
         policy = self._policy()
         if not policy.quotas:
-            return _FREELY
-        pause, share = 0.0, 1.0
+            return FREELY
+        bytes_, requests = _MEASURES[direction]
         with self._lock:
-            for measure, count in _measured(direction, size):
-                gauge = self._gauge(policy, principal, measure)
-                if gauge is None:
-                    continue
-                match gauge.quota.mode:
-                    case "limit":
-                        pause = max(pause, gauge.bucket.charge(count))
-                    case "block":
-                        self._block(principal, gauge, count)
-                    case "sample":
-                        share = min(share, gauge.share(count))
-        return Grant(min(pause, PAUSE_SECONDS_MAX), share)
+            of_bytes = self._charge(policy, principal, bytes_, size, offered)
+            of_requests = self._charge(policy, principal, requests, 1)
+        return Grant(max(of_bytes.pause, of_requests.pause), of_bytes.share)
 
-    def require(self, principal: Principal, direction: Direction, size: int) -> Grant:
-        """The same for who can be told to come back later: over the limit it is QuotaExceeded, and nothing counts."""
+    def begin(self, principal: Principal, direction: Direction) -> None:
+        """Another request, of who can be told to come back later: QuotaExceeded as long as something is owed. Its bytes
+        are charged as they come."""
         policy = self._policy()
         if not policy.quotas:
-            return _FREELY
+            return
+        bytes_, requests = _MEASURES[direction]
         with self._lock:
-            for measure, _ in _measured(direction, size):
+            for measure in (bytes_, requests):
                 gauge = self._gauge(policy, principal, measure)
-                if gauge is not None and gauge.quota.mode == "limit" and (wait := gauge.bucket.wait()):
+                if gauge is not None and gauge.quota.mode != "block" and (wait := gauge.bucket.wait()):
                     raise _exceeded(principal, gauge.quota, wait)
-        return self.charge(principal, direction, size)._replace(pause=0.0)
+            self._charge(policy, principal, requests, 1)
+
+    def charge_bytes(self, principal: Principal, direction: Direction, size: int) -> float:
+        """Bytes of a request that has begun: for how many seconds to take, or give, nothing more. Nothing is left out
+        of them."""
+        policy = self._policy()
+        if not policy.quotas:
+            return 0.0
+        with self._lock:
+            return self._charge(policy, principal, _MEASURES[direction][0], size).pause
+
+    def _charge(
+        self, policy: Policy, principal: Principal, measure: Measure, count: int, offered: float | None = None
+    ) -> Grant:
+        """With the lock held."""
+        gauge = self._gauge(policy, principal, measure)
+        if gauge is None:
+            return FREELY
+        if gauge.quota.mode == "block":
+            # What is refused counts: who keeps asking for too much stays out.
+            if wait := gauge.bucket.charge(count, _BLOCK_SECONDS):
+                raise _exceeded(principal, gauge.quota, wait)
+            return FREELY
+        pause = min(gauge.bucket.charge(count), PAUSE_SECONDS_MAX)
+        if gauge.quota.mode == "limit":
+            return Grant(pause)
+        # What is owed is paid back by keeping less for a while.
+        return Grant(pause, max(SHARE_MIN, gauge.share(count if offered is None else offered) / (1.0 + pause)))
 
     def hold(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
         """Have this much more until `let_go`; QuotaExceeded if that is too much."""
@@ -120,7 +150,7 @@ class Quotas:
         with self._lock:
             held = self._held.get(key, 0) + count
             if quota is not None and held > quota.limit:
-                raise _exceeded(principal, quota, 1.0)
+                raise _exceeded(principal, quota)
             self._held[key] = held
 
     def add(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
@@ -143,12 +173,6 @@ class Quotas:
             else:
                 self._held.pop(key, None)
 
-    def _block(self, principal: Principal, gauge: _Gauge, count: float) -> None:
-        # What is refused counts: who keeps asking for too much stays out.
-        wait = gauge.bucket.charge(count, _BLOCK_SECONDS)
-        if wait:
-            raise _exceeded(principal, gauge.quota, wait)
-
     def _gauge(self, policy: Policy, principal: Principal, measure: Measure) -> _Gauge | None:
         quota = policy.quota(principal.name, measure)
         if quota is None:
@@ -163,30 +187,9 @@ class Quotas:
         return gauge
 
 
-def is_kept(share: float, *identity: int) -> bool:
-    """Whether what has this identity is within a share: the same answer for ever, whoever asks."""
-    if share >= 1.0:
-        return True
-    mixed = 0
-    for number in identity:
-        mixed = ((mixed ^ number) * _MIX + 0x9E3779B97F4A7C15) & _MASK
-        mixed ^= mixed >> 29
-    return mixed / (1 << 64) < share
-
-
-_MIX: Final = 0xBF58476D1CE4E5B9
-_MASK: Final = (1 << 64) - 1
-
-
-def _measured(direction: Direction, size: int) -> tuple[tuple[Measure, int], tuple[Measure, int]]:
-    if direction == "write":
-        return ("write_bytes", size), ("write_requests", 1)
-    return ("read_bytes", size), ("read_requests", 1)
-
-
-def _exceeded(principal: Principal, quota: Quota, wait: float) -> QuotaExceeded:
+def _exceeded(principal: Principal, quota: Quota, wait: float = 0.0) -> QuotaExceeded:
+    """`wait` is 0 where nobody knows when there will be more."""
     per = "" if quota.measure in ("connections", "memory_bytes") else " a second"
+    then = f"; come back in {wait:.3g} s" if wait else ""
     what = quota.measure.replace("_", " ")
-    return QuotaExceeded(
-        f"{principal} has its quota of {quota.limit} {what}{per}; come back in {wait:.3g} s", retry_after=round(wait, 3)
-    )
+    return QuotaExceeded(f"{principal} has its quota of {quota.limit} {what}{per}{then}", retry_after=round(wait, 3))

@@ -16,8 +16,7 @@ from mainstem.transport import guarding
 app = typer.Typer(help="Set, list and delete quotas.", rich_markup_mode=None)
 
 _MEASURES = get_args(guarding.Measure)
-# What is served; see `_checked_quota`.
-_MODES = ("limit", "block")
+_MODES = ("limit", "block", "sample")
 
 Principal = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Who; * in quotes is each that has none of its own.")
@@ -35,7 +34,7 @@ def set_(
         str, typer.Argument(metavar="LIMIT", help="How much; bytes as in 5MB. For a second, or at a time.")
     ],
     mode: Annotated[
-        str, typer.Option(metavar="|".join(_MODES), help="What is over it waits, or is refused.")
+        str, typer.Option(metavar="|".join(_MODES), help="What is over it waits, is refused, or a share of it is kept.")
     ] = "limit",
     data: Data = None,
 ) -> None:

@@ -112,7 +112,8 @@ class Access:
         """At most `limit` of `measure` for a principal, with "*" for each that has none of its own.
 
         `write_bytes`, `write_requests`, `read_bytes` and `read_requests` are for a second; `connections` and
-        `memory_bytes` are what there may be at one time. What is over it waits ("limit") or is refused ("block").
+        `memory_bytes` are what there may be at one time. What is over it waits ("limit"), is refused ("block"), or a
+        share of it is kept ("sample"; of bytes a second).
         """
         self._port.call(SetQuotaCall(Quota(principal, measure, limit, mode)))
 

@@ -90,6 +90,7 @@ class LogPort:
 
     record_bytes_max = RECORD_BYTES_MAX
     checks_values = False
+    write_share = 1.0
 
     def __init__(
         self,
@@ -429,6 +430,7 @@ class FolderPort:
 
     record_bytes_max = RECORD_BYTES_MAX
     checks_values = False
+    write_share = 1.0
 
     def __init__(self, path: Path) -> None:
         folder = Folder(path, LocalDisk())

@@ -14,7 +14,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mainstem.core.clock import Clock
-from mainstem.core.errors import ConnectionLost, InvalidRequest, InvalidSetting, MainstemError, ProtocolError
+from mainstem.core.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    InvalidSetting,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+)
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
@@ -73,6 +80,8 @@ class Link:
         self._heartbeat = 5.0
         self._idle_timeout = 15.0
         self._was_welcomed = False
+        # For how many seconds the server does not want to see us.
+        self._sent_away = 0.0
         self.stopping = asyncio.Event()
         self._lost = asyncio.Event()
 
@@ -112,7 +121,13 @@ class Link:
         return is_restored
 
     def refuse(self, error: MainstemError) -> None:
-        """The server does not want us."""
+        """The server does not want us, or not yet."""
+        if isinstance(error, QuotaExceeded) and error.retry_after:
+            self._sent_away = error.retry_after
+            if not self._log_uuid:
+                # Whoever waits for the hub waits on, if it has the time.
+                self.first_error = error
+                return
         if self._log_uuid:
             logger.warning(Event("server refuses the connection", server=self.where, reason=error))
         else:
@@ -138,6 +153,9 @@ class Link:
             if not self.stopping.is_set():
                 delay = Backoff(_RECONNECT, RANDOMNESS).next_delay(min(attempt, 20))
                 assert not isinstance(delay, GiveUp)
+                if self._sent_away:
+                    # When it said, and a little later, each by another little.
+                    delay, self._sent_away = self._sent_away + min(delay, 0.1), 0.0
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), delay)
 

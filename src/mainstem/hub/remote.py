@@ -33,6 +33,7 @@ from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    QuotaExceeded,
     Unauthenticated,
     UnknownStream,
 )
@@ -75,7 +76,7 @@ from mainstem.transport.port import (
 )
 from mainstem.transport.retry import Attempt, RetryPolicy, RetryRatio
 from mainstem.transport.sharing import CommitTransactionCall, Staging
-from mainstem.transport.wire import Append, Credit, Kind, Message, Welcome, error_from, pack
+from mainstem.transport.wire import Append, Credit, Kind, Message, Share, Welcome, error_from, pack
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -108,6 +109,8 @@ class RemotePort:
         # What the server said when it was greeted last.
         self.record_bytes_max = RECORD_BYTES_MAX
         self.checks_values = True
+        # Which share of its records it wants.
+        self.write_share = 1.0
         self._liveness = Liveness("hub", self._forget_thread)
         self._loop = new_loop()
         self._link = Link(
@@ -153,6 +156,8 @@ class RemotePort:
             raise error
         if isinstance(error, Busy):
             raise Busy(f"{self._where}: {error}")
+        if isinstance(error, QuotaExceeded):
+            raise QuotaExceeded(f"{self._where}: {error}", retry_after=error.retry_after)
         reason = f" ({error})" if error is not None else ""
         raise ConnectionLost(
             f"no Mainstem server answered at {self._where} within {timeout:g} s{reason}; start one with: mainstem serve"
@@ -399,6 +404,8 @@ class RemotePort:
                 self._on_error(message.id, error_from(message.header))
             case Kind.WELCOME:
                 self._on_welcome(message.header)
+            case Kind.SHARE:
+                self._on_share(message.header)
             case Kind.GOODBYE:
                 logger.info(Event("server says goodbye", server=self._where, reason=message.header.reason))
             case _:
@@ -412,7 +419,7 @@ class RemotePort:
             raise
         if is_restored:
             self._schemas.clear()
-        self.record_bytes_max = welcome.record_bytes_max
+        self.record_bytes_max, self.write_share = welcome.record_bytes_max, 1.0
         for id_, request in list(self._requests.items()):
             if isinstance(request, AppendRequest) and self._stall.refusal is not None:
                 request.is_under_way = False
@@ -422,6 +429,14 @@ class RemotePort:
         for subscription in list(self._subscriptions.values()):
             self._add_subscription(subscription)
         self._link.welcomed.set()
+
+    def _on_share(self, header: Share) -> None:
+        if header.share < 1.0 <= self.write_share:
+            logger.warning(Event("over the quota: of what is written a share is kept", share=header.share))
+        elif header.share >= 1.0 > self.write_share:
+            logger.warning(Event("within the quota again: all that is written is kept"))
+        self.write_share = header.share
+        self._send(pack(Kind.SHARE, 0, header))
 
     def _on_error(self, id_: int, error: MainstemError) -> None:
         subscription = self._subscriptions.get(id_)

@@ -17,7 +17,7 @@ class Gate:
     def __init__(self, authority: Authority, audit: Audit) -> None:
         self._authority = authority
         self._audit = audit
-        self._address = ""
+        self.address = ""
         self._version = -1
         # Streams that may be written, by their ids, which are never those of others.
         self._writable: set[int] = set()
@@ -25,7 +25,7 @@ class Gate:
 
     def open(self, token: str, certificate: str, address: str, *, is_local: bool) -> Principal:
         """Let somebody in; Unauthenticated if it is not known who that is."""
-        self._address = address
+        self.address = address
         self._version = self._authority.version
         try:
             self.principal = self._authority.authenticate(token, certificate=certificate, is_local=is_local)
@@ -51,7 +51,7 @@ class Gate:
                 if principal.token
                 else "this server wants a token by now: connect anew with one"
             )
-            self._audit.refuse(principal, self._address, "stay", "", str(error))
+            self._audit.refuse(principal, self.address, "stay", "", str(error))
             raise error
 
     def check(self, action: Action, stream: str) -> None:
@@ -99,4 +99,4 @@ class Gate:
         return self.principal
 
     def _note(self, action: str, stream: str, error: MainstemError) -> None:
-        self._audit.refuse(self._known(), self._address, action, stream, str(error))
+        self._audit.refuse(self._known(), self.address, action, stream, str(error))

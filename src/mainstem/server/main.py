@@ -117,7 +117,7 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
 def _require_guarded(server: Server) -> None:
     """Who listens where other machines can connect knows who may."""
     settings = server.settings
-    if settings.listen is None or is_loopback(settings.listen.host) or server.authority.is_guarded:
+    if settings.listen is None or is_loopback(settings.listen.host) or server.guard.is_guarded:
         return
     raise InvalidSetting(
         f"listen = '{settings.listen}' would let everybody in, as there is no token yet. Make one first: mainstem "

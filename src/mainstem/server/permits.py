@@ -153,6 +153,7 @@ MESSAGES: Final[Mapping[Kind, Action | str | None]] = {
     Kind.SUBSCRIBE: Action.READ,
     Kind.CREDIT: None,
     Kind.UNSUBSCRIBE: None,
+    Kind.SHARE: None,
 }
 
 

@@ -12,23 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-import msgspec
-
-from mainstem.access.action import Action
-from mainstem.access.acts import details_of, is_act, name_of
-from mainstem.access.administration import AccessAdministration
-from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
-from mainstem.access.audit import Audit, AuditRecord
-from mainstem.access.authority import Authority
-from mainstem.access.policy import AUDIT_STREAM
-from mainstem.access.principal import Principal
-from mainstem.access.quotas import Quotas
+from mainstem.access.bucket import Turnstile
 from mainstem.cluster.group import GroupOptions
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
     Busy,
-    Forbidden,
     MainstemError,
     ProtocolError,
     QuotaExceeded,
@@ -40,22 +29,19 @@ from mainstem.core.events import Event
 from mainstem.core.hosts import is_loopback
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
-from mainstem.log.access_rows import AccessRows
 from mainstem.log.administration import Administration
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.coordinator import Coordinator
 from mainstem.log.disk import Disk
 from mainstem.log.log import Log, LogOptions
-from mainstem.log.own_stream import OwnStream
 from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
-from mainstem.server.gate import Gate
+from mainstem.server.guard import Guard
 from mainstem.server.line import Line
-from mainstem.server.permits import Demand, demands_of
 from mainstem.server.session import PendingAppend, Session
 from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
@@ -66,13 +52,10 @@ from mainstem.transport.port import (
     CommitCall,
     ConnectionsCall,
     GetStreamCall,
-    ListStreamsCall,
     MembershipCall,
-    SchemaCall,
     StatisticsCall,
 )
 from mainstem.transport.sharing import (
-    CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
     GroupInfo,
@@ -142,12 +125,7 @@ class Server:
             rebalance_interval=settings.group_rebalance_interval,
         )
         self.coordinator = Coordinator(self.log, times)
-        self.access = AccessAdministration(AccessRows(self.log), clock)
-        # One for all doors: who somebody is, what they may do, how much of it, and who was refused.
-        self.authority = Authority(AccessRows(self.log), clock)
-        self.quotas = Quotas(lambda: self.authority.policy, clock)
-        self.audit = Audit(clock)
-        self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US)
+        self.guard = Guard(self.log, self._carry_out, clock)
         self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
         self._auditing: asyncio.Future[None] | None = None
         self.gateway = Gateway(
@@ -162,6 +140,7 @@ class Server:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
+        self._turnstile = Turnstile(settings.connects_per_second, clock)
         # Sessions with appends to submit at the end of this turn of the loop.
         self._submitting: dict[Session, None] = {}
         # Sessions whose appends found the log full, first come first served: nobody who comes later gets before them.
@@ -240,8 +219,8 @@ class Server:
         self._calls.close()
         for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
-        if records := self.audit.take():
-            await asyncio.get_running_loop().run_in_executor(self._audit_pool, self._record, records)
+        if records := self.guard.audit.take():
+            await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.guard.record, records)
         self._audit_pool.shutdown(wait=True)
         self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
@@ -290,6 +269,11 @@ class Server:
             self._connections_refused += 1
             connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
             return
+        if wait := self._turnstile.enter():
+            self._connections_refused += 1
+            told = f"{self.settings.connects_per_second} clients a second are let in; come back in {wait:.3g} s"
+            connection.fail(QuotaExceeded(told, retry_after=round(wait, 3)))
+            return
         self._sessions.add(session)
         self._connections_total += 1
 
@@ -301,17 +285,17 @@ class Server:
             token, connection.certificate, connection.peer, is_local=is_loopback(connection.peer_host)
         )
         try:
-            self.quotas.hold(principal, "connections", 1)
+            self.guard.quotas.hold(principal, "connections", 1)
             session.is_counted = True
         except QuotaExceeded as error:
-            self.audit.refuse(principal, connection.peer, "connect", "", str(error))
+            self.guard.audit.refuse(principal, connection.peer, "connect", "", str(error))
             raise
 
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
         if session.is_counted and session.gate.principal is not None:
             session.is_counted = False
-            self.quotas.let_go(session.gate.principal, "connections", 1)
+            self.guard.quotas.let_go(session.gate.principal, "connections", 1)
         self._in_line.pop(session, None)
         self._calls.forget(session)
         connection = session.connection
@@ -400,17 +384,10 @@ class Server:
         """Have refusals written, in a thread of its own; those that come meanwhile wait for the next time."""
         if self._auditing is not None and not self._auditing.done():
             return
-        records = self.audit.take()
+        records = self.guard.audit.take()
         if records:
             assert self._loop is not None
-            self._auditing = self._loop.run_in_executor(self._audit_pool, self._record, records)
-
-    def _record(self, records: Sequence[AuditRecord]) -> None:
-        """Not in the loop's thread. That the audit cannot be written is itself said, and stops nobody."""
-        try:
-            self._audit_stream.append([record.value for record in records], [record.key for record in records])
-        except MainstemError as error:
-            logger.error(Event("the audit could not be written", records=len(records), reason=error))
+            self._auditing = self._loop.run_in_executor(self._audit_pool, self.guard.record, records)
 
     def _look_at_line(self) -> None:
         for session in tuple(self._in_line):
@@ -431,24 +408,6 @@ class Server:
             self.gateway.note_unknown()
             raise
 
-    def check_call(self, gate: Gate, call: Call) -> None:
-        """Forbidden if who asks may not have this."""
-        for demand in demands_of(call):
-            self._check_demand(gate, demand)
-        if isinstance(call, CommitTransactionCall) and self.authority.is_guarded:
-            # What was allowed when it was staged may not be by now.
-            for stream in self.log.transactions.streams(call.transaction):
-                self._check_demand(gate, Demand(Action.WRITE, stream))
-
-    def _check_demand(self, gate: Gate, demand: Demand) -> None:
-        if isinstance(demand.stream, int):
-            row = self.log.ledger.load_stream(demand.stream)
-            if row is not None:  # else it is refused for that
-                gate.check(demand.action, row.name)
-            return
-        is_missing = demand.if_missing is not None and self.log.ledger.stream_named(demand.stream) is None
-        gate.check_demand(demand, is_missing=is_missing)
-
     def run_call(self, session: Session, call: Call, answered: Answered) -> None:
         """Carry out a call that waits for a flush or for the disk, away from the loop."""
         if self.is_stopping:
@@ -456,20 +415,7 @@ class Server:
             return
         principal = session.gate.principal
         assert principal is not None
-        self._calls.add(session, call, answered, partial(self._answer_for, principal, session.address, call))
-
-    def _answer_for(self, principal: Principal, address: str, call: Call, answer: Answer) -> Answer:
-        """In a thread of the calls: the answer without what the principal may not see. What was done is recorded."""
-        is_guarded = self.authority.is_guarded
-        if is_act(call, is_guarded=is_guarded):
-            self._record([self.audit.act(principal, address, name_of(call), details_of(call))])
-        if is_guarded and isinstance(call, ListStreamsCall):
-            return self._seen(principal, call, answer)
-        if is_guarded and isinstance(call, ListGroupsCall):
-            return self._seen_groups(principal, answer)
-        if is_guarded and isinstance(call, SchemaCall) and not self._sees_schema(principal, call.id):
-            raise Forbidden(f"{principal} may not describe a stream that has schema {call.id}")
-        return answer
+        self._calls.add(session, call, answered, partial(self.guard.seen, principal, session.address, call))
 
     def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
         """Have a member's request answered, some time, in the loop."""
@@ -500,7 +446,7 @@ class Server:
             case ConnectionsCall():
                 return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
             case _ if isinstance(call, AccessCall):
-                return self.access.handle(call)
+                return self.guard.administration.handle(call)
             case _:
                 return self._administration.handle(call)
 
@@ -512,37 +458,6 @@ class Server:
             found += answer.groups
             if not answer.more:
                 return found
-
-    def _seen(self, principal: Principal, call: ListStreamsCall, answer: Answer) -> Answer:
-        """The streams of a list that the principal may see; at least one, if there is one, since by the last of them
-        the client asks for more."""
-        policy = self.authority.policy
-        while True:
-            seen = [row for row in answer.streams if policy.explain(principal, Action.DESCRIBE, row.name).is_allowed]
-            if seen or not answer.more:
-                return msgspec.structs.replace(answer, streams=tuple(seen))
-            answer = self._administration.handle(ListStreamsCall(answer.streams[-1].id, call.oldest))
-
-    def _seen_groups(self, principal: Principal, answer: Answer) -> Answer:
-        """The same of groups."""
-        policy = self.authority.policy
-        while True:
-            seen = [row for row in answer.groups if policy.explain(principal, Action.GROUP, row.name).is_allowed]
-            if seen or not answer.more:
-                return msgspec.structs.replace(answer, groups=tuple(seen))
-            answer = self.coordinator.call(ListGroupsCall(answer.groups[-1].name))
-
-    def _sees_schema(self, principal: Principal, schema: int) -> bool:
-        """Whether a stream that the principal may describe has, or had, this schema."""
-        policy, ledger = self.authority.policy, self.log.ledger
-        seen = [
-            row
-            for row in ledger.list_streams()
-            if row.schema_id and not row.deleted_us and policy.explain(principal, Action.DESCRIBE, row.name).is_allowed
-        ]
-        return any(row.schema_id == schema for row in seen) or any(
-            version.schema_id == schema for row in seen for version in ledger.load_versions(row.id)
-        )
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see of the server and its log. Any thread but the loop's: it asks the disk."""
@@ -573,7 +488,7 @@ class Server:
             "batches_transcoded_shared": self.selections.cache.shared,
             "transcoded_bytes": self.selections.cache.bytes,
             "receive_bytes": self._receive_budget.used,
-            "requests_forbidden": self.audit.refused,
+            "requests_forbidden": self.guard.audit.refused,
         }
 
     def new_read_line(self) -> Line:

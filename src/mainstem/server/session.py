@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.access.action import Action
+from mainstem.access.quotas import FREELY, Grant
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.errors import (
@@ -51,6 +52,7 @@ from mainstem.transport.sharing import CommitTransactionCall, Staging
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_ACCESS,
     VERSION_OF_SHARDS,
     Append,
     Credit,
@@ -58,6 +60,7 @@ from mainstem.transport.wire import (
     Hello,
     Kind,
     Message,
+    Share,
     Stage,
     Subscribe,
     Welcome,
@@ -74,6 +77,8 @@ logger = logging.getLogger("mainstem.server")
 
 # Unanswered bytes of one connection; beyond this it is not read until some are answered.
 _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+# By how much, of itself, a share must change for the client to be told.
+_SHARE_STEP: Final = 0.02
 # Why nothing is read of who has used up its quota.
 _QUOTA: Final = "quota"
 # How long before its deadline a client is told that the disk is full.
@@ -163,9 +168,11 @@ class Session:
         self._is_admitting = False
         # How often it was slowed down by a quota, and not yet sped up again.
         self._slowed = 0
+        # Which share of its records the client was told to keep, and which it says that it keeps.
+        self._share_told = self._share_kept = 1.0
         self._aside: asyncio.Future[list[_LookedAt]] | None = None
         self._welcomed = False
-        self.gate = Gate(server.authority, server.audit)
+        self.gate = Gate(server.guard.authority, server.guard.audit)
         # Whether it is among the connections of its principal.
         self.is_counted = False
         # Of the protocol, as agreed with the client.
@@ -185,6 +192,7 @@ class Session:
             Kind.SUBSCRIBE: self._on_subscribe,
             Kind.CREDIT: self._on_credit,
             Kind.UNSUBSCRIBE: self._on_unsubscribe,
+            Kind.SHARE: self._on_share,
         }
 
     @property
@@ -288,7 +296,7 @@ class Session:
     def _on_call(self, message: Message) -> None:
         call = message.header
         try:
-            self._server.check_call(self.gate, call)
+            self._server.guard.check_call(self.gate, call)
             answer = self._server.lookup(call) if isinstance(call, GetStreamCall) else None
         except MainstemError as error:
             self._send(Kind.ERROR, message.id, wire_error(error))
@@ -348,7 +356,7 @@ class Session:
             return
         try:
             if commit is not None:
-                self._server.check_call(self.gate, commit)
+                self._server.guard.check_call(self.gate, commit)
             self._charge_write(append)
         except (Forbidden, QuotaExceeded, Unauthenticated) as error:
             self._refuse_all(pending, error)
@@ -359,10 +367,26 @@ class Session:
 
     def _charge_write(self, append: Append | Stage) -> None:
         """Count what is written, and read nothing more for as long as the quota of who writes it says."""
-        quotas = self._server.quotas
+        quotas = self._server.guard.quotas
         if quotas.are_set and self.gate.principal is not None:
             size = sum([header.stored_len for header in append.batches])
-            self._slow_down(quotas.charge(self.gate.principal, "write", size).pause)
+            # Of a transaction nothing is left out.
+            share = 1.0 if isinstance(append, Stage) else self._share_kept
+            grant = quotas.charge(self.gate.principal, "write", size, size / share)
+            self._slow_down(grant.pause)
+            self._tell_share(grant.share)
+
+    def _tell_share(self, share: float) -> None:
+        """Have the client keep another share of what it writes, if the difference is worth a word."""
+        told = self._share_told
+        if self._version >= VERSION_OF_ACCESS and (abs(share - told) > _SHARE_STEP * told or share >= 1.0 > told):
+            self._share_told = share
+            self._send(Kind.SHARE, 0, Share(share))
+
+    def _on_share(self, message: Message) -> None:
+        """The client keeps a share from now on. One that it was not told is not believed."""
+        share: Share = message.header
+        self._share_kept = max(share.share, self._share_told)
 
     def _slow_down(self, seconds: float) -> None:
         if seconds > 0 and self.connection is not None:
@@ -375,12 +399,12 @@ class Session:
         if not self._slowed and self.connection is not None:
             self.connection.resume(_QUOTA)
 
-    def _charge_read(self, size: int) -> float:
-        """Count what is pushed; for how many seconds to push nothing more."""
-        quotas = self._server.quotas
+    def _charge_read(self, size: int, offered: int) -> Grant:
+        """Count what is pushed, and what would have been if nothing had been left out."""
+        quotas = self._server.guard.quotas
         if not quotas.are_set or self.gate.principal is None:
-            return 0.0
-        return quotas.charge(self.gate.principal, "read", size).pause
+            return FREELY
+        return quotas.charge(self.gate.principal, "read", size, offered)
 
     def _write_refusals(self, append: Append | Stage) -> dict[int, MainstemError]:
         """Why batches of which streams may not be written. Of a stream that does not exist the gateway tells."""
@@ -502,7 +526,7 @@ class Session:
 
     def _holds_too_much(self) -> bool:
         """Whether what its principal has unanswered, on all connections, is over its quota of memory."""
-        quotas, principal = self._server.quotas, self.gate.principal
+        quotas, principal = self._server.guard.quotas, self.gate.principal
         return quotas.are_set and principal is not None and quotas.is_over(principal, "memory_bytes")
 
     def _try_submit(self, pending: PendingAppend) -> bool:
@@ -526,7 +550,7 @@ class Session:
                 self.in_flight += 1
                 self.in_flight_bytes += pending.size
                 if self.gate.principal is not None:
-                    self._server.quotas.add(self.gate.principal, "memory_bytes", pending.size)
+                    self._server.guard.quotas.add(self.gate.principal, "memory_bytes", pending.size)
         return True
 
     def _submit(self, pending: PendingAppend) -> None:
@@ -561,14 +585,15 @@ class Session:
         self.in_flight -= 1
         self.in_flight_bytes -= pending.size
         if self.gate.principal is not None:
-            self._server.quotas.let_go(self.gate.principal, "memory_bytes", pending.size)
+            self._server.guard.quotas.let_go(self.gate.principal, "memory_bytes", pending.size)
         self.appends += 1
         self.append_bytes += pending.size
         if isinstance(result, MainstemError):
             self._refuse(pending, result)
         else:
             self.answer_append(pending, result)
-        if self._waiting or self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX or self._server.quotas.are_set:
+        is_paced = self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX or self._server.guard.quotas.are_set
+        if self._waiting or is_paced:
             self._server.submit_soon(self)
 
     def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:

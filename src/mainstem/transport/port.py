@@ -480,6 +480,11 @@ class Port(Protocol):
     # Whether the values in every batch are looked at by the other side before it takes them.
     checks_values: bool
 
+    @property
+    def write_share(self) -> float:
+        """Which share of the records that are written should be kept: below 1 while a quota is exceeded."""
+        ...
+
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""
         ...

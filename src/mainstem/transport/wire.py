@@ -18,13 +18,13 @@ must not send what the other would pass over and should not:
         reset_group and delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
-        list_access and explain_access
+        list_access and explain_access; the message share; ranges that a quota leaves out
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -122,6 +122,7 @@ class Kind(IntEnum):
     GOODBYE = 15
     STAGE = 16
     MARK = 17
+    SHARE = 18
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -179,6 +180,13 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
     staging: Staging
     timeout_ms: U32 = 0
     commit: CommitTransactionCall | None = None
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """Which share of its records a client should keep, from 0 to 1, because they are more than its quota; it answers
+    with the same once it does. Who keeps more is slowed down. From version 5 on."""
+
+    share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True):
@@ -259,6 +267,7 @@ _HEADERS: Final[dict[Kind, type]] = {
     Kind.GOODBYE: Goodbye,
     Kind.STAGE: Stage,
     Kind.MARK: Mark,
+    Kind.SHARE: Share,
 }
 assert set(_HEADERS) == set(Kind)
 _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [

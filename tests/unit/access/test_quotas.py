@@ -3,11 +3,12 @@
 import pytest
 
 from mainstem.access import store
-from mainstem.access.bucket import Bucket
+from mainstem.access.bucket import Bucket, Turnstile
 from mainstem.access.policy import Policy
 from mainstem.access.principal import Principal
-from mainstem.access.quotas import Quotas, is_kept
+from mainstem.access.quotas import Quotas
 from mainstem.core.errors import QuotaExceeded
+from mainstem.core.sampling import is_kept
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.guarding import Quota
 
@@ -54,12 +55,12 @@ def test_who_can_be_told_is_told_how_long_to_wait():
     clock = SimulatedClock()
     quotas = quotas_of(clock, Quota("alice", "write_requests", 2))
     for _ in range(5):
-        quotas.require(ALICE, "write", 1)
+        quotas.begin(ALICE, "write")
     with pytest.raises(QuotaExceeded) as found:
-        quotas.require(ALICE, "write", 1)
+        quotas.begin(ALICE, "write")
     assert found.value.retry_after == 0.5
     clock.advance(0.5)
-    quotas.require(ALICE, "write", 1)
+    quotas.begin(ALICE, "write")
 
 
 def test_block_takes_nothing_while_too_much_is_asked_for():
@@ -79,19 +80,60 @@ def test_block_takes_nothing_while_too_much_is_asked_for():
     quotas.charge(ALICE, "write", 100)
 
 
-def test_sample_keeps_the_share_that_fits():
+@pytest.mark.parametrize("demand", [6_000, 10_000, 100_000])
+def test_sample_keeps_the_share_that_fits(demand):
     clock = SimulatedClock()
     quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
-    kept, estimated = 0, 0.0
-    for number in range(20_000):
-        share = quotas.charge(ALICE, "write", 100).share
-        if clock.monotonic() > 20 and is_kept(share, 7, number):
-            kept += 100
-            estimated += 100 / share
+    sent, estimated, slowed, share, size = 0, 0.0, 0, 1.0, demand // 600
+    for number in range(36_000):
+        # A client that keeps the share it was told.
+        if is_kept(share, 7, number):
+            sent += size
+            estimated += size / share
+            grant = quotas.charge(ALICE, "write", size, size / share)
+            share, slowed = grant.share, slowed + (grant.pause > 0.2)
+        clock.advance(size / demand)
+    seconds = clock.monotonic()
+    assert sent == pytest.approx(5_000 * (seconds + 1), rel=0.1)
+    assert estimated == pytest.approx(demand * seconds, rel=0.05)
+    assert slowed < 100
+
+
+def test_who_keeps_more_than_its_share_is_slowed_down():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    sent = 0
+    while clock.monotonic() < 100:
+        sent += 100
+        clock.advance(max(0.01, quotas.charge(ALICE, "write", 100).pause))
+    assert sent == pytest.approx(5_000 * 102, rel=0.05)
+
+
+def test_the_share_rises_again_when_less_is_written():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    for _ in range(1_000):
         clock.advance(0.01)
-    seconds = clock.monotonic() - 20
-    assert kept == pytest.approx(5_000 * seconds, rel=0.05)
-    assert estimated == pytest.approx(10_000 * seconds, rel=0.05)
+        share = quotas.charge(ALICE, "write", 50, 100).share
+    assert share == pytest.approx(0.5, rel=0.1)
+    for _ in range(1_000):
+        clock.advance(0.1)
+        share = quotas.charge(ALICE, "write", 100, 100).share
+    assert share == 1.0
+
+
+def test_a_turnstile_tells_each_when_it_is_its_turn():
+    clock = SimulatedClock()
+    turnstile = Turnstile(50, clock, 100)
+    waits = [turnstile.enter() for _ in range(300)]
+    assert waits[:100] == [0.0] * 100
+    assert waits[100:] == pytest.approx([number / 50 for number in range(1, 201)])
+    # Who comes when it was told to is let in.
+    inside = 0
+    for wait in waits[100:]:
+        clock.advance(max(0.0, wait - clock.monotonic()) + 0.0001)
+        inside += not turnstile.enter()
+    assert inside == 200
 
 
 def test_the_same_thing_is_kept_or_not_whoever_asks():

@@ -140,10 +140,10 @@ def test_a_call_is_refused_to_all_who_may_not(tmp_path, kind):
         client = await server.rig.connect()
         await client.send(Kind.CALL, 1, call)
         assert isinstance(await last_error(client), ProtocolError)
-        before = server.rig.server.audit.refused
+        before = server.rig.server.guard.audit.refused
         other = await server.connect(server.other)
         assert isinstance(await ask(other, call), Forbidden)
-        assert server.rig.server.audit.refused == before + 1
+        assert server.rig.server.guard.audit.refused == before + 1
         # Who may do everything else, but not one of the things that it takes.
         server.allow(Rule("allow", "other", "all"))
         for demand in permits.demands_of(call):

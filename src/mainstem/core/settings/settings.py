@@ -242,6 +242,16 @@ class Settings:
         minimum=1,
         maximum=100_000,
     )
+    connects_per_second: int = _setting(
+        IntKind(),
+        "1000",
+        "How many clients are let in each second, and twice as many at once after a rest. Others are told when to come "
+        "back, so that not all come at the same moment when a server starts again.",
+        example="50",
+        commands=SERVER,
+        minimum=1,
+        maximum=1_000_000,
+    )
     heartbeat: float = _setting(
         DurationKind(),
         "5s",
