@@ -267,7 +267,7 @@ def test_explained_over_the_call(guarded):
         (SetRuleCall(Rule("allow", "alice", "read", "a/b")), InvalidName),
         (SetQuotaCall(Quota("alice", "write_bytes", 0)), InvalidSetting),
         (SetQuotaCall(Quota("alice", "connections", 5, "sample")), InvalidSetting),
-        (SetQuotaCall(Quota("alice", "write_bytes", 5, "sample")), InvalidSetting),
+        (SetQuotaCall(Quota("alice", "read_requests", 5, "sample")), InvalidSetting),
         (RevokeTokenCall("nope"), InvalidRequest),
         (DeleteRuleCall(Rule("allow", "nobody", "read")), InvalidRequest),
         (ExplainAccessCall("alice", "all", "x"), InvalidSetting),
