@@ -18,7 +18,9 @@ from mainstem.access.administration import AccessAdministration
 from mainstem.access.token import Minted, mint
 from mainstem.core.errors import Forbidden, MainstemError, ProtocolError, Unauthenticated
 from mainstem.log.access_rows import AccessRows
+from mainstem.log.batcher import Submission
 from mainstem.log.flush import AssignShards
+from mainstem.log.log import Waiter
 from mainstem.server import permits
 from mainstem.server.session import Session
 from mainstem.transport.guarding import CreateTokenCall, DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetRuleCall
@@ -243,8 +245,12 @@ def test_parts_of_transactions_are_refused_to_who_may_not_write(tmp_path):
 
 def test_a_list_of_groups_has_only_what_may_be_seen(tmp_path):
     async def test(server: Guarded) -> None:
+        log = server.rig.server.log
         for group in ("billing", "reports"):
-            server.rig.server.log.execute(AssignShards(group, 1, ((1, 0, 7),), server.rig.clock.now_us()))
+            waiter = Waiter()
+            assigned = AssignShards(group, 1, ((1, 0, 7),), server.rig.clock.now_us())
+            log.batcher.submit(Submission((assigned,), waiter.set))
+            waiter.wait(log.batcher)
         server.allow(Rule("allow", "other", "group", "bill*"))
         answer = await ask(await server.connect(server.other), ListGroupsCall())
         assert isinstance(answer, Answer)
