@@ -7,7 +7,7 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 # How much may be taken at once after a rest, in seconds of the rate.
 BURST_SECONDS: Final = 2.0
 # Nobody who comes too early is told to wait longer than this.
-_AWAY_SECONDS_MAX: Final = 30.0
+_AWAY_SECONDS_MAX: Final = 10.0
 
 
 class Bucket:

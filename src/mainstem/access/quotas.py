@@ -71,7 +71,7 @@ class _Gauge:
         if now - self._began < _KNOWN_SECONDS:
             return 1.0
         seconds = _DEMAND_SECONDS * (1.0 - math.exp((self._began - now) / _DEMAND_SECONDS))
-        return max(SHARE_MIN, min(1.0, self.quota.limit * seconds / self._demand))
+        return max(SHARE_MIN, min(1.0, self.quota.limit * seconds / max(self._demand, 1.0)))
 
 
 class Quotas:
@@ -101,6 +101,17 @@ class Quotas:
             of_bytes = self._charge(policy, principal, bytes_, size, offered)
             of_requests = self._charge(policy, principal, requests, 1)
         return Grant(max(of_bytes.pause, of_requests.pause), of_bytes.share)
+
+    def share(self, principal: Principal, direction: Direction) -> float:
+        """Which share would fit now, if nothing more came than in the last seconds."""
+        policy = self._policy()
+        if not policy.quotas:
+            return 1.0
+        with self._lock:
+            gauge = self._gauge(policy, principal, _MEASURES[direction][0])
+            if gauge is None or gauge.quota.mode != "sample":
+                return 1.0
+            return max(SHARE_MIN, gauge.share(0) / (1.0 + gauge.bucket.wait()))
 
     def begin(self, principal: Principal, direction: Direction) -> None:
         """Another request, of who can be told to come back later: QuotaExceeded as long as something is owed. Its bytes

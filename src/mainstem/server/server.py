@@ -378,6 +378,7 @@ class Server:
         except Unauthenticated as error:
             connection.fail(error)
             return False
+        session.look_at_share()
         return True
 
     def _write_audit(self) -> None:

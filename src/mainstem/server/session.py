@@ -383,6 +383,11 @@ class Session:
             self._share_told = share
             self._send(Kind.SHARE, 0, Share(share))
 
+    def look_at_share(self) -> None:
+        """Who was told to keep a share may write so little by now that nothing of it arrives."""
+        if self._share_told < 1.0 and self.gate.principal is not None:
+            self._tell_share(self._server.guard.quotas.share(self.gate.principal, "write"))
+
     def _on_share(self, message: Message) -> None:
         """The client keeps a share from now on. One that it was not told is not believed."""
         share: Share = message.header

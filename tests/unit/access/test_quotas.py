@@ -122,6 +122,18 @@ def test_the_share_rises_again_when_less_is_written():
     assert share == 1.0
 
 
+def test_the_share_comes_back_while_nothing_is_written():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    for _ in range(100):
+        clock.advance(0.01)
+        share = quotas.charge(ALICE, "write", 1_000, 10_000).share
+    assert share < 0.01
+    clock.advance(60)
+    assert quotas.share(ALICE, "write") == 1.0
+    assert quotas.share(BOB, "write") == quotas.share(ALICE, "read") == 1.0
+
+
 def test_a_turnstile_tells_each_when_it_is_its_turn():
     clock = SimulatedClock()
     turnstile = Turnstile(50, clock, 100)

@@ -127,6 +127,15 @@ def test_who_writes_too_much_is_told_which_share_to_keep(tmp_path):
                 assert message.kind == Kind.APPENDED
             assert shares[-1] == pytest.approx(0.5, abs=0.2)
             assert sent == pytest.approx(160, abs=30)
+            # Who writes nothing any more, and so hears nothing, is told that all of it is wanted again.
+            await client.send(Kind.PING, 0)
+            while (await client.next()).kind != Kind.PONG:
+                pass
+            rig.clock.advance(10)
+            rig.look()
+            while (message := await client.next()).kind != Kind.SHARE:
+                pass
+            assert message.header == Share(1.0)
             # Who speaks an older version is not told.
             older = await (await rig.connect()).hello(token=alice, version=VERSION - 1)
             for sequence in range(5):
