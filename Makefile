@@ -37,7 +37,8 @@ demo: $(VENV)/.runtime ## watch records flow through a server for SECONDS=30; KI
 	@$(BIN)/mainstem demo --seconds $(SECONDS) $(if $(KILL),--kill) $(if $(BREAK),--break)
 
 test: $(VENV)/.dev ## run every test, WORKERS=auto at a time; ARGS="-k name" chooses
-	@$(PYTEST) --durations=10 $(ARGS)
+	@rm -f build/failures.txt; \
+	  $(PYTEST) --durations=10 --failures-report build/failures.txt $(ARGS) || $(BIN)/python tools/again.py build/failures.txt
 
 check: $(VENV)/.dev ## lint, formatting, types, layering, licences, addresses
 	@echo "[1/6] ruff: lint"

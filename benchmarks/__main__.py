@@ -75,8 +75,9 @@ def _keep(console: Console, document: dict[str, object], arguments: argparse.Nam
         paths.append(arguments.json)
     if arguments.save:
         folder = REPOSITORY / "docs" / "results"
-        report.write_json(folder / "bench.json", document)
-        paths += [folder / "bench.json", *plots.draw(document, folder)]
+        saved = folder / "bench.json"
+        report.write_json(saved, report.joined(report.read_json(saved), document))
+        paths += [saved, *plots.draw(document, folder)]
     for path in paths:
         shown = path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
         console.print(f"wrote {shown}", highlight=False)
@@ -116,7 +117,7 @@ def _arguments() -> argparse.Namespace:
         "--data", type=Path, help="folder on the disk to measure (default: the system's temporary folder)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
-    parser.add_argument("--save", action="store_true", help="write docs/results/bench.json and its pictures")
+    parser.add_argument("--save", action="store_true", help="put it into docs/results/bench.json and its pictures")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in SCENARIOS]:
         parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")

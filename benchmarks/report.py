@@ -191,7 +191,7 @@ def document(
 ) -> dict[str, Any]:
     """Everything about one invocation, ready for JSON."""
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": _now(),
         "machine": facts,
         "settings": settings,
         "scenarios": [_scenario_document(scenario, runs) for scenario in scenarios],
@@ -222,10 +222,30 @@ def _scenario_document(scenario: Scenario, runs: list[Run]) -> dict[str, Any]:
     return {
         "name": scenario.name,
         "title": scenario.title,
+        "time": _now(),
         "cases": cases,
         "targets": targets,
         "ratios": ratios(scenario, runs),
     }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def joined(before: dict[str, Any] | None, report: dict[str, Any]) -> dict[str, Any]:
+    """What was measured now, and of what was measured before the scenarios that were not, each with its own time."""
+    if before is None:
+        return report
+    again = {scenario["name"] for scenario in report["scenarios"]}
+    kept = [{"time": before["time"], **old} for old in before["scenarios"] if old["name"] not in again]
+    runs = [run for run in before["runs"] if run["scenario"] not in again]
+    return {**report, "scenarios": [*report["scenarios"], *kept], "runs": [*report["runs"], *runs]}
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A report that was written; None if there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def write_raw(report: dict[str, Any]) -> Path:

@@ -6,6 +6,8 @@
   `SLOW_SECONDS_MAX` fails the run.
 - `--mechanisms-report PATH` writes which tests carry `@pytest.mark.mechanism(...)` and how each ended, as JSON:
   `{"tests": [{"test": node id, "ids": [...], "outcome": "passed" | "failed" | "skipped" | "not run"}]}`.
+- `--failures-report PATH` writes the tests that failed, a node id a line, if that is all that went wrong: nothing is
+  written beside a broken rule, a crashed worker or a broken collection. `tools/again.py` tries them once more.
 
 Under pytest-xdist the workers collect and the controller reports: a worker hands its marks over when it ends
 (`workeroutput`), and the controller hears every outcome through the usual reports.
@@ -22,12 +24,13 @@ from typing import Any
 import pytest
 
 SLOW_SECONDS = float(os.environ.get("SUITE_SLOW_SECONDS", "5"))
-SLOW_SECONDS_MAX = 3 * SLOW_SECONDS
+SLOW_SECONDS_MAX = 6 * SLOW_SECONDS
 ENABLE = "enable:"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--mechanisms-report", metavar="PATH", help="write the outcome of each mechanism test as JSON")
+    parser.addoption("--failures-report", metavar="PATH", help="write the tests that failed, to try them once more")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,6 +88,8 @@ class SuiteRules:
 
     def __init__(self, config: pytest.Config) -> None:
         self._report_path: str | None = config.getoption("--mechanisms-report")
+        self._failures_path: str | None = config.getoption("--failures-report")
+        self._has_crashed = False
         self._in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
         self._marks = Marks()
         self._seconds: dict[str, float] = defaultdict(float)
@@ -97,6 +102,7 @@ class SuiteRules:
         self._seconds[report.nodeid] += report.duration
         if report.skipped and not hasattr(report, "wasxfail"):
             self._skips[report.nodeid.split("::")[0], _skip_reason(report)] += 1
+        self._has_crashed |= str(report.when) == "???"  # what xdist says of the test that a worker died of
         worse = ["passed", "skipped", "failed"]
         before = self._outcomes.get(report.nodeid, "passed")
         self._outcomes[report.nodeid] = max(before, report.outcome, key=worse.index)
@@ -119,6 +125,8 @@ class SuiteRules:
             self._write_report(Path(self._report_path))
         if any(self._verdicts()) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._failures_path is not None:
+            self._write_failures(Path(self._failures_path), session.exitstatus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
@@ -141,7 +149,9 @@ class SuiteRules:
 
     def _unexplained(self, limit: float) -> list[str]:
         slow = [name for name, seconds in self._seconds.items() if seconds > limit and name not in self._marks.slow]
-        return sorted(slow, key=self._seconds.__getitem__, reverse=True)
+        # One that failed may have waited for what never came.
+        passed = [name for name in slow if self._outcomes[name] == "passed"]
+        return sorted(passed, key=self._seconds.__getitem__, reverse=True)
 
     def _verdicts(self) -> Iterator[str]:
         if not self._in_ci:
@@ -158,6 +168,18 @@ class SuiteRules:
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"tests": tests}, indent=2) + "\n")
+
+    def _write_failures(self, path: Path, status: int) -> None:
+        path.unlink(missing_ok=True)
+        failed = [_without_group(name) for name, outcome in self._outcomes.items() if outcome == "failed"]
+        if failed and status == pytest.ExitCode.TESTS_FAILED and not self._has_crashed and not any(self._verdicts()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{name}\n" for name in failed))
+
+
+def _without_group(name: str) -> str:
+    """xdist adds `@group` to the name of a grouped test, behind its parameters."""
+    return name.rpartition("@")[0] if name.rfind("@") > name.rfind("]") and "::" in name.rpartition("@")[0] else name
 
 
 def _skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -66,6 +66,7 @@ from mainstem.core.errors import (
     UnknownProducer,
     UnknownStream,
     UnknownTransaction,
+    WriterForgotten,
 )
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ __all__ = [
     "UnknownProducer",
     "UnknownStream",
     "UnknownTransaction",
+    "WriterForgotten",
     "connect",
     "open",
 ]

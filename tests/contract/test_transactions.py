@@ -20,6 +20,7 @@ from mainstem.core.errors import (
     UnknownGroup,
     UnknownStream,
     UnknownTransaction,
+    WriterForgotten,
 )
 from mainstem.core.statistics import collect, summary
 from mainstem.log.flush import (
@@ -278,7 +279,7 @@ def test_a_newer_writer_of_the_same_name_fences_the_older(ledgers):
     frames = stage(ledgers, (1, 0, 3))
     for epoch in (first.epoch, 0, second.epoch + 1):
         assert isinstance(refused(ledgers, committing(frames, 2, writer="a", epoch=epoch)), Fenced)
-    assert isinstance(refused(ledgers, committing(frames, 2, writer="b", epoch=1)), Fenced)
+    assert isinstance(refused(ledgers, committing(frames, 2, writer="b", epoch=1)), WriterForgotten)
     assert isinstance(commit(ledgers, frames, 2, writer="a", epoch=second.epoch), TransactionCommitted)
 
 
@@ -298,7 +299,7 @@ def test_a_writer_that_was_forgotten_never_gets_an_epoch_again(ledgers):
     )
     frames = stage(ledgers, (1, 0, 3))
     found = refused(ledgers, committing(frames, writer="a", epoch=first.epoch))
-    assert isinstance(found, Fenced)
+    assert isinstance(found, WriterForgotten)
     assert "was forgotten" in str(found)
     (again,) = ledgers.flush(OpenWriter("a", TIME + 100))
     assert again.epoch > first.epoch

@@ -69,21 +69,24 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             watch = CursorWatch(hub, [_group(stream) for stream in INPUTS])
             looks = _Looks(hub)
             killing = _Killing(rng, server, link)
-            for callback in (*(load.leave for load in loads), looks.stop, watch.stop, killing.end):
+            # The hub first: who still asks it something is told at once that there is no answer.
+            for callback in (*(load.leave for load in loads), looks.leave, watch.stop, killing.end, hub.close):
                 stack.callback(callback)
             while killing.kills < trials:
                 killing.strike()
+            assert server.is_running, "the server ended by itself"
             for load in loads:
                 load.stop()
             ends = {stream: hub.streams.get(stream).ends for stream in INPUTS}
             for stream in INPUTS:
-                if not killing.await_end(hub, stream, ends[stream]):
+                # Once something was wrong, there is no end to wait for.
+                if not looks.wrong and not killing.await_end(hub, stream, ends[stream], looks.wrong):
                     result.add_finding(f"seed {seed}: the group of {stream} hangs: {hub.groups.get(_group(stream))}")
             killing.end()
             looks.stop()
             watch.stop()
             errors = [text for load in loads for text in load.errors]
-            for text in (*errors, *watch.wrong, *looks.check(ends), *_given_back(hub)):
+            for text in (*errors, *watch.wrong, *looks.check(ends), *([] if looks.wrong else _given_back(hub))):
                 result.lost += "is missing" in text
                 result.duplicated += "came twice" in text
                 result.add_finding(f"seed {seed}: {text}")
@@ -152,6 +155,10 @@ class _Looks:
             self._stopping.set()
             self._thread.join()
             self._look_twice()
+
+    def leave(self) -> None:
+        """No more looks: there is nobody to ask."""
+        self._stopping.set()
 
     def _run(self) -> None:
         try:
@@ -231,6 +238,7 @@ class _Killing:
 
     def strike(self) -> None:
         time.sleep(self._rng.uniform(0.05, _LIFE_SECONDS_MAX))
+        assert self._server.is_running, "the server ended by itself"
         self._bury()
         what = self._rng.random()
         if what < 0.4:
@@ -270,10 +278,10 @@ class _Killing:
             self._server.start()
             self.worst_start_seconds = max(self.worst_start_seconds, self._server.start_seconds)
 
-    def await_end(self, hub: Hub, stream: str, ends: tuple[int, ...]) -> bool:
-        """Whether the workers come to these ends; they still kill themselves."""
+    def await_end(self, hub: Hub, stream: str, ends: tuple[int, ...], wrong: list[str]) -> bool:
+        """Whether the workers come to these ends before something is wrong; they still kill themselves."""
         deadline = time.monotonic() + _CATCH_UP_SECONDS_MAX
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not wrong:
             self._bury()
             if come_to(hub, stream, _group(stream), ends, 1.0) is not False:
                 return True

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 import mainstem
-from mainstem.consume.group_consumer import Commit, GroupConsumer
+from mainstem.consume.group_consumer import GroupConsumer
+from mainstem.consume.member_consumer import Commit
 from mainstem.core.errors import Fenced, MainstemError, Retriable
 from mainstem.hub.hub import Hub
 from mainstem.testing import planted

@@ -123,7 +123,13 @@ SUITES: dict[str, Suite] = {
         kill_groups.run, slice=2, full=150, chunk=25, bugs={"believe_members": 6}, measures=True, on_disk=True
     ),
     "kill_transactions": Suite(
-        kill_transactions.run, slice=5, full=150, chunk=30, bugs={"commit_by_halves": 1}, measures=True, on_disk=True
+        kill_transactions.run,
+        slice=5,
+        full=150,
+        chunk=30,
+        bugs={"write_beside_transactions": 1},
+        measures=True,
+        on_disk=True,
     ),
     "rebalances": Suite(
         rebalances.run, slice=2, full=20, chunk=20, bugs={"forget_cursors": 2}, measures=True, on_disk=True

@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import mainstem
-from mainstem.consume.selection import Selection
-from mainstem.consume.transcoded import Selected
+from mainstem.consume.selection import Selected, Selection
 from mainstem.core.batch import FetchedBatch
 
 PROGRAM = """

@@ -114,7 +114,7 @@ CALLS = {
     "GroupConsumer.commit": "(positions=None)",
     "Transaction.send_many": "(stream, values, keys=None, shard=None)",
     "Transaction.send_batch": "(stream, data, *, shard=None)",
-    "Transaction.advance": "(consumer)",
+    "Transaction.advance": "(*consumers)",
     "OrderedBatches.poll": "(timeout=0.0)",
     "Hub.find": "(stream, where, *, limit=None, columns=None)",
     "Hub.producer": (

@@ -53,13 +53,15 @@ def test_a_slow_test_needs_a_reason(suite, monkeypatch):
     suite.makepyfile("""
         import time, pytest
         def test_silent(): time.sleep(0.1)
+        def test_in_vain(): time.sleep(0.1); assert False
         @pytest.mark.slow("sleeps")
         def test_explained(): time.sleep(0.1)
     """)
     result = suite.runpytest_subprocess("-p", "xdist", "-n", "1")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*0.1 s*::test_silent", "FAILED: 1 over 0.03 s without a reason"])
+    result.stdout.fnmatch_lines(["*0.1 s*::test_silent", "FAILED: 1 over 0.06 s without a reason"])
     result.stdout.no_fnmatch_line("*0.1 s*::test_explained")
+    result.stdout.no_fnmatch_line("*0.1 s*::test_in_vain")
 
 
 def test_a_slow_mark_without_reason_is_refused(suite):
@@ -89,3 +91,32 @@ def test_mechanisms_are_reported_with_their_outcome(suite, workers):
         (["K2", "S1"], "passed"),
         (["S5"], "skipped"),
     ]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_failures_are_named_as_pytest_takes_them(suite, workers):
+    suite.makepyfile(
+        test_some="""
+        import pytest
+        def test_good(): pass
+        @pytest.mark.parametrize("name", ["a@b", "c"])
+        def test_bad(name): assert name == "c"
+        @pytest.mark.xdist_group("measure")
+        def test_grouped(): assert False
+    """
+    )
+    suite.runpytest_subprocess("-n", workers, "--dist", "loadgroup", "--failures-report", "out/failures.txt")
+    failures = set((suite.path / "out/failures.txt").read_text().splitlines())
+    assert failures == {"test_some.py::test_bad[a@b]", "test_some.py::test_grouped"}
+
+
+@pytest.mark.parametrize(
+    "other", ["pytest.skip('later')", "os.kill(os.getpid(), 9)", "time.sleep(1)"], ids=["skip", "crash", "slow"]
+)
+def test_failures_beside_something_worse_have_no_second_try(suite, monkeypatch, other):
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("SUITE_SLOW_SECONDS", "0.1")
+    suite.makepyfile(f"import os, time, pytest\ndef test_bad(): assert False\ndef test_other(): {other}")
+    (suite.path / "failures.txt").write_text("of the last run")
+    assert suite.runpytest_subprocess("-n", "1", "--failures-report", "failures.txt").ret == 1
+    assert not (suite.path / "failures.txt").exists()

@@ -91,3 +91,45 @@ def test_addresses_finds_an_index(monkeypatch, tmp_path, text, found):
 
     (tmp_path / "file").write_text(text)
     assert len(list(addresses.matches(tmp_path / "file"))) == found
+
+
+@pytest.fixture
+def again(monkeypatch, tmp_path):
+    """`tools/again.py` in a folder of its own, with the names of failed tests; gives its exit status."""
+    monkeypatch.syspath_prepend(TOOLS)
+    import again
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
+
+    def run(*failed: str) -> int:
+        (tmp_path / "failures.txt").write_text("\n".join(failed))
+        return again.main("failures.txt")
+
+    return run
+
+
+@pytest.mark.slow("starts pytest")
+def test_again_names_what_passes_alone(again, capfd):
+    assert again("test_some.py::test_good") == 0
+    out = capfd.readouterr().out
+    assert "1 passed" in out
+    assert out.index("passed alone, failed above") < out.index("  test_some.py::test_good")
+
+
+@pytest.mark.slow("starts pytest")
+def test_again_believes_a_second_failure(again):
+    assert again("test_some.py::test_good", "test_some.py::test_bad") == 1
+
+
+def test_again_gives_no_second_try_to_faults_nor_to_many(again, capfd):
+    assert again("tests/faults/test_suites.py::test_nothing_acknowledged_suffers[cut]") == 1
+    assert again(*["test_some.py::test_good"] * 6) == 1
+    assert capfd.readouterr().out == ""
+
+
+def test_again_without_a_report_means_that_something_worse_happened(again, tmp_path):
+    (tmp_path / "failures.txt").unlink(missing_ok=True)
+    import again as tool
+
+    assert tool.main("failures.txt") == 1

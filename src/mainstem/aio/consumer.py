@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mainstem.aio.bridge import Bridge, LoopSubscription
 from mainstem.consume import consumer as core
+from mainstem.consume.reading import check_timeout
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import IncompatibleSchema, InvalidRequest, UndecodedRecords
@@ -130,6 +131,7 @@ class Consumer:
 
     async def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
         """The next batch, as `poll` does for records."""
+        check_timeout(timeout)
         loop = self._bridge.loop
         deadline = None if timeout is None else loop.time() + timeout
         with self._alone:

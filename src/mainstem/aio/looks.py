@@ -78,13 +78,16 @@ class Looks(Generic[T]):
         self._working.add_done_callback(asyncio.Future.exception)
         await asyncio.shield(self._working)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a worker is at it, for a task that was cancelled."""
+        look, working = self._under_way, self._working
+        return (look is not None and not look.done()) or (working is not None and not working.done())
+
     async def _idle(self) -> None:
         """Wait until no worker is at it."""
-        while True:
-            busy = [one for one in (self._under_way, self._working) if one is not None and not one.done()]
-            if not busy:
-                return
-            await asyncio.wait(busy)
+        while self.is_busy:
+            await asyncio.wait([one for one in (self._under_way, self._working) if one is not None])
 
     def _shortest(self, left: float | None) -> float | None:
         pause = self._pause()

@@ -12,6 +12,7 @@ from mainstem.aio.bridge import Bridge
 from mainstem.aio.consumer import Alone
 from mainstem.aio.looks import Looks
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
+from mainstem.consume.reading import check_timeout
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
@@ -26,6 +27,8 @@ class _Shared(Generic[Core]):
     def __init__(self, consumer: Core, bridge: Bridge) -> None:
         self._core: Core = consumer
         self._bridge = bridge
+        # If it looks after its membership between the records of a batch.
+        self._whole: CoreGroupConsumer | None = consumer if isinstance(consumer, CoreGroupConsumer) else None
         self._alone = Alone()
         self._looks: Looks[RecordBatch] = Looks(
             bridge, partial(consumer._take, 0.0), consumer.call_when_woken, consumer._pause_max
@@ -46,6 +49,10 @@ class _Shared(Generic[Core]):
     async def poll(self, timeout: float | None = 0.0) -> Record | None:
         """The next record, waiting at most `timeout` seconds (None: without end); None if there was none, or at the end
         of a consumer that does not follow."""
+        whole = self._whole
+        if whole is not None and (whole._is_look_due() or self._looks.is_busy):
+            with self._alone:
+                await self._work(whole._look_between)
         while True:
             for record in self._core._records:
                 return record
@@ -56,6 +63,7 @@ class _Shared(Generic[Core]):
 
     async def poll_batch(self, timeout: float | None = 0.0) -> RecordBatch | None:
         """The next batch, as `poll` does for records."""
+        check_timeout(timeout)
         with self._alone:
             return await self._looks.take(timeout)
 

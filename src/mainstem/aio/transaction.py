@@ -60,13 +60,20 @@ class Transaction:
         """Add a table: see `mainstem.Producer.send_batch`."""
         await (await self._writer()).send_batch(stream, data, shard=shard)
 
-    async def advance(self, consumer: GroupConsumer) -> None:
-        """Move the cursor of the consumer's group behind what it has yielded so far, when this is committed. The
-        consumer must have been opened with commit="manual"."""
-        if not isinstance(consumer, GroupConsumer):
-            raise InvalidRequest(f"a transaction moves the cursor of a consumer of mainstem.aio, not of {consumer!r}")
-        await consumer._work(partial(self._core.advance, consumer._core))
-        self._advanced.append(consumer)
+    async def advance(self, *consumers: GroupConsumer) -> None:
+        """Move the cursors of these consumers' groups behind what they have yielded so far, when this is committed.
+        Call it first in the block: see `mainstem.Transaction.advance`."""
+        for consumer in consumers:
+            if not isinstance(consumer, GroupConsumer):
+                raise InvalidRequest(
+                    f"a transaction moves the cursor of a group's consumer of mainstem.aio, not of {consumer!r}"
+                )
+        self._advanced += consumers
+        for consumer in consumers[1:]:
+            # No worker of a cancelled task is at it.
+            await consumer._work(_nothing)
+        if consumers:
+            await consumers[0]._work(partial(self._core.advance, *(consumer._core for consumer in consumers)))
 
     async def _writer(self) -> Producer:
         writer = await self._bridge.take(self._core._producer)

@@ -14,6 +14,7 @@ from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
+from mainstem.core.cursor import Cursors
 from mainstem.core.errors import InvalidCursor
 from mainstem.core.plain import age_text
 from mainstem.core.settings import Loaded
@@ -68,8 +69,8 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            metavar="earliest|latest|TIME|STREAM:SHARD=OFFSET,...",
-            help="Where it goes on: a time such as 2026-01-31T12:00:00Z, how long ago (15m), or offsets.",
+            metavar="earliest|latest|TIME|CURSOR|STREAM:SHARD=OFFSET,...",
+            help="Where it goes on: a time such as 2026-01-31T12:00:00Z, how long ago (15m), a cursor, or offsets.",
         ),
     ],
     stream: Annotated[
@@ -131,13 +132,21 @@ def _place(text: str) -> Any:
     """Where to, as `hub.groups.reset` takes it."""
     if text in ("earliest", "latest"):
         return text
+    if text.startswith("ms1:"):
+        try:
+            return Cursors.parse(text)
+        except InvalidCursor as error:
+            raise UsageProblem(f"--to: {error}") from None
     if "=" in text:
         places: dict[tuple[str, int], int] = {}
         for part in text.split(","):
             match = _PLACE.fullmatch(part.strip())
             if match is None:
                 raise UsageProblem(f"--to {part}: offsets are given as STREAM:SHARD=OFFSET")
-            places[match[1], int(match[2])] = int(match[3])
+            place = match[1], int(match[2])
+            if place in places:
+                raise UsageProblem(f"--to {part}: shard {place[1]} of {place[0]} has an offset already")
+            places[place] = int(match[3])
         return places
     found: datetime = parse_time("--to", text, "earliest, latest, offsets")
     return found

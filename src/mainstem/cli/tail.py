@@ -28,7 +28,7 @@ from mainstem.core.names import check_stream_name
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
-    from mainstem.consume.consumer import Start
+    from mainstem.consume.places import Start
     from mainstem.hub.hub import Hub
 
 

@@ -27,5 +27,5 @@ def _absolute(option: str, text: str, others: str) -> datetime:
         what = f"{others}, a time (2026-01-31T12:00:00Z), or how long ago (15m)".removeprefix(", ")
         raise UsageProblem(f"{option} {text}: use {what}") from None
     if found.tzinfo is None:
-        raise UsageProblem(f"{option} {text}: the time needs a zone; {text}Z is UTC")
+        raise UsageProblem(f"{option} {text}: the time needs a zone; {found.isoformat()}Z is UTC")
     return found

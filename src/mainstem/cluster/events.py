@@ -34,12 +34,14 @@ class StreamChange:
 
 @dataclass(frozen=True, slots=True)
 class SharedStream:
-    """A stream as a group knows it. `shards` is their number now, after all `changes`."""
+    """A stream as a group knows it. `shards` is their number now, after all `changes`. One that `has_order`,
+    by a key, is not spread."""
 
     id: int
     name: str
     shards: int
     changes: tuple[StreamChange, ...] = ()
+    has_order: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------- events

@@ -1,14 +1,14 @@
 """Spreading: the batches of a shard shared by all members of a group, for streams in which order does not matter.
 
 Ranges of offsets are leased to members, about so many bytes at a time and never a part of a batch. What is done is
-merged; the group's cursor in a shard is the end of what is done without a gap. A lease that is not finished in time, or
+merged; the group's cursor in a shard is the end of what is done without a gap. A lease that its member gives back, or
 whose member is gone, is given to another under a new number, and the old number is refused. Only the cursor is kept in
 the ledger: a coordinator that starts over gives out again what was done beyond it, so that is bounded.
 """
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,14 +16,13 @@ from mainstem.cluster.assignment import Unit
 from mainstem.core.limits import MIB, SPREAD_DONE_RANGES_MAX, SPREAD_OPEN_RANGES_MAX
 
 LEASE_BYTES: Final = 1 * MIB
-LEASE_SECONDS: Final = 30.0
 AHEAD_BYTES_MAX: Final = 256 * MIB
 # Lease numbers of one generation of the group: never the same as those of another.
 _NUMBERS_PER_GENERATION: Final = 1 << 32
 
 
 class Lease(NamedTuple):
-    """The offsets from `first` to before `end` of a unit are one member's to read, until the deadline."""
+    """The offsets from `first` to before `end` of a unit are one member's to read."""
 
     number: int
     member: int
@@ -31,7 +30,6 @@ class Lease(NamedTuple):
     first: int
     end: int
     bytes: int
-    deadline: float
 
 
 class _Range(NamedTuple):
@@ -43,8 +41,8 @@ class _Range(NamedTuple):
 class Spread:
     """The leases of one group in the shards that it spreads. One thread.
 
-    Entries are planned as they come (`extend`), as far as `room` says; members ask for leases, finish them, and prolong
-    all they have by their beats.
+    Entries are planned as they come (`extend`), as far as `room` says; members ask for leases, and finish them or give
+    them back.
     """
 
     def __init__(
@@ -52,15 +50,16 @@ class Spread:
         generation: int,
         *,
         lease_bytes: int = LEASE_BYTES,
-        lease_seconds: float = LEASE_SECONDS,
         ahead_bytes_max: int = AHEAD_BYTES_MAX,
     ) -> None:
         self._number = generation * _NUMBERS_PER_GENERATION
         self._lease_bytes = lease_bytes
-        self._lease_seconds = lease_seconds
         self._ahead_bytes_max = ahead_bytes_max
         self._shards: dict[Unit, _SpreadShard] = {}
-        self._leases: dict[int, Lease] = {}
+        # Shards in which something is free.
+        self._ready: set[Unit] = set()
+        # By member and number.
+        self._leases: defaultdict[int, dict[int, Lease]] = defaultdict(dict)
 
     def open(self, unit: Unit, cursor: int) -> None:
         """Begin with a shard, where the group stands in it."""
@@ -69,7 +68,10 @@ class Spread:
     def close(self, unit: Unit) -> None:
         """The shard is gone, and all leases in it."""
         self._shards.pop(unit, None)
-        self._leases = {number: lease for number, lease in self._leases.items() if lease.unit != unit}
+        self._ready.discard(unit)
+        for leases in self._leases.values():
+            for number in [number for number, lease in leases.items() if lease.unit == unit]:
+                del leases[number]
 
     def next_offset(self, unit: Unit) -> int:
         """Where the next entry to plan begins."""
@@ -84,68 +86,59 @@ class Spread:
 
     def extend(self, unit: Unit, entries: Iterable[tuple[int, int, int]]) -> None:
         """Entries that follow what is planned: base, end and bytes of each."""
-        self._shards[unit].extend(entries, self._lease_bytes)
+        shard = self._shards[unit]
+        shard.extend(entries, self._lease_bytes)
+        if shard.free:
+            self._ready.add(unit)
 
-    def lease(self, member: int, now: float) -> Lease | None:
+    def lease(self, member: int) -> Lease | None:
         """The next range for a member: where least is under way, so that all shards advance."""
-        ready = [(shard.open_count, unit) for unit, shard in self._shards.items() if shard.can_open]
+        shards = self._shards
+        ready = [(shards[unit].open_count, unit) for unit in self._ready if shards[unit].can_open]
         if not ready:
             return None
         unit = min(ready)[1]
-        first, end, size = self._shards[unit].take()
+        first, end, size = shards[unit].take()
+        if not shards[unit].free:
+            self._ready.discard(unit)
         self._number += 1
-        lease = Lease(self._number, member, unit, first, end, size, now + self._lease_seconds)
-        self._leases[lease.number] = lease
+        lease = Lease(self._number, member, unit, first, end, size)
+        self._leases[member][lease.number] = lease
         return lease
 
     def advance(self, member: int, number: int, at: int) -> tuple[Unit, int] | None:
         """A range is done up to here: the unit and the group's cursor in it, to be committed. None if the lease was
         lost; one that is done to its end is over."""
-        lease = self._leases.get(number)
-        if lease is None or lease.member != member:
+        leases = self._leases.get(member, {})
+        lease = leases.get(number)
+        if lease is None:
             return None
         shard = self._shards[lease.unit]
         if at >= lease.end:
-            del self._leases[number]
+            del leases[number]
             shard.open_count -= 1
             shard.finish(_Range(lease.first, lease.end, lease.bytes))
         elif at > lease.first:
             size = lease.bytes * (at - lease.first) // (lease.end - lease.first)
-            self._leases[number] = lease._replace(first=at, bytes=lease.bytes - size)
+            leases[number] = lease._replace(first=at, bytes=lease.bytes - size)
             shard.finish(_Range(lease.first, at, size))
         return lease.unit, shard.low
 
-    def held_by(self, member: int) -> list[Lease]:
-        """The leases that a member has."""
-        return [lease for lease in self._leases.values() if lease.member == member]
+    def held_by(self, member: int) -> Mapping[int, Lease]:
+        """The leases that a member has, by number."""
+        return self._leases.get(member, {})
 
     def give_back(self, lease: Lease) -> None:
         """Others get what is not done of it."""
-        self._give_back([lease])
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody has a lease."""
-        return not self._leases
-
-    def prolong(self, member: int, now: float) -> None:
-        """The member lives."""
-        for number, lease in self._leases.items():
-            if lease.member == member:
-                self._leases[number] = lease._replace(deadline=now + self._lease_seconds)
+        found = self._leases[lease.member].pop(lease.number)
+        self._shards[found.unit].give_back(_Range(found.first, found.end, found.bytes))
+        self._ready.add(found.unit)
 
     def drop(self, member: int) -> None:
         """The member is gone: others get what it had."""
-        self._give_back([lease for lease in self._leases.values() if lease.member == member])
-
-    def expire(self, now: float) -> None:
-        """Others get what took too long."""
-        self._give_back([lease for lease in self._leases.values() if lease.deadline <= now])
-
-    def _give_back(self, leases: list[Lease]) -> None:
-        for lease in leases:
-            del self._leases[lease.number]
-            self._shards[lease.unit].give_back(_Range(lease.first, lease.end, lease.bytes))
+        for lease in tuple(self.held_by(member).values()):
+            self.give_back(lease)
+        self._leases.pop(member, None)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
+from mainstem.consume.places import Start, offsets_at, offsets_of
 from mainstem.consume.reading import Reading
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.selection import halves
@@ -28,16 +29,16 @@ from mainstem.core.errors import (
     UndecodedRecords,
 )
 from mainstem.core.events import Event
+from mainstem.core.kinds import render_duration
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB, WINDOW_US_MAX, WINDOW_US_MIN
 from mainstem.core.names import check_stream_name
 from mainstem.core.schema import Schema
-from mainstem.core.times import from_us, to_us
+from mainstem.core.times import from_us
 from mainstem.registry.rows import BadRow
 from mainstem.transport.port import (
     EndReached,
     EpochChanged,
     GetStreamCall,
-    OffsetsAtTimeCall,
     Port,
     Query,
     ReadCounts,
@@ -47,7 +48,6 @@ from mainstem.transport.port import (
 
 logger = logging.getLogger("mainstem.consume")
 
-Start = str | datetime | Cursor
 OnBad = Literal["raise", "skip", "keep"]
 PREFETCH_BYTES = 8 * MIB
 # Ranges that a quota left out, of which a consumer remembers so many.
@@ -111,7 +111,8 @@ class Consumer(Reading):
         if where is not None and not where.strip():
             raise InvalidPredicate("where is empty; leave it out, or give None, to get every record")
         if ordering_window_us and not WINDOW_US_MIN <= ordering_window_us <= WINDOW_US_MAX:
-            raise InvalidSetting("ordering_window must be between 1 minute and 10 years")
+            shown = render_duration(ordering_window_us / 1_000_000)
+            raise InvalidSetting(f"ordering_window must be between 1 minute and 10 years, not {shown!r}")
         super().__init__()
         port.check_usable()
         self._port = port
@@ -135,7 +136,7 @@ class Consumer(Reading):
         self._subscription: Subscription | None = None
         self._closed = False
         # Per shard, the offset after what was yielded last, up to the batch being taken apart.
-        self._offsets = list(self._resolve(start, self._info))
+        self._offsets = list(offsets_at(port, start, self._info))
         # (shard, first, end) of what a quota left out, the newest last.
         self._left_out: deque[tuple[int, int, int]] = deque(maxlen=_LEFT_OUT_MAX)
         # What comes next: a batch of which nothing was made yet, or pieces of one whose rows are too much at once.
@@ -393,7 +394,7 @@ class Consumer(Reading):
         info = self._look_up()
         places = [self._offsets] if self._ends is None else [self._offsets, self._ends]
         for offsets in places:
-            _resolve_cursor(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info)
+            offsets_of(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info)
         # A schema that was set after the backup is not known any more.
         self._ask_anew(info)
         self._drop_subscription()
@@ -446,7 +447,7 @@ class Consumer(Reading):
         they meant when the consumer was opened. With `follow=False` reading still ends where it would have."""
         self._check_open()
         info = self._look_up()
-        self._go_to(self._resolve(to, info))
+        self._go_to(offsets_at(self._port, to, info))
         self._adopt(info)
 
     def seek_shard(self, shard: int, offset: int) -> None:
@@ -470,7 +471,7 @@ class Consumer(Reading):
         self._go_to(offsets)
         # After a restore the others may stand where nothing is: then that is said when reading goes on.
         with contextlib.suppress(InvalidCursor):
-            _resolve_cursor(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info, sought=shard)
+            offsets_of(Cursor(info.uuid, self._info.epoch, tuple(offsets)), info, sought=shard)
             self._adopt(info)
 
     def _go_to(self, offsets: Sequence[int]) -> None:
@@ -488,19 +489,6 @@ class Consumer(Reading):
                 f"stream {info.name!r} was deleted, and another has its name now; open a consumer of it"
             )
         return info
-
-    def _resolve(self, start: Start, info: StreamInfo) -> Sequence[int]:
-        if isinstance(start, Cursor):
-            return _resolve_cursor(start, info)
-        if isinstance(start, datetime):
-            if start.tzinfo is None:
-                raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
-            return self._port.call(OffsetsAtTimeCall(info.name, to_us(start))).offsets
-        if start == "earliest":
-            return info.starts
-        if start == "latest":
-            return info.ends
-        raise InvalidSetting(f'start must be "earliest", "latest", a datetime or a Cursor, not {start!r}')
 
     # Ending.
 
@@ -536,49 +524,6 @@ class Consumer(Reading):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _resolve_cursor(cursor: Cursor, info: StreamInfo, sought: int | None = None) -> Sequence[int]:
-    """The offsets of a cursor, or InvalidCursor with the reason why it is no place in this stream. `sought` is a shard
-    whose offset was chosen now, so that it is of today's epoch."""
-    if cursor.stream != info.uuid:
-        raise InvalidCursor(
-            f"the cursor belongs to another stream than {info.name!r} (one that was deleted has another UUID)"
-        )
-    if len(cursor.offsets) > info.shards:
-        raise InvalidCursor(f"the cursor has {len(cursor.offsets)} shards, {info.name!r} has {info.shards}")
-    if cursor.epoch != info.epoch:
-        _require_kept(cursor, info, sought)
-    ahead = [shard for shard, offset in enumerate(cursor.offsets) if offset > info.ends[shard]]
-    if ahead:
-        raise InvalidCursor(
-            f"the cursor stands at offset {cursor.offsets[ahead[0]]} of shard {ahead[0]}, which ends at "
-            f"{info.ends[ahead[0]]}"
-        )
-    return [*cursor.offsets, *info.starts[len(cursor.offsets) :]]
-
-
-def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:
-    """A cursor of an earlier epoch is a place if every backup that the log was restored from since holds what is before
-    it."""
-    if cursor.epoch > info.epoch:
-        raise InvalidCursor(
-            f"the cursor is of epoch {cursor.epoch} of the log, which is in epoch {info.epoch}: this is an older copy"
-        )
-    since = [ends for epoch, ends in info.restored if epoch >= cursor.epoch]
-    if len(since) != info.epoch - cursor.epoch:
-        raise InvalidCursor(
-            f"the cursor is of epoch {cursor.epoch}, and the log was restored {info.epoch - cursor.epoch} times since: "
-            'nobody knows any more what it had read; start at "earliest" or "latest"'
-        )
-    for shard, offset in enumerate(cursor.offsets):
-        kept = min(ends[shard] for ends in since)
-        if offset > kept and shard != sought:
-            raise InvalidCursor(
-                f"the cursor stands at offset {offset} of shard {shard} of {info.name!r}, and records {kept} to "
-                f"{offset - 1} are not in this log any more: it was restored from a backup that ends before them. What "
-                f"is there now at {kept} and after is other. Go on at {kept}, at the earliest or at the latest record"
-            )
 
 
 def _check_predicate(where: str, view: View) -> None:

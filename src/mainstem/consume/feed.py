@@ -252,19 +252,32 @@ class Feed:
         """The next batches if memory holds them; [] if there are none or the disk must be asked (`is_ready` tells)."""
         if self.is_selected:
             return []
-        return self._take(lambda shard, offset: tail.find(self.stream.id, shard, offset, bytes_max))
+        stream = self.stream.id
+        if self._select is None:
+            return self._take(lambda shard, offset: tail.find(stream, shard, offset, bytes_max))
+        return self._take(lambda shard, offset: self._finished(tail.find(stream, shard, offset, bytes_max)))
 
     def shared(self, bytes_max: int) -> list[FetchedBatch]:
         """The next batches if a reader who wants the same has read them a moment ago; else as `hot`. Not for a feed in
         order, which may have to cut them."""
         if self._order is not None or (self.is_selected and self._selection is None):
             return []
+        kept, selection = self._reader.shared, self._selection
         stretch: Stretch | None = None
 
         def find(shard: int, offset: int) -> list[FetchedBatch]:
             nonlocal stretch
-            stretch = self._reader.shared.find((self.stream.id, shard), self._wanted, offset)
-            return [] if stretch is None else stretch.after(offset, bytes_max)
+            if selection is not None:
+                stretch = kept.find((self.stream.id, shard), selection.wanted, offset)
+                if stretch is not None:
+                    made = stretch.after(offset, bytes_max)
+                    selection.tally.shared += len(made)
+                    return made
+                if self.is_selected:
+                    return []
+            stretch = kept.find((self.stream.id, shard), None, offset)
+            found = [] if stretch is None else stretch.after(offset, bytes_max)
+            return found if self._select is None else self._finished(found)
 
         batches = self._take(find)
         if batches and stretch is not None and batches[0] is stretch.batches[0]:
@@ -283,8 +296,6 @@ class Feed:
             if self._is_held(shard):
                 continue
             batches = find(shard, offset) if offset >= row.start else []
-            if self._select is not None and not self.is_selected and any(map(self._needs_work, batches)):
-                return []
             if not batches:
                 return []
             batches = self._allowed(shard, batches)
@@ -305,8 +316,12 @@ class Feed:
     def _wanted(self) -> Wanted:
         return self._selection.wanted if self.is_selected and self._selection is not None else None
 
+    def _finished(self, batches: list[FetchedBatch]) -> list[FetchedBatch]:
+        """These if the reader gets them as they are; none if rows may have to be made of some, which takes too long for
+        whoever has no thread to spare."""
+        return [] if any(map(self._needs_work, batches)) else batches
+
     def _needs_work(self, batch: FetchedBatch) -> bool:
-        """Whether a batch may have to be made rows of, which takes too long for whoever has no thread to spare."""
         return not batch.header.schema_id and (self._selection is None or self._selection.needs(batch.header))
 
     def read(self, bytes_max: int) -> list[FetchedBatch]:
@@ -314,10 +329,13 @@ class Feed:
         the lost range; any other error comes again."""
         if self.is_selected:
             return self._read_selected(self._bound(), bytes_max)
+        if self._selection is not None and self._selection.is_shared and (made := self.shared(bytes_max)):
+            return made
         while self._ready:
             shard = self._ready[0]
             if self._is_held(shard):
                 continue
+            version = self._reader.shared.version
             try:
                 batches = self._reader.read(self.stream, shard, self._offsets[shard], bytes_max, self._entries_max)
             except DataLoss as loss:
@@ -330,13 +348,14 @@ class Feed:
                 self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)
                 end = batches[-1].end
                 if self._select is not None:
-                    batches, end = self._convert(batches)
+                    batches, end = self._convert(shard, batches, version)
                 self._advance(shard, end)
                 return batches
         return []
 
-    def _convert(self, batches: list[FetchedBatch]) -> tuple[list[FetchedBatch], int]:
-        """Batches of which everything is wanted, some of them in another form, and the offset after them."""
+    def _convert(self, shard: int, batches: list[FetchedBatch], version: int) -> tuple[list[FetchedBatch], int]:
+        """Batches of which everything is wanted, some of them in another form, and the offset after them. They are
+        kept for others who want the same."""
         if all(batch.header.schema_id for batch in batches):
             return batches, batches[-1].end
         selection = self._bound()
@@ -350,6 +369,8 @@ class Feed:
                 # As for a loss: what was made before it comes first, and the next read meets the error again.
                 return converted, batch.base
             converted += left
+        if selection.is_shared and self._order is None:
+            self._reader.shared.keep((self.stream.id, shard), selection.wanted, converted, version)
         return converted, batches[-1].end
 
     def _bound(self) -> Selection:

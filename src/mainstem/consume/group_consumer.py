@@ -12,34 +12,28 @@ where it stands: then whatever another may have read there has had no effect on 
 import threading
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final, Literal
+from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import Start
 from mainstem.consume.member import Member, News, Unit, Wishes
+from mainstem.consume.member_consumer import CLOSE_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
+from mainstem.consume.places import Start, check_places
 from mainstem.consume.record import Record, RecordBatch
-from mainstem.consume.several import ReadOptions, Several, list_streams, names_wanted
+from mainstem.consume.several import ReadOptions, list_streams, names_wanted
 from mainstem.core.cursor import Cursors
 from mainstem.core.errors import (
     Fenced,
     InvalidCursor,
     InvalidRequest,
-    InvalidSetting,
     MainstemError,
     StreamDeleted,
     UnknownGroup,
     UnknownStream,
 )
-from mainstem.core.names import check_group_name
 from mainstem.transport.port import Answer, GetStreamCall, Port
-from mainstem.transport.sharing import CommitCursorsCall, GetGroupCall, GroupShard
+from mainstem.transport.sharing import CommitCursorsCall, GroupShard
 
-Commit = Literal["auto", "manual"]
-
-_COMMIT_SECONDS: Final = 30.0
-# How often it is looked whether the others have read the rest, by who has read its own to the end.
-_FINISH_SECONDS: Final = 0.2
 # How long records of one batch are yielded without a look at anything else; and how many at once, however fast it goes.
 _PIECE_SECONDS: Final = 0.05
 _PIECE_MAX: Final = 1 << 16
@@ -59,7 +53,7 @@ class _Flight:
         self.is_over = threading.Event()
 
 
-class GroupConsumer(Several[Part]):
+class GroupConsumer(MemberConsumer[Part]):
     """Reads its share of one or several streams. One thread; use it as a context manager, or call `close`.
 
     `for record in consumer`, `for batch in consumer.batches()` and `consumer.poll(timeout)` may be mixed. The group
@@ -82,13 +76,7 @@ class GroupConsumer(Several[Part]):
         options: ReadOptions,
         commit: Commit = "auto",
     ) -> None:
-        check_group_name(group)
-        if commit not in ("auto", "manual"):
-            raise InvalidSetting(f"commit must be 'auto' or 'manual', not {commit!r}")
-        port.check_writable()
-        super().__init__(port, options)
-        self.group = group
-        self._is_auto = commit == "auto"
+        super().__init__(port, group, options, commit)
         self._names = streams
         self._wanted = Wanted(frozenset(streams), pattern)
         for name in streams or names_wanted(port, self._wanted):
@@ -102,12 +90,14 @@ class GroupConsumer(Several[Part]):
         # Whether it is to be looked which streams are still there; and one that is read by its name and is not.
         self._may_be_deleted = False
         self._deleted: str | None = None
+        # Names of those that a pattern found, and that are gone.
+        self._gone: set[str] = set()
         self._flight: _Flight | None = None
         # What was yielded last: the unit, and its first offset.
         self._in_hand: tuple[Unit, int] | None = None
+        # The transaction that is to move the group's cursor, until it is over.
+        self._advancing = 0
         self._news_seen: tuple[int, int] = (0, 0)
-        # What others have to read to its end, each with who has it, and since when that is so.
-        self._left_to_others: tuple[set[tuple[Unit, int]], float] | None = None
         self._looked_at = self._clock.monotonic()
         self._ends = {
             (part.stream.id, shard): end
@@ -119,12 +109,8 @@ class GroupConsumer(Several[Part]):
         self._member = Member(port, Wishes(group, streams, pattern, starts), self)
         self._member.start()
 
-    # What its member asks of it, in any thread.
-
-    def on_news(self) -> None:
-        self.wake()
-
     def read_bytes(self) -> Mapping[Unit, int]:
+        """How many bytes were read of each unit so far. Any thread."""
         parts = tuple(self._lanes.items())
         return {(stream, shard): count for stream, part in parts for shard, count in dict(part.read_bytes).items()}
 
@@ -133,51 +119,91 @@ class GroupConsumer(Several[Part]):
     @property
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it holds now."""
+        if self._closed:
+            return {}
         return {(self._lanes[unit[0]].stream.name, unit[1]): self._position(unit) for unit in self._committed}
 
     def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
         """Move the group's cursor behind what was yielded; with `positions`, which this consumer had before, only up to
         there. Fenced if a shard of it was lost to another member: then nothing was committed; what is still held can
-        be, by another call.
+        be, by another call. InvalidCursor if there is no such place, or it was not read yet.
 
         Who keeps what it reads, and writes it down now and then, notes `positions` when it has gathered enough, and
         commits them when that is written.
         """
         self._check_open()
+        self._check_not_advancing()
         self._commit_all(None if positions is None else self._places(positions))
 
     def _places(self, positions: Mapping[tuple[str, int], int]) -> dict[Unit, int]:
+        check_places(positions)
         ids = {part.stream.name: id_ for id_, part in self._lanes.items()}
-        places = {(ids.get(stream, -1), shard): at for (stream, shard), at in positions.items()}
-        for (stream, shard), unit in zip(positions, places, strict=True):
-            if unit in self._committed and places[unit] > self._position(unit):
+        places: dict[Unit, int] = {}
+        for (stream, shard), at in positions.items():
+            if stream in self._gone:
+                continue
+            if stream not in ids:
                 raise InvalidCursor(
-                    f"offset {places[unit]} of shard {shard} of {stream!r} was not read yet: this consumer stands at "
+                    f"this consumer does not read {stream!r}; it reads {', '.join(ids) or 'nothing yet'}"
+                )
+            unit = ids[stream], shard
+            self._check_place(unit, stream, at)
+            places[unit] = at
+        return places
+
+    def _check_place(self, unit: Unit, stream: str, at: int) -> None:
+        shard, part = unit[1], self._lanes[unit[0]]
+        if unit in self._committed:
+            if at > self._position(unit):
+                raise InvalidCursor(
+                    f"offset {at} of shard {shard} of {stream!r} was not read yet: this consumer stands at "
                     f"{self._position(unit)}"
                 )
-        return places
+        elif shard >= part.stream.shards:
+            raise InvalidCursor(f"stream {stream!r} has no shard {shard}; it has 0 to {part.stream.shards - 1}")
 
     def rewind(self) -> None:
         """Go back to where the group stands: what was yielded and not committed comes again."""
         self._check_open()
+        self._advancing = 0
         changed = self._changed()
         self._drop_current()
         for unit in changed:
             self._lanes[unit[0]].hold(unit[1], self._committed[unit])
         self._let_go_of_asked()
 
-    def begin_advance(self) -> CommitCursorsCall | None:
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
         """For a transaction that is to move the group's cursor: how far, if at all."""
         self._check_open()
+        if self._advancing != transaction:
+            self._check_not_advancing()
         if self._is_auto:
             raise InvalidRequest('a transaction moves the cursor of a consumer that was opened with commit="manual"')
         self._hear_news()
-        self._tell_lost()
+        try:
+            self._tell_lost()
+        except Fenced:
+            # What else was read for this transaction has had no effect either.
+            self.rewind()
+            raise
         changed = self._changed()
-        return self._commit_call(changed) if changed else None
+        if not changed:
+            return None
+        self._advancing = transaction
+        return self._commit_call(changed)
+
+    def _check_not_advancing(self) -> None:
+        """Who commits after what a transaction has read, and before its end, would have it refused, and its records
+        passed over."""
+        if self._advancing:
+            raise InvalidRequest(
+                f"transaction {self._advancing:x} moves the cursor of this consumer and is not over; "
+                "commit or abort it first"
+            )
 
     def end_advance(self, cursors: CommitCursorsCall) -> None:
         """The transaction was committed."""
+        self._advancing = 0
         moved = {(stream, shard): offset for stream, shard, offset in cursors.offsets}
         self._committed.update((unit, at) for unit, at in moved.items() if unit in self._committed)
         self._let_go_of_asked()
@@ -185,12 +211,13 @@ class GroupConsumer(Several[Part]):
     def doubt(self) -> None:
         """Whether the transaction was committed is not known, and it may still be on its way. As another member this
         one is told where the group stands, and from then on the ledger refuses what comes from the one it was."""
+        self._advancing = 0
         for unit in tuple(self._committed):
             self._drop(unit)
         self._join_anew()
 
-    def _commit_all(self, offsets: Mapping[Unit, int] | None = None) -> None:
-        self._end_flight()
+    def _commit_all(self, offsets: Mapping[Unit, int] | None = None, seconds: float = COMMIT_SECONDS) -> None:
+        self._end_flight(seconds)
         while True:
             self._hear_news()
             self._tell_lost()
@@ -199,9 +226,9 @@ class GroupConsumer(Several[Part]):
                 break
             state = self._news_seen
             try:
-                self._port.call(self._commit_call(changed))
+                self._port.call(self._commit_call(changed), seconds)
             except _NO_MEMBER as error:
-                self._await_news(error, state)
+                self._await_news(error, state, seconds)
                 continue
             except StreamDeleted:
                 self._may_be_deleted = True
@@ -236,7 +263,7 @@ class GroupConsumer(Several[Part]):
         if self._lost:
             lost, self._lost = self._lost, []
             named = ", ".join(f"shard {shard} of stream {self._name(stream)!r}" for stream, shard in lost[:3])
-            more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
+            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
             raise Fenced(
                 f"{named}{more}: lost to another member of group {self.group!r} before what was read was committed; "
                 "it is read again there. This consumer goes on with what it has"
@@ -272,12 +299,13 @@ class GroupConsumer(Several[Part]):
 
     def _look_between(self) -> None:
         """The same as before a batch, now and then, between the records of one."""
-        now = self._clock.monotonic()
-        if self._current is None or now < self._looked_at + _PIECE_SECONDS:
-            return
-        self._check_open()
-        self._looked_at = now
-        self._keep_up()
+        if self._is_look_due():
+            self._check_open()
+            self._looked_at = self._clock.monotonic()
+            self._keep_up()
+
+    def _is_look_due(self) -> bool:
+        return self._current is not None and self._clock.monotonic() >= self._looked_at + _PIECE_SECONDS
 
     def _take(self, timeout: float | None) -> RecordBatch | None:
         batch = super()._take(timeout)
@@ -299,7 +327,7 @@ class GroupConsumer(Several[Part]):
         self._hear_news()
         self._tell_lost()
         if self._deleted is not None:
-            raise StreamDeleted(f"stream {self._deleted!r} was deleted")
+            raise StreamDeleted(f"stream {self._deleted!r} was deleted; open a consumer of the others, or of a new one")
         if self._is_auto and self._flight is None:
             self._commit_soon()
 
@@ -329,7 +357,7 @@ class GroupConsumer(Several[Part]):
                 self.wake()
 
         try:
-            self._port.ask(self._commit_call(changed), _COMMIT_SECONDS, done)
+            self._port.ask(self._commit_call(changed), COMMIT_SECONDS, done)
         except MainstemError as error:
             done(error)
 
@@ -350,9 +378,9 @@ class GroupConsumer(Several[Part]):
             held = {unit: at for unit, at in flight.offsets.items() if unit in self._committed}
             self._committed.update((unit, max(at, self._committed[unit])) for unit, at in held.items())
 
-    def _end_flight(self) -> None:
+    def _end_flight(self, seconds: float) -> None:
         if self._flight is not None:
-            self._port.wait(self._flight.is_over, _COMMIT_SECONDS)
+            self._port.wait(self._flight.is_over, seconds)
             self._hear_commit()
 
     # Membership.
@@ -362,9 +390,11 @@ class GroupConsumer(Several[Part]):
         if news is not None:
             self._act(news)
 
-    def _await_news(self, error: Fenced | UnknownGroup, state: tuple[int, int]) -> None:
+    def _await_news(
+        self, error: Fenced | UnknownGroup, state: tuple[int, int], seconds: float = COMMIT_SECONDS
+    ) -> None:
         """A commit was refused: something has happened to this member that it may not have heard of yet."""
-        deadline = self._clock.monotonic() + _DOUBT_SESSIONS * self._member.session_timeout
+        deadline = self._clock.monotonic() + min(seconds, _DOUBT_SESSIONS * self._member.session_timeout)
         while self._news_seen == state:
             self._woken.clear()
             self._hear_news()
@@ -408,7 +438,7 @@ class GroupConsumer(Several[Part]):
         if not changed:
             return
         if self._flight is not None:
-            self._port.wait(self._flight.is_over, _COMMIT_SECONDS)
+            self._port.wait(self._flight.is_over, COMMIT_SECONDS)
         try:
             self._port.call(self._commit_call(changed))
         except _NO_MEMBER:
@@ -437,6 +467,7 @@ class GroupConsumer(Several[Part]):
         if stream in self._lanes:
             self._lanes[stream].hold(shard, offset)
             self._committed[unit] = offset
+            self._gone.discard(self._lanes[stream].stream.name)
 
     def _find_part(self, stream: int) -> None:
         """A stream that came after this consumer and fits its pattern."""
@@ -489,13 +520,17 @@ class GroupConsumer(Several[Part]):
             if self._names:
                 self._deleted = part.stream.name
             else:
+                self._gone.add(part.stream.name)
                 self._remove(part)
 
     # The end.
 
     def _is_finished(self) -> bool:
-        if self._options.follow or not self._news_seen[1]:
+        if self._options.follow:
             return False
+        if not self._news_seen[1]:
+            # Whose pattern has found nothing need not be a member to know that there is nothing to read.
+            return not self._lanes
         if any(part.waits_at_barrier for part in self._turns):
             # Only a commit takes the group over it, and who asks for the next record may not have made it.
             return not self._is_auto
@@ -503,16 +538,12 @@ class GroupConsumer(Several[Part]):
             return False
         shards = {(shard.stream_id, shard.shard): shard for shard in self._group_shards()}
         left = [unit for unit, end in self._ends.items() if not self._is_done(unit, end, shards.get(unit))]
-        owners = {(unit, shards[unit].member) for unit in left if unit in shards}
+        owners = frozenset((unit, shards[unit].member) for unit in left if unit in shards)
         others = {0, self._member.id}
         if len(owners) < len(left) or any({shards[unit].next_member, owner} & others for unit, owner in owners):
             self._left_to_others = None
             return False
-        # They live if they are members still when one that is dead would be missed.
-        now = self._clock.monotonic()
-        if self._left_to_others is None or not owners <= self._left_to_others[0]:
-            self._left_to_others = owners, now
-        return not left or now - self._left_to_others[1] > self._member.session_timeout + self._member.heartbeat
+        return self._is_left_to_others(owners)
 
     def _is_done(self, unit: Unit, end: int, shard: GroupShard | None) -> bool:
         """Whether a unit is read to its end."""
@@ -522,35 +553,11 @@ class GroupConsumer(Several[Part]):
             return unit[0] not in self._lanes
         return shard.offset >= end
 
-    def _group_shards(self) -> list[GroupShard]:
-        found: list[GroupShard] = []
-        while True:
-            answer = self._port.call(GetGroupCall(self.group, len(found)))
-            found += answer.groups[0].shards
-            if not answer.more:
-                return found
-
-    def _pause_max(self) -> float | None:
-        return None if self._options.follow else _FINISH_SECONDS
-
-    def close(self) -> None:
-        """Commit what was yielded, unless that is up to the user, and leave the group. What was not committed is read
-        again by whoever reads next."""
-        self._close(is_clean=True)
-
-    def abandon(self) -> None:
-        """The same when something went wrong: what was yielded last is not committed."""
-        self._close(is_clean=False)
-
-    def _close(self, *, is_clean: bool) -> None:
-        if self._closed:
-            return
-        try:
-            if self._is_auto and (self._flight is not None or self._lost or self._changed()):
-                self._commit_all(None if is_clean else self._before_hand())
-        finally:
-            self._end()
-            self._member.leave()
+    def _commit_last(self, *, is_clean: bool) -> None:
+        # News that come meanwhile may ask for the shard of what was yielded last: nothing is committed because of them.
+        self._is_auto = is_clean
+        if self._flight is not None or self._lost or self._changed():
+            self._commit_all(None if is_clean else self._before_hand(), CLOSE_SECONDS)
 
     def _before_hand(self) -> dict[Unit, int]:
         """What was read, without what was yielded last: nobody knows what has become of that."""
@@ -563,14 +570,3 @@ class GroupConsumer(Several[Part]):
             if unit in changed:
                 changed[unit] = min(changed[unit], first)
         return changed
-
-    def __enter__(self) -> "GroupConsumer":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self._close(is_clean=kind is None)
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        places = ", ".join(f"{stream}:{shard} at {at}" for (stream, shard), at in list(self.positions.items())[:8])
-        return f"<GroupConsumer {self.group}: {places or 'nothing'}{state}>"

@@ -1,11 +1,13 @@
 """A member of a group that spreads its streams, as its client sees it: it has leases, says what is done, gets more."""
 
 import threading
-from collections.abc import Mapping
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping
 from typing import Final
 
 from mainstem.consume.member import Member, Reader, Wishes
-from mainstem.core.errors import InternalError, MainstemError
+from mainstem.core.errors import Closed, DeadlineExceeded, InternalError, MainstemError
 from mainstem.core.identity import program_name
 from mainstem.transport.port import Answer, Port
 from mainstem.transport.sharing import Lease, LeaseGroupCall
@@ -15,9 +17,26 @@ _IMPATIENT_SECONDS: Final = 0.1
 
 
 class Lessee(Member):
-    """Any thread. As any member it always has a request under way; each says all that the coordinator must know."""
+    """Any thread. As any member it always has a request under way; each says all that the coordinator must know.
 
-    def __init__(self, port: Port, wishes: Wishes, reader: Reader, *, wanted: int, patient: bool) -> None:
+    Requests are made also while the reader hangs in what the user does with a record. Such a reader keeps nothing from
+    others for ever: what it has is given back, and it gets more when it comes for it. `place`, a method of the reader,
+    says something that is another when it has asked for the next record since.
+    """
+
+    # How long a reader may stand still.
+    still_seconds = 30.0
+
+    def __init__(
+        self,
+        port: Port,
+        wishes: Wishes,
+        reader: Reader,
+        *,
+        wanted: int,
+        patient: bool,
+        place: Callable[[], Hashable],
+    ) -> None:
         super().__init__(port, wishes, reader)
         self._wanted = wanted
         self._patient = patient
@@ -27,10 +46,12 @@ class Lessee(Member):
         self._told: dict[int, int] = {}
         self._asked: dict[int, int] = {}
         self._lost: set[int] = set()
-        # Whether other members have something to read, as of the answer to the newest request.
-        self.others = False
-        # Whether the coordinator has answered once.
-        self.is_known = False
+        # Where the reader was seen, and since when.
+        self._ask_place = weakref.WeakMethod(place)
+        self._place: Hashable = None
+        self._there_since = time.monotonic()
+        # Whether other members have something to read; None until the newest request is answered.
+        self.others: bool | None = None
         # Set when all that is done was acknowledged.
         self.settled = threading.Event()
 
@@ -45,7 +66,9 @@ class Lessee(Member):
         """Leases of which something was done that did not count, since this was last asked."""
         with self._lock:
             lost, self._lost = self._lost, set()
-            return lost
+        if lost:
+            self._send()  # now more is wanted
+        return lost
 
     def progress(self, done: Mapping[int, int]) -> None:
         """The reader has done leases up to these offsets; the coordinator is told with the next request, at once if
@@ -56,17 +79,29 @@ class Lessee(Member):
         if over:
             self._send()
 
+    def want(self, count: int) -> None:
+        """So many leases are wanted, with those that the reader has."""
+        with self._lock:
+            if count == self._wanted:
+                return
+            self._wanted = count
+        self._send()
+
     def settle(self, timeout: float) -> None:
-        """Wait until the coordinator has heard of all that is done; raises what it says."""
+        """Wait until the coordinator has heard of all that is done; raises what it says, or that it said nothing."""
         with self._lock:
             self.settled.clear()
             if not self._unsettled():
                 return
-        self._send()
-        self._port.wait(self.settled, timeout)
+            is_over = self._is_over
+        if not is_over:
+            self._send()
+            self._port.wait(self.settled, timeout)
         with self._lock:
             if self._error is not None:
                 raise self._error
+            if self._unsettled():
+                raise _unanswered(timeout) if not self._is_over else _ended()
 
     def _unsettled(self) -> dict[int, int]:
         return {number: at for number, at in self._done.items() if at > self._told[number]}
@@ -75,10 +110,12 @@ class Lessee(Member):
 
     def _next_call(self) -> LeaseGroupCall:
         group, streams, pattern, starts = self._wishes
-        self.others = False
+        self.others = None
         held = tuple(number for number, lease in self._leases.items() if self._done.get(number, 0) < lease.end)
-        self._asked = self._unsettled()
         wanted = max(self._wanted - len(held), 0)
+        if self._stands_still():
+            held, wanted = (), 0
+        self._asked = self._unsettled()
         return LeaseGroupCall(
             group,
             self.id,
@@ -92,6 +129,13 @@ class Lessee(Member):
             program_name(),
         )
 
+    def _stands_still(self) -> bool:
+        ask, now = self._ask_place(), time.monotonic()
+        place = None if ask is None else ask()
+        if place != self._place:
+            self._place, self._there_since = place, now
+        return now - self._there_since > self.still_seconds
+
     def _take_in(self, answer: Answer | MainstemError) -> float | None:
         if isinstance(answer, MainstemError):
             pause = self._take_in_error(answer)
@@ -104,7 +148,6 @@ class Lessee(Member):
             self.settled.set()
             return None
         self._failures = 0
-        self.is_known = True
         self.heartbeat, self.session_timeout, self.others = found.heartbeat, found.session_timeout, found.others
         leases = {lease.number: lease for lease in found.leases}
         over = {number for number, at in self._asked.items() if at >= self._leases[number].end}
@@ -122,3 +165,14 @@ class Lessee(Member):
             reader.on_news()
         # Who is not patient is answered at once, and asks again when something is done, or to show that it lives.
         return 0.0 if self._patient or self._unsettled() else min(self.heartbeat / 2, _IMPATIENT_SECONDS)
+
+
+def _unanswered(timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the group's coordinator did not say within {timeout:g} s that what was read is committed; it is told again, "
+        "and the outcome is not known yet"
+    )
+
+
+def _ended() -> Closed:
+    return Closed("the log was closed before what was read could be committed; it is read again")

@@ -3,7 +3,9 @@
 from collections import Counter
 from typing import Final
 
-from mainstem.consume.consumer import Consumer, Start
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import Start, offsets_at
+from mainstem.consume.record import RecordBatch
 from mainstem.consume.several import ReadOptions
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.cursor import Cursors
@@ -46,13 +48,14 @@ class Part(Consumer):
         self._paused: set[int] = set()
         self.read_bytes: Counter[int] = Counter()
         self._offsets = []
-        self._bound()
+        # Whether it is read as far as this says. Many shards change at a time: it is bound once, before it is read.
+        self._is_bound = False
 
     def offsets_at(self, start: Start | Cursors) -> tuple[int, ...]:
         """Where every shard of the stream would begin."""
         if isinstance(start, Cursors):
             start = start.of(self._info.uuid) or "earliest"
-        return tuple(self._resolve(start, self._info))
+        return tuple(offsets_at(self._port, start, self._info))
 
     def hold(self, shard: int, offset: int) -> None:
         """Read this shard, from here on."""
@@ -60,7 +63,7 @@ class Part(Consumer):
         self._held.add(shard)
         if shard >= self._info.shards:
             self._info = self._look_up()
-        self._bound()
+        self._offsets += [_NOWHERE] * (shard + 1 - len(self._offsets))
         self._offsets[shard] = offset
 
     def drop(self, shard: int) -> None:
@@ -70,13 +73,15 @@ class Part(Consumer):
         self._limits.pop(shard, None)
         if self._parts and _shard_of(self._parts[0]) == shard:
             self._parts.clear()
-        self._bound()
+        if shard < len(self._offsets):
+            self._offsets[shard] = _NOWHERE
+        self._unbind()
 
     def pause(self, shard: int) -> None:
         """Hold this shard, and read no more of it."""
         if shard not in self._paused:
             self._paused.add(shard)
-            self._bound()
+            self._unbind()
 
     def allow(self, generation: int) -> None:
         """What was written in this generation of the stream can be read."""
@@ -85,7 +90,7 @@ class Part(Consumer):
             if generation > self._info.generation:
                 self._info = self._look_up()
             self._limits.clear()
-            self._bound()
+            self._unbind()
 
     def position(self, shard: int) -> int:
         """The offset after what was yielded last."""
@@ -100,9 +105,19 @@ class Part(Consumer):
         """Whether what is held was read to where it ends."""
         return self.final is not None and all(self._offsets[shard] >= self._end(shard) for shard in self._held)
 
+    def _take(self, timeout: float | None) -> RecordBatch | None:
+        if not self._is_bound:
+            self._bound()
+        return super()._take(timeout)
+
+    def _unbind(self) -> None:
+        self._drop_subscription()
+        self._is_bound = False
+
     def _bound(self) -> None:
         """Begin anew with what is held now."""
         self._drop_subscription()
+        self._is_bound = True
         shards = max(self._info.shards, *(shard + 1 for shard in self._held), 1)
         offsets = [*self._offsets, *[_NOWHERE] * (shards - len(self._offsets))]
         self._offsets = [offset if shard in self._held else _NOWHERE for shard, offset in enumerate(offsets)]
@@ -138,7 +153,7 @@ class Part(Consumer):
         self._limits.clear()
         self._parts.clear()
         self._info = info
-        self._bound()
+        self._unbind()
 
 
 def _shard_of(part: object) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import Decoded, View
 from mainstem.core import layouts, payload, pieces, statistics
 from mainstem.core.batch import BatchHeader, FetchedBatch
@@ -63,6 +62,17 @@ class Place(Protocol):
     def statistics(self) -> bytes: ...
 
 
+# What is left of a batch.
+Selected = Sequence[FetchedBatch]
+
+
+class Tally:
+    """Of what several readers want: how many batches were made, and how often another reader got one."""
+
+    def __init__(self) -> None:
+        self.made = self.shared = 0
+
+
 class Selection:
     """A predicate and a view of one stream, bound once and shared by all readers who ask for the same. Any thread.
 
@@ -76,7 +86,7 @@ class Selection:
         *,
         schema_of: Callable[[int], Schema] | None = None,
         compression: str | None = None,
-        cache: Transcoded | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.view = view
         self.is_plain = not where and view.columns is None
@@ -87,7 +97,7 @@ class Selection:
         self.wanted = (view.schema_id, where, view.columns, view.key)
         self._schema_of = schema_of
         self._compression = compression
-        self._cache = cache
+        self.tally = tally or Tally()
         times = {"_timestamp"} if view.schema is not None else {"_timestamp", "timestamp"}
         self._asks_place = self._predicate is not None and not times.union(("_shard", "_offset")).isdisjoint(
             self._predicate.columns
@@ -195,10 +205,8 @@ class Selection:
         is_whole = self.is_plain and not self._is_to_convert(header)
         if not header.count or is_whole or (self._is_taken and isinstance(fetched, FetchedPart)):
             return (fetched,)
-        if self._cache is None or not self.is_shared:
-            return self._apply(fetched)
-        content = (header.stream, header.shard, fetched.base, header.span, header.payload_crc, header.stored_len)
-        return self._cache.get((*content, *self.wanted), lambda: self._apply(fetched))
+        self.tally.made += self.is_shared
+        return self._apply(fetched)
 
     def needs(self, header: BatchHeader) -> bool:
         """Whether a batch has to go through `apply`."""

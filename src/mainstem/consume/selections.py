@@ -1,12 +1,10 @@
-"""The selections of a log's readers: those who want the same share one, and what it made for them."""
+"""The selections of a log's readers: those who want the same share one."""
 
 import weakref
 from collections.abc import Callable
 
-from mainstem.consume.selection import Selection
-from mainstem.consume.transcoded import Transcoded
+from mainstem.consume.selection import Selection, Tally
 from mainstem.consume.view import View
-from mainstem.core.limits import TRANSCODED_BYTES_MAX
 from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents
 from mainstem.log.ledger.base import StreamRow
@@ -19,7 +17,7 @@ class Selections:
     def __init__(self, schema_of: Callable[[int], Schema], compression: str | None = None) -> None:
         self._schema_of = schema_of
         self._compression = compression
-        self.cache = Transcoded(TRANSCODED_BYTES_MAX)
+        self.tally = Tally()
         self._made: weakref.WeakValueDictionary[tuple[int, Query], Selection] = weakref.WeakValueDictionary()
 
     def get(self, stream: StreamRow, query: Query) -> Selection:
@@ -31,7 +29,7 @@ class Selections:
             key = Contents.of(stream, self._schema_of).names_in(query.schema_id, stream.key)
             view = View(schema, query.schema_id, columns=query.columns, key=key, schema_of=self._schema_of)
             found = Selection(
-                view, query.where, schema_of=self._schema_of, compression=self._compression, cache=self.cache
+                view, query.where, schema_of=self._schema_of, compression=self._compression, tally=self.tally
             )
             self._made[stream.id, query] = found
         return found

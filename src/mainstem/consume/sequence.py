@@ -22,7 +22,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from mainstem.consume.consumer import Consumer, Start
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import Start
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.tabular import Tabular
 from mainstem.core.batch import TIME_US_MAX
@@ -80,7 +81,8 @@ class OrderedBatches:
     each shard; iterate again to go on after them, with the places of the others as they were.
 
     A hub that only reads a folder sees the order as far as its writer has noted it: within a minute of what is written,
-    as long as something is.
+    as long as something is. With `follow=False` it comes to the end of that, and then raises ReadOnly, once, if records
+    without a place are left.
     """
 
     def __init__(
@@ -109,8 +111,14 @@ class OrderedBatches:
         # expected them.
         self._told = [0] * info.shards if isinstance(start, Cursor) else list(info.starts)
         self._losses: deque[DataLoss] = deque()
-        # Where a reader that does not follow stops.
-        self._end = None if follow else sum(self._settled(info.ends))
+        # Where a reader that does not follow stops, and how many records are left there without a place.
+        self._end: int | None = None
+        self._unplaced = 0
+        if not follow:
+            settled = self._settled(info.ends)
+            self._end = sum(settled)
+            places = zip_longest(info.ends, info.starts, settled, fillvalue=0)
+            self._unplaced = sum(max(end - max(start, at), 0) for end, start, at in places)
         self._consumer.seek(self._resolve(start))
         # After what was yielded last.
         self._cursor = self._consumer.cursor
@@ -144,7 +152,17 @@ class OrderedBatches:
             batch = self._take(stop)
             if batch is not None:
                 return batch
+        self._tell_unplaced()
         return None
+
+    def _tell_unplaced(self) -> None:
+        """What a reader that does not follow would miss without a word."""
+        unplaced, self._unplaced = self._unplaced, 0
+        if unplaced:
+            raise ReadOnly(
+                f"the newest {unplaced} records of {self._consumer.stream.name!r} have no place in its order yet, and "
+                "a hub that only reads cannot give them one; a hub that writes does, when it reads the stream in order"
+            )
 
     @property
     def _is_at_end(self) -> bool:

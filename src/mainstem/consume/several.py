@@ -1,14 +1,16 @@
 """Several streams read by one consumer, in turn."""
 
+import re
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad
+from mainstem.consume.places import Start
 from mainstem.consume.reading import Reading
 from mainstem.consume.record import RecordBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -19,6 +21,9 @@ from mainstem.transport.port import EndReached, ListStreamsCall, Port, StreamInf
 
 # How often it is looked for new streams that a pattern finds.
 _LOOK_SECONDS: Final = 1.0
+
+# What a pattern can be made of.
+_PATTERN: Final = re.compile(r"(?:[A-Za-z0-9._*?-]|\[!?[A-Za-z0-9._-]+\])+", re.ASCII)
 
 Lane = TypeVar("Lane", bound=Consumer)
 
@@ -38,6 +43,9 @@ class ReadOptions:
 class Several(Reading, Generic[Lane]):
     """Several streams, each of which has its turn. One thread; `wake` any."""
 
+    # What a consumer of one stream has, and what takes its place here.
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, port: Port, options: ReadOptions) -> None:
         super().__init__()
         port.check_usable()
@@ -51,6 +59,12 @@ class Several(Reading, Generic[Lane]):
         # Whom to call then, if the reader does not wait itself.
         self._on_wake: Callable[[], None] | None = None
         self._closed = False
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {self._elsewhere[name]}" if name in self._elsewhere else ""
+            raise AttributeError(f"a {type(self).__name__} has no {name!r}{hint}", name=name, obj=self)
 
     @abstractmethod
     def _look_after(self) -> None:
@@ -145,6 +159,12 @@ class SeveralConsumer(Several[Consumer]):
     context manager, or call `close`. What is said of Consumer holds for each of the streams; a record's stream is that
     of its batch. `cursor` has the place in all of them, and is one text."""
 
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "seek": "open another with start=..., which takes a cursor of this one",
+        "seek_shard": "open a consumer of one stream",
+        "watermark": "it is of one stream; open a consumer of that one, with ordering_window=...",
+    }
+
     def __init__(
         self, port: Port, streams: tuple[str, ...], pattern: str | None, start: "Start | Cursors", options: ReadOptions
     ) -> None:
@@ -237,7 +257,15 @@ def checked_streams(streams: str | Sequence[str] | None, pattern: str | None) ->
     if pattern is not None:
         if not pattern or type(pattern) is not str:
             raise InvalidSetting(f"a pattern is text such as 'orders-*', not {pattern!r}")
+        if not _PATTERN.fullmatch(pattern):
+            raise InvalidSetting(
+                f"pattern {pattern!r} fits no name that a stream can have: use letters, digits, '.', '_', '-', and * ? "
+                "[abc] [a-z] [!abc] for others"
+            )
         return ()
+    given: object = streams
+    if isinstance(given, bytes | bytearray) or not isinstance(given, Iterable):
+        check_stream_name(given)
     names = (streams,) if isinstance(streams, str) else tuple(streams or ())
     if not names or len(set(names)) != len(names):
         raise InvalidSetting(f"give at least one stream, and each once, not {streams!r}")

@@ -6,27 +6,26 @@ and the group's cursor in a shard is where everything before it is done, whoever
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from operator import length_hint
 from typing import Final
 
 from mainstem.cluster.events import Subscription as Wanted
-from mainstem.consume.consumer import Start
-from mainstem.consume.group_consumer import Commit
 from mainstem.consume.lessee import Lessee
 from mainstem.consume.member import Unit, Wishes
+from mainstem.consume.member_consumer import CLOSE_SECONDS, COMMIT_SECONDS, Commit, MemberConsumer
 from mainstem.consume.part import Part, Restored
+from mainstem.consume.places import Start
 from mainstem.consume.record import RecordBatch
-from mainstem.consume.several import ReadOptions, Several, list_streams, names_wanted
+from mainstem.consume.several import ReadOptions, list_streams
 from mainstem.core.cursor import Cursors
-from mainstem.core.errors import Fenced, InvalidRequest, InvalidSetting, StreamDeleted, UnknownStream
-from mainstem.core.names import check_group_name
-from mainstem.transport.port import Port
-from mainstem.transport.sharing import CommitCursorsCall, GetGroupCall, Lease
+from mainstem.core.errors import Fenced, InvalidRequest, StreamDeleted, UnknownStream
+from mainstem.core.limits import SPREAD_LEASES_MAX
+from mainstem.transport.port import Port, StreamInfo
+from mainstem.transport.sharing import CommitCursorsCall, Lease
 
 # Leases that are being read at a time: one, and those that are on their way meanwhile.
 _LEASES: Final = 3
-_COMMIT_SECONDS: Final = 30.0
-_FINISH_SECONDS: Final = 0.1
 _ALL_GENERATIONS: Final = (1 << 62) - 1
 
 
@@ -48,13 +47,15 @@ class _Lane(Part):
             self.lease = None
 
 
-class SpreadConsumer(Several[_Lane]):
+class SpreadConsumer(MemberConsumer[_Lane]):
     """Reads its share of one or several streams, batch by batch. One thread; use it as a context manager, or `close`.
 
     As a GroupConsumer, but for this: members do not own shards, so there may be more members than shards, and a shard
     is read as fast as all of them together can; records of a shard, and of a key, are read by several at a time, in no
-    order. With `commit="manual"`, Fenced by `commit` says that something was given to others meanwhile; they read it
-    again. A transaction cannot move the cursor of such a group.
+    order. What a member has that asks for no record for 30 s is given to others. With `commit="manual"`, 16 ranges may
+    be read and not committed; then nothing more comes, and who does not follow hears InvalidRequest. Fenced by `commit`
+    says that something was given to others meanwhile; they read it again. A transaction cannot move the cursor of such
+    a group.
     """
 
     def __init__(
@@ -67,19 +68,20 @@ class SpreadConsumer(Several[_Lane]):
         options: ReadOptions,
         commit: Commit = "auto",
     ) -> None:
-        check_group_name(group)
-        if commit not in ("auto", "manual"):
-            raise InvalidSetting(f"commit must be 'auto' or 'manual', not {commit!r}")
-        port.check_writable()
-        super().__init__(port, options)
-        self.group = group
-        self._is_auto = commit == "auto"
+        super().__init__(port, group, options, commit)
         wanted = Wanted(frozenset(streams), pattern)
         # Lanes that nobody needs now, by stream.
         self._free: defaultdict[int, list[_Lane]] = defaultdict(list)
-        names = streams or tuple(names_wanted(port, wanted))
+        # A pattern passes over streams that cannot be spread, as the coordinator does; who names one is told.
+        names = streams or [
+            info.name for info in list_streams(port) if wanted.wants(info.name) and not _has_order(info)
+        ]
         parts = [self._new_lane(name) for name in names]
-        self._ends = {(part.stream.id, shard): end for part in parts for shard, end in enumerate(part.final or ())}
+        # Streams that are read by their names; and where reading ends if it does not follow.
+        self._named = {part.stream.id: part.stream.name for part in parts if streams}
+        self._ends = {
+            (part.stream.id, shard): end for part in parts for shard, end in enumerate(part.final or ()) if end
+        }
         starts = tuple((part.stream.id, part.offsets_at(start)) for part in parts)
         for part in parts:
             self._free[part.stream.id].append(part)
@@ -89,27 +91,34 @@ class SpreadConsumer(Several[_Lane]):
         # By lease, how far it is done.
         self._done: dict[int, int] = {}
         self._is_lost = False
-        self._member = Lessee(
-            port, Wishes(group, streams, pattern, starts), self, wanted=_LEASES, patient=options.follow
+        # How often it was looked what there is to read.
+        self._looks = 0
+        self._member: Lessee = Lessee(
+            port,
+            Wishes(group, streams, pattern, starts),
+            self,
+            wanted=_LEASES,
+            patient=options.follow,
+            place=self._place,
         )
         self._member.start()
 
     def _new_lane(self, name: str) -> _Lane:
         lane = _Lane(self._port, name, self._options)
-        if lane.stream.key or lane.stream.cleanup != "delete":
+        if _has_order(lane.stream):
             raise InvalidRequest(
                 f"stream {name!r} has a key: its records are in order only where shards are read whole; "
                 "leave out spread=True"
             )
         return lane
 
-    # What its member asks of it, in any thread.
-
-    def on_news(self) -> None:
-        self.wake()
-
     def read_bytes(self) -> Mapping[Unit, int]:
+        """Nobody asks how fast it reads. Any thread."""
         return {}
+
+    def _place(self) -> Hashable:
+        """Something that is another when the next record was asked for since. Any thread."""
+        return self._looks, length_hint(self._records)
 
     # Positions.
 
@@ -117,7 +126,7 @@ class SpreadConsumer(Several[_Lane]):
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it has to read now."""
         found: dict[tuple[str, int], int] = {}
-        for lane in tuple(self._reading.values()):
+        for lane in () if self._closed else tuple(self._reading.values()):
             assert lane.lease is not None
             place, at = (lane.stream.name, lane.lease.shard), self._position(lane)
             found[place] = min(found.get(place, at), at)
@@ -129,7 +138,7 @@ class SpreadConsumer(Several[_Lane]):
         if positions is not None:
             raise InvalidRequest("positions say little where shards are spread; leave them, or spread=True, out")
         self._note_done()
-        self._member.settle(_COMMIT_SECONDS)
+        self._member.settle(COMMIT_SECONDS)
         self._hear_news()
         if self._is_lost:
             self._is_lost = False
@@ -148,7 +157,7 @@ class SpreadConsumer(Several[_Lane]):
             assert lane.lease is not None
             lane.hold(lane.lease.shard, self._done.get(number, lane.lease.first))
 
-    def begin_advance(self) -> CommitCursorsCall | None:
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
         """A transaction asks how far this has read: there is no such place."""
         raise InvalidRequest("a transaction moves the cursor of a group that reads whole shards; leave out spread=True")
 
@@ -195,11 +204,15 @@ class SpreadConsumer(Several[_Lane]):
             self._note_done()
 
     def _hear_news(self) -> None:
+        self._looks += 1
         leases = self._member.leases()
         for number in self._member.taken_lost():
             lane = self._reading.get(number)
-            if lane is None or self._position(lane) > self._done.get(number, 0):
-                self._is_lost = True
+            if lane is None:
+                self._is_lost |= number in self._done
+            else:
+                assert lane.lease is not None
+                self._is_lost |= self._position(lane) > self._done.get(number, lane.lease.first)
         for number in [number for number in self._reading if number not in leases]:
             self._let_go(number)
         for number, lease in leases.items():
@@ -217,7 +230,7 @@ class SpreadConsumer(Several[_Lane]):
         for info in list_streams(self._port):
             if info.id == stream:
                 try:
-                    return self._new_lane(info.name)
+                    return _Lane(self._port, info.name, self._options)
                 except UnknownStream:
                     break
         return None  # it was deleted, of which the coordinator will hear
@@ -239,39 +252,59 @@ class SpreadConsumer(Several[_Lane]):
         return None
 
     def _is_finished(self) -> bool:
-        if self._options.follow or self._reading or self._member.leases():
+        if not self._is_auto:
+            self._ask_beyond_commits()
+        others = self._member.others
+        if self._options.follow or others is None:
             return False
-        if self._member.others:
-            return True
-        shards = self._port.call(GetGroupCall(self.group)).groups[0].shards if self._member.is_known else ()
-        at = {(shard.stream_id, shard.shard): shard.offset for shard in shards}
-        return self._member.is_known and all(at.get(unit, 0) >= end for unit, end in self._ends.items())
+        if not self._is_read():
+            self._left_to_others = None
+            return False
+        left = self._left()
+        if others:
+            return self._is_left_to_others(left)
+        # What nobody has is about to come, unless it is behind what this one has read and the user has to commit.
+        return not left or bool(self._reading)
 
-    def _pause_max(self) -> float | None:
-        return None if self._options.follow else _FINISH_SECONDS
+    def _is_read(self) -> bool:
+        """Whether all was yielded that this member has, and is committed if that is not up to the user."""
+        leases = self._member.leases()
+        if self._is_auto:
+            return not leases
+        return all(number in self._reading for number in leases) and all(lane.is_at_end for lane in self._turns)
 
-    # The end.
+    def _ask_beyond_commits(self) -> None:
+        """What was read and is not committed keeps nobody from more, up to what a member may have at a time."""
+        self._member.want(_LEASES + sum(lane.is_at_end for lane in self._turns))
+        if not self._options.follow and len(self._reading) >= SPREAD_LEASES_MAX and self._is_read():
+            raise InvalidRequest(
+                f"{len(self._reading)} ranges were read and not committed, which is as much as one member may have of "
+                f"group {self.group!r}; there may be more to read: call commit() now and then"
+            )
 
-    def close(self) -> None:
-        """Commit what was yielded, unless that is up to the user, and leave the group."""
-        self._close(is_clean=True)
+    def _left(self) -> frozenset[Unit]:
+        """Where the group has not come to the end yet."""
+        if not self._ends:
+            return frozenset()
+        at = {(shard.stream_id, shard.shard): shard.offset for shard in self._group_shards()}
+        if not at.keys() >= self._ends.keys():
+            self._forget_deleted()
+        return frozenset(unit for unit, end in self._ends.items() if at.get(unit, 0) < end)
 
-    def abandon(self) -> None:
-        """The same when something went wrong: what was yielded last is not committed."""
-        self._close(is_clean=False)
+    def _forget_deleted(self) -> None:
+        """There is nothing to read of a stream that is gone; who named it is told, once."""
+        there = {info.id for info in list_streams(self._port)}
+        for unit in [unit for unit in self._ends if unit[0] not in there]:
+            del self._ends[unit]
+            if unit[0] in self._named:
+                name = self._named.pop(unit[0])
+                raise StreamDeleted(f"stream {name!r} was deleted; open a consumer of the others, or of a new one")
 
-    def _close(self, *, is_clean: bool) -> None:
-        if self._closed:
-            return
-        try:
-            if self._is_auto:
-                if not is_clean:
-                    self._step_back()
-                self._note_done()
-                self._member.settle(_COMMIT_SECONDS)
-        finally:
-            self._end()
-            self._member.leave()
+    def _commit_last(self, *, is_clean: bool) -> None:
+        if not is_clean:
+            self._step_back()
+        self._note_done()
+        self._member.settle(CLOSE_SECONDS)
 
     def _step_back(self) -> None:
         """As if what was yielded last had not been: nobody knows what has become of that."""
@@ -283,13 +316,6 @@ class SpreadConsumer(Several[_Lane]):
             assert lane.lease is not None
             lane.hold(lane.lease.shard, first)
 
-    def __enter__(self) -> "SpreadConsumer":
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        self._close(is_clean=kind is None)
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        places = ", ".join(f"{stream}:{shard} at {at}" for (stream, shard), at in list(self.positions.items())[:8])
-        return f"<SpreadConsumer {self.group}: {places or 'nothing'}{state}>"
+def _has_order(stream: StreamInfo) -> bool:
+    return bool(stream.key) or stream.cleanup != "delete"

@@ -74,13 +74,13 @@ def build(hashes: U64, bytes_max: int) -> bytes:
     # Some at a time: what is made on the way then stays in the processor's cache.
     for begin in range(0, len(hashes), _AT_ONCE):
         _set(bits, blocks, hashes[begin : begin + _AT_ONCE])
-    while not blocks & 1 and _fill(bits) < _FILL_WANTED:
+    fill = _fill(bits)
+    # Two neighbours have no more bits in common than chance gives them.
+    while not blocks & 1 and 1 - (1 - fill) ** 2 <= _FILL_WANTED:
         pairs = bits.reshape(blocks // 2, 2, _BLOCK_BITS)
-        halved = (pairs[:, 0] | pairs[:, 1]).ravel()
-        if _fill(halved) > _FILL_WANTED:
-            break
-        bits, blocks = halved, blocks // 2
-    if _fill(bits) > _FILL_MAX:
+        bits, blocks = (pairs[:, 0] | pairs[:, 1]).ravel(), blocks // 2
+        fill = _fill(bits)
+    if fill > _FILL_MAX:
         return b""
     return np.packbits(bits, bitorder="little").tobytes()
 

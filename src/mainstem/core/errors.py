@@ -9,7 +9,7 @@
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
-    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction)
+    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
     │   └── Unauthenticated, Forbidden, LeftOut
@@ -219,6 +219,13 @@ class UnknownTransaction(TransactionAborted):
     Nothing of it can be read, unless it was committed so long ago that the log has forgotten it."""
 
     code = 213
+
+
+class WriterForgotten(TransactionAborted):
+    """The name of the transaction's writer was not used for so long that the log has forgotten it. Nothing of it can be
+    read; do its work again in a new one, which takes the name anew."""
+
+    code = 214
 
 
 class Unauthenticated(Refused):

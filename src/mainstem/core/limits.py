@@ -167,8 +167,6 @@ RECENT_STATISTICS_BYTES_MAX: Final = 32 * MIB
 READ_ENTRIES_MAX: Final = 256
 # One record in the form that a reader wants it in, which may be larger than the one it was written in.
 READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
-# Batches that were turned into what several readers want.
-TRANSCODED_BYTES_MAX: Final = 32 * MIB
 
 # One group of readers: its members, and how many shards change hands, or cursors move, in one step of the ledger.
 GROUPS_MAX: Final = 10_000

@@ -1,16 +1,15 @@
 """Groups of readers, for whoever looks after them: where they stand, how far behind, and setting them elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
 
-from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.consume.places import Start, offsets_at
+from mainstem.core.cursor import Cursor, Cursors
+from mainstem.core.errors import GroupBusy, InvalidCursor, InvalidSetting
 from mainstem.core.names import check_group_name
-from mainstem.core.times import to_us
-from mainstem.transport.port import GetStreamCall, OffsetsAtTimeCall, Port, StreamInfo
+from mainstem.transport.port import GetStreamCall, Port, StreamInfo
 from mainstem.transport.sharing import (
     DeleteGroupCall,
     GetGroupCall,
@@ -20,8 +19,9 @@ from mainstem.transport.sharing import (
     ResetGroupCall,
 )
 
-# Where a group is to go on: "earliest", "latest", a time, a cursor, or offsets by stream and shard.
-To = str | datetime | Cursor | Mapping[tuple[str, int], int]
+_Places = Mapping[tuple[str, int], int]
+# Where a group is to go on: "earliest", "latest", a time, cursors, or offsets by stream and shard.
+To = Start | Cursors | _Places
 # Cursors that are set in one step.
 _RESET_SHARDS_MAX: Final = 10_000
 
@@ -71,16 +71,22 @@ class Groups:
     ) -> Sequence[ShardReset]:
         """Let a group go on from somewhere else; by default only say what that would do.
 
-        `to` is "earliest", "latest", an aware datetime, a cursor of one of its streams, or offsets by stream and shard.
-        `streams`: only these of its streams. The group must have no members: GroupBusy if it has.
+        `to` is "earliest", "latest", an aware datetime, the cursor of a consumer, of one of its streams or of several,
+        or offsets by stream and shard, as a member's `positions`. InvalidCursor if that is no place in a stream as it
+        is now: one that was created again, or whose log was restored from before it. `streams`: only these of its
+        streams. The group must have no members: GroupBusy if it has.
         """
+        if type(dry_run) is not bool:
+            raise InvalidSetting(f"dry_run must be True or False, not {dry_run!r}")
         info = self.get(name)
-        names = self._streams_of(info, to, streams)
+        if info.member_count and not dry_run:
+            # Also if they have only just joined, and the group reads nothing yet that could be set.
+            raise GroupBusy(f"group {name!r} has members; stop them first")
         standing = {(shard.stream, shard.shard): shard.offset for shard in info.shards}
         changes: list[ShardReset] = []
         places: list[tuple[int, int, int]] = []
-        for stream in (self._port.call(GetStreamCall(name)).streams[0] for name in names):
-            for shard, offset in self._offsets(stream, to).items():
+        for stream, where in self._streams_of(info, Cursors((to,)) if isinstance(to, Cursor) else to, streams):
+            for shard, offset in self._offsets(stream, where).items():
                 changes.append(ShardReset(stream.name, shard, standing.get((stream.name, shard), 0), offset))
                 places.append((stream.id, shard, offset))
         if not dry_run and places:
@@ -93,7 +99,10 @@ class Groups:
         """Forget a group and its cursors. GroupBusy if it has members."""
         self._port.call(DeleteGroupCall(check_group_name(name)))
 
-    def _streams_of(self, info: GroupInfo, to: To, streams: Sequence[str] | None) -> Sequence[str]:
+    def _streams_of(
+        self, info: GroupInfo, to: To, streams: Sequence[str] | None
+    ) -> Sequence[tuple[StreamInfo, Start | _Places]]:
+        """The streams that are meant, each with where to go in it."""
         if isinstance(streams, str):
             streams = (streams,)
         if streams is None:
@@ -103,34 +112,26 @@ class Groups:
             raise InvalidSetting(
                 f"group {info.name!r} does not read {unknown[0]!r}; it reads {', '.join(info.streams) or 'nothing yet'}"
             )
-        if isinstance(to, Cursor):
-            streams = [name for name in streams if self._port.call(GetStreamCall(name)).streams[0].uuid == to.stream]
-            if not streams:
-                raise InvalidCursor(f"the cursor is of none of the streams that group {info.name!r} reads")
-        return streams
+        found = [self._port.call(GetStreamCall(name)).streams[0] for name in streams]
+        if not isinstance(to, Cursors):
+            return [(stream, to) for stream in found]
+        strange = {part.stream for part in to.parts} - {stream.uuid for stream in found}
+        if strange:
+            raise InvalidCursor(
+                f"the cursor is of none of these streams: {', '.join(streams)} (one that was deleted and created again "
+                "is another)"
+            )
+        return [(stream, part) for stream in found if (part := to.of(stream.uuid)) is not None]
 
-    def _offsets(self, stream: StreamInfo, to: To) -> dict[int, int]:
-        """By shard, in the bounds of what is there."""
-        if isinstance(to, Mapping):
-            wanted = {shard: offset for (name, shard), offset in to.items() if name == stream.name}
-        elif isinstance(to, Cursor):
-            wanted = dict(enumerate(to.offsets))
-        elif isinstance(to, datetime):
-            if to.tzinfo is None:
-                raise InvalidSetting("to: a time needs a time zone, for example datetime.now(UTC)")
-            wanted = dict(enumerate(self._port.call(OffsetsAtTimeCall(stream.name, to_us(to))).offsets))
-        elif to in ("earliest", "latest"):
-            wanted = dict(enumerate(stream.starts if to == "earliest" else stream.ends))
-        else:
-            raise InvalidSetting(f'to must be "earliest", "latest", a datetime, a Cursor or offsets, not {to!r}')
+    def _offsets(self, stream: StreamInfo, to: Start | _Places) -> dict[int, int]:
+        """By shard, up to the end of what is there. What was trimmed is told to whoever reads from there."""
+        if not isinstance(to, Mapping):
+            return dict(enumerate(offsets_at(self._port, to, stream)))
+        wanted = {shard: offset for (name, shard), offset in to.items() if name == stream.name}
         for shard, offset in wanted.items():
-            if not 0 <= shard < stream.shards or not stream.starts[shard] <= offset <= stream.ends[shard]:
-                raise InvalidCursor(
-                    f"offset {offset} of shard {shard} of {stream.name!r}: there is "
-                    + (
-                        f"{stream.starts[shard]} to {stream.ends[shard]}"
-                        if 0 <= shard < stream.shards
-                        else f"no such shard (0 to {stream.shards - 1})"
-                    )
-                )
+            if not 0 <= shard < stream.shards or not 0 <= offset <= stream.ends[shard]:
+                there = f"no such shard (0 to {stream.shards - 1})"
+                if 0 <= shard < stream.shards:
+                    there = f"{stream.starts[shard]} to {stream.ends[shard]}"
+                raise InvalidCursor(f"offset {offset} of shard {shard} of {stream.name!r}: there is {there}")
         return wanted

@@ -4,19 +4,22 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad, Start
+from mainstem.consume.consumer import PREFETCH_BYTES, Consumer, OnBad
 from mainstem.consume.found import Found, find
-from mainstem.consume.group_consumer import Commit, GroupConsumer
+from mainstem.consume.group_consumer import GroupConsumer
+from mainstem.consume.member_consumer import Commit
+from mainstem.consume.places import Start
 from mainstem.consume.sequence import OrderedBatches
 from mainstem.consume.several import ReadOptions, SeveralConsumer, checked_streams
 from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.cursor import Cursors
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import FolderLocked, InvalidRecord, InvalidSetting, MainstemError
+from mainstem.core.errors import FolderLocked, InvalidName, InvalidRecord, InvalidSetting, MainstemError
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.keys import check_key, key_of
 from mainstem.core.kinds import render_duration
@@ -410,6 +413,8 @@ class Hub:
         GroupConsumer. With `spread` its members share every shard batch by batch, where order does not matter: see
         SpreadConsumer.
         """
+        if type(spread) is not bool:
+            raise InvalidSetting(f"spread must be True or False, not {spread!r}")
         if spread and group is None:
             raise InvalidSetting("spread=True shares shards among the members of a group: say which, group=...")
         is_several = pattern is not None or isinstance(stream, list | tuple)
@@ -429,6 +434,8 @@ class Hub:
             several = SeveralConsumer(self._port, checked_streams(stream, pattern), pattern, start, options)
             self._open.add(several)
             return several
+        if stream is None:
+            raise InvalidName("give a stream's name, several names, or a pattern")
         if isinstance(start, Cursors):
             raise InvalidSetting("start: these are the cursors of several streams, and this is one")
         consumer = Consumer(
@@ -449,8 +456,8 @@ class Hub:
         """Writes to several streams, and cursors of several groups, that become visible together or not at all:
 
             with hub.transaction() as tx:
-                tx.send("totals", {...})
                 tx.advance(consumer)
+                tx.send("totals", {...})
 
         It ends by itself `timeout` after its first write. `writer` is a name: a hub that writes under it later fences
         this one, whose transactions are then refused.
@@ -463,7 +470,15 @@ class Hub:
         with self._writers_lock:
             if writer not in self._writers:
                 self._writers[writer] = self._port.call(OpenWriterCall(writer)).writer_epoch
-        return Transaction(self._port, self._writings, seconds, writer, self._writers[writer])
+            epoch = self._writers[writer]
+        forget = partial(self._forget_writer, writer, epoch)
+        return Transaction(self._port, self._writings, seconds, writer, epoch, forget_writer=forget)
+
+    def _forget_writer(self, writer: str, epoch: int) -> None:
+        """The log has: the next transaction takes the name anew."""
+        with self._writers_lock:
+            if self._writers.get(writer) == epoch:
+                del self._writers[writer]
 
     def sequence(
         self, stream: str, *, batch: int = 10_000, start: Start = "earliest", follow: bool = True

@@ -51,7 +51,7 @@ from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.flush import Assigned, GroupCursors, Outcome, Position, Rejected, TransactionCommitted
 from mainstem.log.group_report import GroupReports, Owners
 from mainstem.log.groups import KnownGroup
-from mainstem.log.ledger.base import StreamRow
+from mainstem.log.ledger.base import ShardKey, StreamRow
 from mainstem.log.log import Log
 from mainstem.log.spreading import SpreadGroup, starts_of
 from mainstem.log.transactions import Writer
@@ -76,6 +76,8 @@ T = TypeVar("T")
 
 # How often machines are told the time: a while after something happened, and when all is quiet.
 _TICK_SECONDS: Final = 0.05
+# How long who asks for a group waits that is about to begin; one that finds no stream does not.
+_BEGIN_SECONDS: Final = 1.0
 _BUSY_SECONDS: Final = 1.0
 # After a look at all groups, for their trends and advice, a rest of this many times as long.
 _LOOK_REST: Final = 20
@@ -93,7 +95,6 @@ class _Coordinated:
 
     name: str
     machine: Group
-    created_us: int
     # By stream, where the group begins in shards that it has never read; one that is not named, at its beginning.
     begun: dict[int, tuple[int, ...]]
     # By member: who waits for an answer, where it would begin, which streams it reads, what it calls itself.
@@ -130,11 +131,12 @@ class Coordinator:
         # The thread's own from here on.
         self._groups: dict[str, _Coordinated] = {}
         self._spreads: dict[str, SpreadGroup] = {}
-        self._rows: list[tuple[int, int]] = []
+        self._rows: list[tuple[int, int, bool]] = []
         self._shared: dict[int, SharedStream] = {}
         self._busy_until = 0.0
-        # Members that spread are about to be served.
+        # Members that spread are about to be served, because of these shards.
         self._is_serving = False
+        self._grown: deque[ShardKey] = deque()
         self._look_at = 0.0
         log.batcher.add_listener(self._on_flush)
 
@@ -200,7 +202,10 @@ class Coordinator:
             case ListGroupsCall():
                 return self._reports.list(call.after, self._known_owners())
             case GetGroupCall():
-                return self._reports.get(call.name, call.after, self._known_owners().get(call.name))
+                owners = self._known_owners().get(call.name)
+                if owners is not None and owners.members:
+                    self._await_row(call.name)
+                return self._reports.get(call.name, call.after, owners)
             case ResetGroupCall():
                 self._void(call.name)
                 self._log.groups.reset(call.name, call.offsets)
@@ -245,14 +250,24 @@ class Coordinator:
             for name, group in self._spreads.items()
         }
 
+    def _await_row(self, name: str) -> None:
+        """A group whose first member has joined this moment is about to be in the ledger."""
+        deadline = self._clock.monotonic() + _BEGIN_SECONDS
+        while self._log.ledger.group_named(name) is None and self._clock.monotonic() < deadline:
+            _NEVER.wait(_TICK_SECONDS / 5)
+
     def _void(self, name: str) -> None:
         """If the ledger says that members own shards of a group, and none of them was heard of since the start, nobody
         does any more."""
         known = self._log.groups.get(name)
         if not any(row.owner for row in known.shards.values()):
+            owners = self._known_owners().get(name)
+            if owners is not None and owners.members:
+                # They have only just joined, or there is nothing for them.
+                raise _busy(name)
             return
         if self._ask(partial(self._may_have_members, name, known)):
-            raise GroupBusy(f"group {name!r} has members, or had a moment ago; stop them first")
+            raise _busy(name)
         deadline = self._clock.monotonic() + _ASK_SECONDS
         while self._ask(lambda: name in self._groups or name in self._spreads) and self._clock.monotonic() < deadline:
             _NEVER.wait(_TICK_SECONDS)
@@ -404,15 +419,18 @@ class Coordinator:
     def _begin_spread(self, name: str) -> SpreadGroup:
         known = self._known(name)
         generation = 0 if known is None else known.row.generation
-        created_us = self._clock.now_us() if known is None else known.row.created_us
         rows = known.shards if known is not None else {}
         begun = {stream for stream, _ in rows}
 
         def start_of(group: SpreadGroup, unit: Unit) -> Position | None:
-            row = self._log.ledger.load_stream(unit.stream)
-            if unit.stream in begun or row is None or row.created_us > created_us:
+            stream = self._shared.get(unit.stream)
+            if unit.stream in begun or stream is None:
                 return None
-            offsets = starts_of(group.members, unit)
+            members = {id_: member for id_, member in group.members.items() if member.subscription.wants(stream.name)}
+            starts = [dict(member.call.starts) for member in members.values()]
+            wanted = [member.subscription for member in members.values()]
+            is_awaited = self._is_awaited(stream, wanted, self._known(name)) or not _is_known(stream.id, starts)
+            offsets = () if is_awaited else starts_of(members, unit)
             return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
 
         spread = SpreadGroup(name, self._log, self._options, generation, start_of, self._post_quietly, self._wake_log)
@@ -422,14 +440,19 @@ class Coordinator:
 
     def _on_flush(self, notice: FlushNotice) -> None:
         """In the thread that commits: members may wait for what was written."""
-        if self._spreads and notice.ends and not self._is_serving:
-            self._is_serving = True
-            self._post_quietly(self._serve)
+        if self._spreads and notice.ends:
+            self._grown.extend(notice.ends)
+            if not self._is_serving:
+                self._is_serving = True
+                self._post_quietly(self._serve)
 
     def _serve(self) -> None:
         self._is_serving = False
+        grown = set()
+        while self._grown:
+            grown.add(self._grown.popleft())
         for spread in self._spreads.values():
-            spread.serve()
+            spread.grow(grown)
 
     def _join(self, group: _Coordinated, call: JoinGroupCall) -> None:
         if len(group.machine.members) >= GROUP_MEMBERS_MAX and call.member not in group.machine.members:
@@ -460,8 +483,7 @@ class Coordinator:
             {Unit(*key): row.offset for key, row in rows.items()},
             self._clock.monotonic(),
         )
-        created_us = self._clock.now_us() if known is None else known.row.created_us
-        group = _Coordinated(name, machine, created_us, {stream: () for stream, _ in rows})
+        group = _Coordinated(name, machine, {stream: () for stream, _ in rows})
         self._groups[name] = group
         self._look_at_streams()
         self._tell_streams(group)
@@ -473,14 +495,15 @@ class Coordinator:
     def _look_at_streams(self) -> None:
         """Tell the machines if there are other streams than before, or more shards."""
         rows = [row for row in self._log.ledger.list_streams() if not row.deleted_us]
-        now = [(row.id, row.shards) for row in rows]
+        now = [(row.id, row.shards, _has_order(row)) for row in rows]
         if now == self._rows:
             return
         self._rows = now
         known = self._shared
         self._shared = {
             row.id: shared
-            if (shared := known.get(row.id)) is not None and shared.shards == row.shards
+            if (shared := known.get(row.id)) is not None
+            and (shared.shards, shared.has_order) == (row.shards, _has_order(row))
             else self._as_shared(row)
             for row in rows
         }
@@ -495,7 +518,7 @@ class Coordinator:
             StreamChange(number, generation.shards, tuple(generation.barriers))
             for number, generation in enumerate(generations, 1)
         ]
-        return SharedStream(row.id, row.name, row.shards, tuple(changes))
+        return SharedStream(row.id, row.name, row.shards, tuple(changes), _has_order(row))
 
     def _tell_streams(self, group: _Coordinated) -> None:
         before = {stream.id for stream in group.streams}
@@ -510,6 +533,15 @@ class Coordinator:
             group.is_changing = any(stream.changes for stream in streams)
             self._busy_until = self._clock.monotonic() + _BUSY_SECONDS
             self._tell(group, StreamsChanged(streams))
+            if group.is_changing:
+                self._tell_cursors(group)
+
+    def _tell_cursors(self, group: _Coordinated) -> None:
+        """Commits are told while barriers may be ahead. Those from before are in the ledger by now, and may be all that
+        there will be."""
+        known = self._known(group.name)
+        if known is not None:
+            self._tell(group, Committed({Unit(*key): row.offset for key, row in known.shards.items()}))
 
     # What machines say.
 
@@ -582,21 +614,38 @@ class Coordinator:
 
     def _start(self, group: _Coordinated, unit: Unit, owner: int) -> Position | None:
         """Where a group begins in a shard that it has never read, as the first member wants it that reads of the
-        stream. A shard or a stream that came later is read from its beginning."""
+        stream. A shard that came later, a stream that a member did not know when it joined, or one that a pattern
+        finds and that is younger than the group, is read from its beginning: nothing of it is missed."""
         if not owner:
             return None
         if unit.stream not in group.begun:
-            row = self._log.ledger.load_stream(unit.stream)
-            is_younger = row is None or row.created_us > group.created_us
-            group.begun[unit.stream] = () if is_younger else group.starts.get(owner, {}).get(unit.stream, ())
+            stream = self._shared.get(unit.stream)
+            name = "" if stream is None else stream.name
+            members = {id_: wanted for id_, wanted in group.subscriptions.items() if wanted.wants(name)}
+            is_awaited = self._is_awaited(stream, members.values(), self._known(group.name))
+            is_awaited = is_awaited or not _is_known(unit.stream, [group.starts[id_] for id_ in members])
+            group.begun[unit.stream] = () if is_awaited else group.starts.get(owner, {}).get(unit.stream, ())
         offsets = group.begun[unit.stream]
         return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
+
+    def _is_awaited(
+        self, stream: SharedStream | None, wanted: Iterable[Subscription], known: KnownGroup | None
+    ) -> bool:
+        """Whether a group is older than a stream that its pattern finds: it asked for whatever may come."""
+        if stream is None or known is None or any(stream.name in each.names for each in wanted):
+            return False
+        row = self._log.ledger.load_stream(stream.id)
+        return row is not None and row.created_us > known.row.created_us
 
     def _on_changed(self, group: _Coordinated, change: ChangeOwners, result: Outcomes | MainstemError) -> None:
         error = _error(result)
         if error is not None:
             if not isinstance(error, Fenced):
                 logger.warning(LogEvent("owners of a group could not be noted", group=group.name, reason=error))
+                if not error.retriable:
+                    # It would be the same if they joined anew.
+                    for member in tuple(group.waiting):
+                        self._answer(group, member, error)
             self._tell(group, OwnersRefused())
             return
         assert not isinstance(result, MainstemError)
@@ -605,6 +654,19 @@ class Coordinator:
         cursors = {Unit(stream, shard): offset for stream, shard, offset in assigned.cursors}
         self._busy_until = self._clock.monotonic() + _BUSY_SECONDS
         self._tell(group, OwnersChanged(assigned.generation, cursors))
+
+
+def _is_known(stream: int, starts: Iterable[Mapping[int, tuple[int, ...]]]) -> bool:
+    """Whether all who want a stream knew it when they joined."""
+    return all(stream in known for known in starts)
+
+
+def _has_order(row: StreamRow) -> bool:
+    return bool(row.key) or row.cleanup != "delete"
+
+
+def _busy(name: str) -> GroupBusy:
+    return GroupBusy(f"group {name!r} has members, or had a moment ago; stop them first")
 
 
 def _error(result: Outcomes | MainstemError) -> MainstemError | None:

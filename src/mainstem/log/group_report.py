@@ -137,13 +137,14 @@ class GroupReports:
         row = self._ledger.load_stream(stream)
         if row is None or row.deleted_us:
             return None
-        end = self._ledger.load_shard(stream, shard).stable
-        since = self._unread_since(key, at.offset, end)
+        there = self._ledger.load_shard(stream, shard)
+        end = there.stable
+        since = self._unread_since(key, max(at.offset, there.start), end)
         seconds = 0.0 if since is None else max(now_us - since, 0) / 1_000_000
         next_member = owners.targets.get(Unit(stream, shard), 0)
         owner = 0 if at.owner == owners.spread_by else at.owner
         return GroupShard(
-            row.name, stream, shard, at.offset, end, seconds, at.committed_us, owner, next_member=next_member
+            *(row.name, stream, shard, at.offset, end, seconds, at.committed_us, owner, next_member), start=there.start
         )
 
     def _unread_since(self, key: ShardKey, offset: int, end: int) -> int | None:
@@ -158,7 +159,11 @@ class GroupReports:
     ) -> tuple[LagReport, GroupAdvice | None]:
         now = self._clock.monotonic()
         behind = [
-            Behind(shard.offset, shard.end, now_us - round(shard.seconds * 1_000_000) if shard.records else None)
+            Behind(
+                shard.end - shard.records,
+                shard.end,
+                now_us - round(shard.seconds * 1_000_000) if shard.records else None,
+            )
             for shard in shards
         ]
         with self._lock:

@@ -65,6 +65,8 @@ class SharedReads:
         self._bytes_max = bytes_max
         self._bytes_min = self._room = bytes_max if bytes_min is None else min(bytes_min, bytes_max)
         self._bytes = 0
+        # Of these, what was made of batches for who does not want them as they are.
+        self.made_bytes = 0
         # Of each, where its stretches begin, ascending. They may overlap.
         self._bases: dict[_Key, list[int]] = {}
         # The least recently used first.
@@ -134,9 +136,9 @@ class SharedReads:
             if before is None:
                 bisect.insort(self._bases.setdefault(key, []), stretch.base)
             else:
-                self._bytes -= before.size
+                self._count(key, -before.size)
             self._kept[key, stretch.base] = stretch
-            self._bytes += stretch.size
+            self._count(key, stretch.size)
             while self._bytes > self._room and len(self._kept) > 1:
                 self._let_go(*next(iter(self._kept)))
 
@@ -144,7 +146,8 @@ class SharedReads:
         """Keep nothing any more."""
         with self._lock:
             self.version += 1
-            self._bytes_max = self._bytes_min = self._room = self._bytes = self._gone_bytes = 0
+            self._bytes_max = self._bytes_min = self._room = 0
+            self._bytes = self.made_bytes = self._gone_bytes = 0
             for kept in (self._bases, self._kept, self._met, self._gone):
                 kept.clear()
 
@@ -168,12 +171,17 @@ class SharedReads:
             self._gone_bytes -= self._gone.popitem(last=False)[1]
 
     def _drop(self, key: _Key, base: int) -> None:
-        self._bytes -= self._kept.pop((key, base)).size
+        self._count(key, -self._kept.pop((key, base)).size)
         self._met.discard((key, base))
         bases = self._bases[key]
         del bases[bisect.bisect_left(bases, base)]
         if not bases:
             del self._bases[key]
+
+    def _count(self, key: _Key, size: int) -> None:
+        self._bytes += size
+        if key[1] is not None:
+            self.made_bytes += size
 
 
 def about(batches: Sequence[FetchedBatch], bytes_max: int, first: int = 0) -> list[FetchedBatch]:

@@ -6,6 +6,7 @@ the first member comes, so that the commits of an older coordinator are refused 
 happens in the coordinator's thread.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from mainstem.cluster.assignment import Unit
 from mainstem.cluster.events import SharedStream, Subscription
 from mainstem.cluster.group import GroupOptions
 from mainstem.cluster.spread import Spread
-from mainstem.core.errors import Busy, Closed, Fenced, MainstemError
+from mainstem.core.errors import Busy, Closed, Fenced, InvalidRequest, MainstemError
+from mainstem.core.events import Event
 from mainstem.core.identity import new_producer_id
 from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, SPREAD_LEASES_MAX
 from mainstem.log.batcher import Outcomes
@@ -25,6 +27,8 @@ from mainstem.log.ledger.base import Entry
 from mainstem.log.log import Log
 from mainstem.transport.port import Answer, Answered
 from mainstem.transport.sharing import Lease, LeaseGroupCall, Leases
+
+logger = logging.getLogger("mainstem.log")
 
 # Rows of the ledger that are looked at for one shard at a time.
 _ENTRIES: Final = 64
@@ -45,9 +49,9 @@ class SpreadMember:
     request: int = 0
     is_committing: bool = False
     lost: tuple[int, ...] = ()
-    # Whether it has a lease that it was not told of, and the number of the last one.
-    has_more: bool = False
-    given_at: int = 0
+    # Whether it has other leases than it was told, and the bytes of all that it was given.
+    has_news: bool = False
+    given_bytes: int = 0
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=_FINISHED))
 
 
@@ -77,7 +81,11 @@ class SpreadGroup:
         # Numbers of leases are those of the generation that begins now.
         self._spread = Spread(generation + 1)
         self._owned: set[Unit] = set()
+        # Those in which there may be something that is not planned.
+        self._grown: set[Unit] = set()
         self._streams: tuple[SharedStream, ...] = ()
+        # Streams that members want and cannot have here; it was said.
+        self._left_out: set[int] = set()
         self._is_changing = False
         # Cursors that the ledger is being told, and those that it is to be told next, with who waits for them.
         self._committing = False
@@ -102,7 +110,7 @@ class SpreadGroup:
         member = self.members.get(call.member)
         if member is None:
             member = self.members[call.member] = SpreadMember(
-                call, Subscription(frozenset(call.streams), call.pattern), now
+                call, Subscription(frozenset(call.streams), call.pattern), now, given_bytes=self._least_given()
             )
             self._take_shards()
         if member.answered is not None:
@@ -114,9 +122,10 @@ class SpreadGroup:
         if member.is_committing:
             self._waiting.append((member, member.request))
         held = set(call.held)
-        for lease in self._spread.held_by(call.member):
+        for lease in tuple(self._spread.held_by(call.member).values()):
             if lease.number not in held:
                 self._spread.give_back(lease)
+                member.has_news = True
         self._commit()
         self.serve()
 
@@ -126,7 +135,7 @@ class SpreadGroup:
             return number in member.finished
         unit, low = moved
         self._moved[unit] = low
-        if all(lease.number != number for lease in self._spread.held_by(member.call.member)):
+        if number not in self._spread.held_by(member.call.member):
             member.finished.append(number)
         return True
 
@@ -149,6 +158,13 @@ class SpreadGroup:
             self.leave(id_)
         self.serve()
 
+    def grow(self, units: Iterable[tuple[int, int]]) -> None:
+        """Something was written or trimmed, here and elsewhere."""
+        found = self._owned.intersection(Unit(*unit) for unit in units)
+        if found:
+            self._grown |= found
+            self.serve()
+
     def refuse(self, error: MainstemError) -> None:
         """Answer everybody with an error."""
         for member in self.members.values():
@@ -162,33 +178,34 @@ class SpreadGroup:
         """Give out what can be, and answer who waits for it, or has waited long enough."""
         now = self._clock.monotonic()
         if not self.is_over:
-            self._give(now)
+            self._give()
         for id_, member in list(self.members.items()):
             call = member.call
             is_due = (
-                call.done or not call.patient or member.has_more or now >= member.asked_at + self._options.heartbeat
+                call.done or not call.patient or member.has_news or now >= member.asked_at + self._options.heartbeat
             )
             if member.answered is not None and is_due and not member.is_committing and not self._is_changing:
                 self._answer(id_, member)
-        for id_ in self.members:
-            self._spread.prolong(id_, now)
 
-    def _give(self, now: float) -> None:
+    def _least_given(self) -> int:
+        return min((member.given_bytes for member in self.members.values()), default=0)
+
+    def _give(self) -> None:
         """One lease each to those who want some, then the next, until nobody does or nothing is left. Who was given
-        something longest ago comes first."""
+        least comes first: taking turns would be unfair where what is written to the shards takes turns, too."""
         is_planned = False
         while True:
             wanting = [id_ for id_, member in self.members.items() if self._is_wanting(id_, member)]
-            for id_ in sorted(wanting, key=lambda id_: self.members[id_].given_at):
-                lease = self._spread.lease(id_, now)
+            for id_ in sorted(wanting, key=lambda id_: self.members[id_].given_bytes):
+                lease = self._spread.lease(id_)
                 if lease is None and not is_planned:
                     is_planned = True
                     self._plan()
-                    lease = self._spread.lease(id_, now)
+                    lease = self._spread.lease(id_)
                 if lease is None:
                     return
-                self.members[id_].has_more = True
-                self.members[id_].given_at = lease.number
+                self.members[id_].has_news = True
+                self.members[id_].given_bytes += lease.bytes
             if not wanting:
                 return
 
@@ -197,17 +214,18 @@ class SpreadGroup:
         return member.answered is not None and len(self._spread.held_by(id_)) < wanted
 
     def _answer(self, id_: int, member: SpreadMember) -> None:
-        leases = tuple(Lease(lease.number, *lease.unit, lease.first, lease.end) for lease in self._spread.held_by(id_))
+        held = self._spread.held_by(id_).values()
+        leases = tuple(Lease(lease.number, *lease.unit, lease.first, lease.end) for lease in held)
         others = any(self._spread.held_by(other) for other in self.members if other != id_)
         options = self._options
         found = Leases(leases, member.lost, others, options.heartbeat, options.session_timeout)
-        answered, member.answered, member.has_more = member.answered, None, False
+        answered, member.answered, member.has_news = member.answered, None, False
         assert answered is not None
         answered(Answer(leases=found))
 
     def _plan(self) -> None:
         """Have the ranges that follow what is planned cut up, as far as there is room."""
-        for unit in self._owned:
+        for unit in tuple(self._grown):
             while self._spread.room(unit) > 0:
                 at = self._spread.next_offset(unit)
                 shard = self._log.ledger.load_shard(*unit)
@@ -217,6 +235,7 @@ class SpreadGroup:
                 if not entries:
                     if at < shard.start:  # nothing is left of it
                         self._spread.extend(unit, [(at, shard.start, 0)])
+                    self._grown.discard(unit)
                     break
                 self._spread.extend(unit, _ranges(entries, at))
 
@@ -227,19 +246,20 @@ class SpreadGroup:
         self._streams = tuple(streams)
         there = {Unit(stream.id, shard) for stream in self._streams for shard in range(stream.shards)}
         for unit in self._owned - there:
-            self._spread.close(unit)
+            self._close(unit)
             self._moved.pop(unit, None)
         self._owned &= there
         self._take_shards()
 
     def _wanted(self) -> list[Unit]:
         subscriptions = {member.subscription for member in self.members.values()}
-        return [
-            Unit(stream.id, shard)
-            for stream in self._streams
-            if any(wanted.wants(stream.name) for wanted in subscriptions)
-            for shard in range(stream.shards)
-        ]
+        streams = [stream for stream in self._streams if any(wanted.wants(stream.name) for wanted in subscriptions)]
+        for stream in streams:
+            if stream.has_order and stream.id not in self._left_out:
+                self._left_out.add(stream.id)
+                text = "a stream with a key is left out of a group that spreads: it is read whole, or not at all"
+                logger.warning(Event(text, group=self.name, stream=stream.name))
+        return [Unit(stream.id, shard) for stream in streams if not stream.has_order for shard in range(stream.shards)]
 
     def _take_shards(self) -> None:
         """Be the owner of all that members want."""
@@ -283,14 +303,19 @@ class SpreadGroup:
                 self._owned.add(unit)
             else:
                 self._owned.discard(unit)
-                self._spread.close(unit)
+                self._close(unit)
         for stream, shard, offset in outcome.cursors:
             self._spread.open(Unit(stream, shard), offset)
+            self._grown.add(Unit(stream, shard))
         if self.members:
             self._take_shards()
         else:
             self._let_go()
         self.serve()
+
+    def _close(self, unit: Unit) -> None:
+        self._spread.close(unit)
+        self._grown.discard(unit)
 
     def _commit(self) -> None:
         """Have the ledger note the group's cursors. One commit at a time: what moves meanwhile is gathered."""
@@ -336,7 +361,9 @@ class SpreadGroup:
     def _end(self, error: MainstemError) -> None:
         """The group was reset or deleted, or is somebody else's: members ask anew, and it begins anew for them."""
         self.is_over = True
-        self.refuse(error if isinstance(error, Closed) else Busy(f"group {self.name!r} begins anew: {error}"))
+        # What is wrong with the group as such would be wrong each time: then that is what they hear.
+        is_final = type(error) in (Closed, InvalidRequest)
+        self.refuse(error if is_final else Busy(f"group {self.name!r} begins anew: {error}"))
 
 
 def _ranges(entries: Iterable[Entry], at: int) -> Iterator[tuple[int, int, int]]:

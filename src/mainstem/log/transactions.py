@@ -58,6 +58,7 @@ from mainstem.log.flush import (
 
 TRANSACTION_ID_MAX: Final = (1 << 63) - 1
 TRANSACTION_SECONDS_DEFAULT: Final = 60.0
+_ADVICE: Final = "Nothing of it was kept; do its work again in a new one"
 # Transactions that ended without a commit, and why, so that their clients can be told.
 _ENDED_MAX: Final = TRANSACTIONS_OPEN_MAX
 # What each batch and each cursor take in a command at most, beside summaries, and all else.
@@ -419,10 +420,9 @@ class Transactions:
             raise self._aborted(transaction)
 
     def _aborted(self, transaction: int) -> TransactionAborted:
-        why = self._ended.get(transaction, "it is over")
-        return TransactionAborted(
-            f"transaction {transaction:x} was aborted: {why}. Nothing of it was kept; do its work again in a new one"
-        )
+        # Why may say so itself.
+        why = self._ended.get(transaction, "it is over").removesuffix(f". {_ADVICE}")
+        return TransactionAborted(f"transaction {transaction:x} was aborted: {why}. {_ADVICE}")
 
     # What others ask.
 

@@ -37,6 +37,7 @@ class Chunk:
     """
 
     __slots__ = (
+        "ahead",
         "atomic_in",
         "bases",
         "batch",
@@ -108,6 +109,8 @@ class Chunk:
         self.bases: dict[int, int] = {}
         # The records once encoded, until their fate is known: they may have to be split over other shards.
         self.source: pa.RecordBatch | Encoded | None = None
+        # What it became before its turn to be shipped came, and the generation of the stream then.
+        self.ahead: tuple[int, list[Batch]] | None = None
         self.error: MainstemError | None = None
         # Whether somebody got the error from an ack.
         self.is_told = False
@@ -155,7 +158,7 @@ class Chunk:
     def leave_out(self, share: float, source: int, first: int) -> int:
         """Keep a share of the records, which have numbers from `first` on at their source; how many are left out. What
         must be whole, or was encoded before, stays as it is."""
-        if self.atomic_in is not None or self.source is not None or self.kept is not None:
+        if self.atomic_in is not None or self.source is not None or self.ahead is not None or self.kept is not None:
             return 0
         is_kept = sampling.kept(self.count, share, source, first)
         self.share = share
@@ -164,6 +167,10 @@ class Chunk:
 
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
+        if self.ahead is not None:
+            (generation, batches), self.ahead = self.ahead, None
+            if generation == self.stream.generation:
+                return batches
         if self.atomic_in not in (None, self.stream.generation):
             self._check_atomic()
         if self.source is not None:
@@ -180,6 +187,11 @@ class Chunk:
             batch, keys = self._sampled(batch, keys, self.kept)
         self.source = batch
         return self._split(batch, keys, sticky, compression)
+
+    def encode_ahead(self, sticky: int, compression: str | None) -> None:
+        """Do now what `encode` would do, which then only hands it over, if the stream is still cut into its shards as
+        it was."""
+        self.ahead = (self.stream.generation, self.encode(sticky, compression))
 
     def _sampled(
         self, batch: pa.RecordBatch, keys: pa.BinaryArray | None, kept: npt.NDArray[np.int64]

@@ -36,6 +36,7 @@ from mainstem.core.limits import (
     JSON_ROWS_BYTES_MAX,
     KEY_BYTES_MAX,
     KIB,
+    MIB,
 )
 from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents, SchemaOf, is_worth_statistics, no_schema
@@ -47,9 +48,15 @@ from mainstem.registry.rows import converter_of, verify
 _KNOWN_MAX: Final = 10_000
 # What a field of a row in JSON counts beside its size: making the smallest takes half a microsecond.
 _VALUE_BYTES: Final = 32
-# Batches that are larger take milliseconds to look through; rows, which are proven column by column, begin sooner.
+# Batches that are larger take a millisecond or more to look through: plain values are gone over a few times, keys and
+# headers are looked at one by one, and rows are proven column by column. What is shorter is looked at at once: a thread
+# beside others that work waits for the interpreter again and again.
+_LONG_VALUES_BYTES: Final = 2 * MIB
+_LONG_ROWS_BYTES: Final = 512 * KIB
 _LONG_BYTES: Final = 256 * KIB
-_LONG_ROWS_BYTES: Final = 64 * KIB
+_LONG_WIDE_BYTES: Final = 64 * KIB
+# Rows are wide if their schema is longer: that is about forty columns.
+_WIDE_SCHEMA_BYTES: Final = 4 * KIB
 
 
 def _no_versions(stream: int) -> Sequence[VersionRow]:
@@ -96,13 +103,21 @@ class Gateway:
 
     def is_long(self, header: BatchHeader) -> bool:
         """Whether a batch takes so long to admit that others should not wait for it."""
-        if header.raw_len > (_LONG_ROWS_BYTES if header.schema_id else _LONG_BYTES):
-            return True
+        size = header.raw_len
         if header.schema_id:
-            return False
+            return size > _LONG_ROWS_BYTES or (size > _LONG_WIDE_BYTES and self._is_wide(header))
+        if size > (_LONG_BYTES if header.layout & (HAS_KEY | HAS_HEADERS) else _LONG_VALUES_BYTES):
+            return True
         row = self._stream_of(header.stream)
         # JSON is to be read, and a single `{}` may be a row of two thousand columns.
         return row is not None and row.schema_id != 0
+
+    def _is_wide(self, header: BatchHeader) -> bool:
+        """Whether rows of the stream have many columns; which schema a header names is not checked yet."""
+        row = self._stream_of(header.stream)
+        if row is None or not row.schema_id:
+            return False
+        return len(self._schema_of(row.schema_id).serialized) > _WIDE_SCHEMA_BYTES
 
     def admit(self, header: BatchHeader, data: bytes, *, acknowledge: bool) -> Batch | MainstemError:
         """The batch, safe to store, or why not. What will be acknowledged may be repeated and so needs a number."""

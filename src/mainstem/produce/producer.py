@@ -461,7 +461,6 @@ class Producer:
         chunks: list[Chunk] = []
         for batch in batches:
             with DeferredInterrupt(), self._shipping.lock:
-                # What was sent before goes before.
                 self._roll()
             if not is_refused_whole:
                 self._shipping.await_room(batch.nbytes)
@@ -479,18 +478,21 @@ class Producer:
         atomic_in: int | None,
     ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
+        parcel = self._new_parcel()
+        chunk = Chunk(info, self._clock.now_us(), parcel, _NOBODY, rows)
+        chunk.batch = batch
+        chunk.chosen = shard
+        chunk.pinned = pinned
+        chunk.atomic_in = atomic_in
+        chunk.seal()
+        parcel.chunks.append(chunk)
+        parcel.size = batch.nbytes
+        self._shipping.encode_ahead(chunk)
         with DeferredInterrupt(), self._shipping.lock:
             self._shipping.check_open()
-            # Or the thread that owns the chunks could add a record to this one before it is sealed.
-            self._claim()
+            # What was sent before goes before.
             self._roll()
-            chunk = self._begin_chunk(info, rows)
-            chunk.batch = batch
-            chunk.chosen = shard
-            chunk.pinned = pinned
-            chunk.atomic_in = atomic_in
-            self._add_filled(batch.nbytes)
-            self._roll()
+            self._shipping.queue(parcel)
             return chunk
 
     # The buffer. Called with the lock held.

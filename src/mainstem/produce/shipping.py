@@ -96,6 +96,18 @@ class Shipping:
         self._buffered += parcel.size
         self._rolled.append(parcel)
 
+    def encode_ahead(self, chunk: Chunk) -> None:
+        """In the thread of whoever sends a table, before it is queued: the hub's thread, which ships most of them, has
+        the connection to look after. A sender that must not wait leaves it to that one, and so does one of whose
+        records only a share is kept: which, is known when they are shipped."""
+        if self.takes_all or self._port.write_share < 1.0:
+            return
+        self._sticky += 1
+        try:
+            chunk.encode_ahead(self._sticky, self._options.compression)
+        except MainstemError as error:
+            chunk.error = error
+
     def under_way(self) -> list[Parcel]:
         """With the lock held: all whose fate is not known."""
         return [*self._waiting, *self._rolled]
@@ -264,7 +276,8 @@ class Shipping:
         """The parcel as batches, and the chunk that each of them came from."""
         batches: list[Batch] = []
         owners: list[Chunk] = []
-        self._sticky += 1
+        if parcel.chunks[0].ahead is None:
+            self._sticky += 1
         for chunk in parcel.chunks:
             if chunk.bases or chunk.error is not None:
                 continue  # of a parcel that came back: this one did not

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +25,7 @@ from mainstem.core.errors import (
     Refused,
     StaleGeneration,
     TransactionAborted,
+    WriterForgotten,
 )
 from mainstem.core.limits import APPEND_BATCHES_MAX, MIB, TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
@@ -52,11 +53,12 @@ _COMMIT_SECONDS: Final = ProducerOptions().delivery_timeout
 assert _HELD_BATCHES_MAX <= APPEND_BATCHES_MAX
 
 
+@runtime_checkable
 class Advancing(Protocol):
     """A consumer whose group's cursors a transaction can move."""
 
-    def begin_advance(self) -> CommitCursorsCall | None:
-        """How far it has read, if that is not committed yet."""
+    def begin_advance(self, transaction: int) -> CommitCursorsCall | None:
+        """How far it has read, if that is not committed yet. Only one transaction at a time may ask."""
         ...
 
     def end_advance(self, cursors: CommitCursorsCall) -> None:
@@ -217,9 +219,12 @@ class Transaction:
         writer: str = "",
         epoch: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        forget_writer: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 < seconds <= TRANSACTION_SECONDS_MAX:
-            raise InvalidSetting(f"a transaction may last up to {TRANSACTION_SECONDS_MAX} seconds, not {seconds:g}")
+            raise InvalidSetting(
+                f"a transaction may last more than 0 and up to {TRANSACTION_SECONDS_MAX} seconds, not {seconds:g}"
+            )
         port.check_usable()
         port.check_writable()
         self.id = secrets.randbits(62) + 1
@@ -228,8 +233,10 @@ class Transaction:
         self._writings = writings
         self._writing: Writing | None = None
         self._staging = Staging(self.id, 0, seconds, writer, epoch)
+        self._forget_writer = forget_writer
         self._deadline = 0.0
-        self._advanced: dict[Advancing, CommitCursorsCall] = {}
+        # Consumers that were advanced, and how far each moves its group, if at all.
+        self._advanced: dict[Advancing, CommitCursorsCall | None] = {}
         self._offsets: dict[tuple[str, int], tuple[int, int]] | None = None
         self._is_over = False
         # Whether the log was asked to commit; whether it is not known what came of it.
@@ -260,13 +267,34 @@ class Transaction:
         """Add a table: see Producer.send_batch."""
         self._producer().send_batch(stream, data, shard=shard)
 
-    def advance(self, consumer: Advancing) -> None:
-        """Move the cursor of the consumer's group behind what it has yielded so far, when this is committed. The
-        consumer must have been opened with commit="manual"."""
+    def advance(self, *consumers: Advancing) -> None:
+        """Move the cursors of these consumers' groups behind what they have yielded so far, when this is committed.
+        They must have been opened with commit="manual".
+
+        Call it first in the block, with all consumers whose records it works on: from then on whatever goes wrong sets
+        them back to where their groups stand, so that the same records come again. So does Fenced here, which says that
+        one of them has lost a shard, and aborts the transaction.
+        """
         self._check_open()
-        cursors = consumer.begin_advance()
-        if cursors is not None:
-            self._advanced[consumer] = cursors
+        for consumer in consumers:
+            if not isinstance(consumer, Advancing):
+                raise InvalidRequest(
+                    'a transaction moves the cursor of a consumer that was opened with group=... and commit="manual", '
+                    f"not of {consumer!r}"
+                )
+        found: dict[Advancing, CommitCursorsCall | None] = {}
+        try:
+            for consumer in consumers:
+                found[consumer] = consumer.begin_advance(self.id)
+        except BaseException as error:
+            is_wrong_call = type(error) is InvalidRequest
+            others = [each for each in consumers if not (is_wrong_call and each is consumer)]
+            # All of them are set back when this is aborted, but for one that cannot be advanced at all.
+            self._advanced = dict.fromkeys(others) | self._advanced | found
+            if not is_wrong_call:
+                self.abort()
+            raise
+        self._advanced.update(found)
 
     def _producer(self) -> Producer:
         if self._writing is not None and not self._is_over:
@@ -300,6 +328,8 @@ class Transaction:
         try:
             answer = self._commit()
         except BaseException as error:
+            if isinstance(error, WriterForgotten):
+                self._forget_writer()
             self._is_in_doubt = self._is_asked and not isinstance(error, _REFUSALS)
             if self._is_in_doubt:
                 error.add_note(f"No answer came: it is not known whether transaction {self.id:x} was committed.")
@@ -307,7 +337,8 @@ class Transaction:
             raise
         self._is_over = True
         for consumer, cursors in self._advanced.items():
-            consumer.end_advance(cursors)
+            if cursors is not None:
+                consumer.end_advance(cursors)
         self._offsets = {
             (self._name(place.stream), place.shard): (place.base, place.count) for place in answer.committed
         }
@@ -320,7 +351,7 @@ class Transaction:
             self._writing.producer.flush()
             self._writing.port.check()
             batches, whole = self._writing.port.batches, not self._writing.port.is_begun
-        cursors = tuple(self._advanced.values())
+        cursors = tuple(cursors for cursors in self._advanced.values() if cursors is not None)
         if not batches and not cursors:
             return Answer()
         call = CommitTransactionCall(self.id, batches, cursors, self._staging.writer, self._staging.epoch)
@@ -349,9 +380,9 @@ class Transaction:
         if writing is not None:
             self._writings.forget()
             self._let_go(writing)
-        for consumer in self._advanced:
+        for consumer, cursors in self._advanced.items():
             # Also if one is closed: the reason of the end is what is to be seen.
-            quietly(consumer.doubt if self._is_in_doubt else consumer.rewind)
+            quietly(consumer.rewind if cursors is None or not self._is_in_doubt else consumer.doubt)
 
     def _let_go(self, writing: Writing) -> None:
         # What is still under way should not come after the end; if it does, the transaction is ended by its time.

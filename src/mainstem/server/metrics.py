@@ -84,7 +84,7 @@ METRICS: Final = (
         "Times that a reader got such a batch made for another.",
         "batches_transcoded_shared",
     ),
-    Metric("mainstem_transcoded_bytes", GAUGE, "Memory of batches made for several readers.", "transcoded_bytes"),
+    Metric("mainstem_transcoded_bytes", GAUGE, "Memory of batches that were made for readers.", "transcoded_bytes"),
     Metric("mainstem_batches_refused_total", COUNTER, "Batches refused at the door.", "batches_refused"),
     Metric(
         "mainstem_unknown_streams_total",

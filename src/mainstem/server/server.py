@@ -485,9 +485,9 @@ class Server:
             "unknown_streams": self.gateway.unknown_streams,
             "batches_refused": self.gateway.refused,
             "batches_repeated": self.batches_repeated,
-            "batches_transcoded": self.selections.cache.made,
-            "batches_transcoded_shared": self.selections.cache.shared,
-            "transcoded_bytes": self.selections.cache.bytes,
+            "batches_transcoded": self.selections.tally.made,
+            "batches_transcoded_shared": self.selections.tally.shared,
+            "transcoded_bytes": self.log.reader.shared.made_bytes,
             "receive_bytes": self._receive_budget.used,
             "requests_forbidden": self.guard.audit.refused,
         }

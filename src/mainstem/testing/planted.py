@@ -25,7 +25,7 @@ import msgspec
 from mainstem.cluster.group import Group
 from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload, schema
-from mainstem.core.batch import Buffer
+from mainstem.core.batch import Batch, Buffer
 from mainstem.core.errors import FolderUnusable, InvalidSchema, LedgerDamaged, ProtocolError
 from mainstem.log import (
     backup_folder,
@@ -465,15 +465,18 @@ def forget_cursors() -> Iterator[None]:
 
 
 @_bug
-def commit_by_halves() -> Iterator[None]:
-    """Of what a transaction has written to several streams, only what is in the first becomes visible."""
-    add = transactions._Numbering.add
+def write_beside_transactions() -> Iterator[None]:
+    """What a transaction writes is visible at once, whatever becomes of it; only its cursors wait for the commit."""
+    from mainstem.produce.transaction import StagingPort
 
-    def add_some(self: Any, frame: Any) -> None:
-        if not self._shards or frame.stream in {stream for stream, _ in self._shards}:
-            add(self, frame)
+    def append(self: Any, batches: Sequence[Batch], timeout: float, done: Any) -> None:
+        numberless = {"producer": 0, "producer_epoch": 0, "sequence": 0}
+        self._port.append_unacknowledged(
+            [Batch(msgspec.structs.replace(batch.header, **numberless), batch.payload) for batch in batches]
+        )
+        done([0] * len(batches))
 
-    with _patched(transactions._Numbering, "add", add_some):
+    with _patched(StagingPort, "append", append):
         yield
 
 

@@ -135,7 +135,8 @@ class Leases(msgspec.Struct, frozen=True, array_like=True):
 
 class GroupShard(msgspec.Struct, frozen=True):
     """Where a group stands in a shard: `offset` is what it reads next, `end` where the shard ends. `member` owns it, 0
-    if nobody does; `next_member` shall have it. `seconds` is the age of the first record that is unread."""
+    if nobody does; `next_member` shall have it. `seconds` is the age of the first record that is unread. What is before
+    `start` is there no more."""
 
     stream: str
     stream_id: int
@@ -146,11 +147,12 @@ class GroupShard(msgspec.Struct, frozen=True):
     committed_us: int
     member: int
     next_member: int = 0
+    start: int = 0
 
     @property
     def records(self) -> int:
-        """How many records are unread."""
-        return max(0, self.end - self.offset)
+        """How many records are unread, of those that are there."""
+        return max(0, self.end - max(self.offset, self.start))
 
 
 class GroupMember(msgspec.Struct, frozen=True):

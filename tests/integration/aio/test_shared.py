@@ -7,7 +7,7 @@ import pytest
 
 import mainstem
 import mainstem.aio
-from mainstem.core.errors import InvalidName, InvalidRequest, InvalidSetting, TransactionAborted
+from mainstem.core.errors import Fenced, InvalidName, InvalidRequest, InvalidSetting, TransactionAborted
 from tests.integration.aio.conftest import Open, Run
 
 
@@ -148,14 +148,36 @@ def test_read_transform_write(open_hub: Open, run: Run[Any]) -> None:
             async with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
                 async for batch in consumer.batches():
                     async with hub.transaction() as tx:
+                        await tx.advance(consumer)
                         for record in batch.records():
                             await tx.send("doubled", b"%d" % (2 * int(record.value or b"")))
-                        await tx.advance(consumer)
                 tx = await hub.transaction()
                 with pytest.raises(InvalidRequest):
                     await tx.advance(object())  # type: ignore[arg-type]
             assert await values(hub, "doubled") == [2 * n for n in range(30)]
             assert (await hub.groups.get("g")).records == 0
+
+    run(main())
+
+
+def test_a_refused_advance_sets_all_consumers_back(open_hub: Open, run: Run[Any]) -> None:
+    async def main() -> None:
+        async with open_hub() as hub:
+            await fill(hub, "one", 5)
+            await fill(hub, "two", 5)
+            async with (
+                hub.consumer("one", group="g1", start="earliest", commit="manual") as one,
+                hub.consumer("two", group="g2", start="earliest", commit="manual") as two,
+            ):
+                first = [await consumer.poll(10) for consumer in (one, two)]
+                # As if another member had had its shard for a while.
+                core: Any = one._core
+                core._lost.extend(core._committed)
+                with pytest.raises(Fenced):
+                    async with hub.transaction() as tx:
+                        await tx.advance(one, two)
+                again = [await consumer.poll(10) for consumer in (one, two)]
+                assert [record and record.offset for record in again] == [record and record.offset for record in first]
 
     run(main())
 

@@ -76,6 +76,24 @@ def test_two_members_and_manual_commits(open_hub: Open, run: Run[None]) -> None:
     run(main())
 
 
+def test_records_are_committed_within_a_batch(open_hub: Open, run: Run[None]) -> None:
+    async def main() -> None:
+        async with open_hub() as hub:
+            await hub.streams.create("orders")
+            async with hub.producer() as producer:
+                await producer.send_many("orders", [b"x"] * 1000)
+            async with hub.consumer("orders", group="g", start="earliest") as consumer:
+                record = await consumer.poll(30)
+                while not (await hub.groups.get("g")).shards[0].offset:
+                    await asyncio.sleep(0.01)
+                    record = await consumer.poll()
+                    assert record is not None
+                assert record is not None
+                assert 0 < (await hub.groups.get("g")).shards[0].offset <= record.offset < 999
+
+    run(main())
+
+
 def test_several_streams_and_a_pattern(open_hub: Open, run: Run[None]) -> None:
     async def main() -> None:
         async with open_hub() as hub:

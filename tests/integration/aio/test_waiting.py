@@ -61,7 +61,8 @@ def test_a_thousand_idle_consumers_cost_few_threads_and_no_time(open_hub: Open, 
     deadline = time.monotonic() + 10
     while threading.active_count() > threads_before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == threads_before
+    # Fewer, if a thread of another test was still about to end when they were counted.
+    assert threading.active_count() <= threads_before
 
 
 @pytest.mark.parametrize("where", [None, "_offset >= 0"], ids=["all", "matching"])

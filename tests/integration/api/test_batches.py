@@ -193,21 +193,20 @@ def test_a_table_comes_after_what_was_sent_before(hub, orders):
 
 def test_a_record_sent_while_another_thread_sends_a_table_is_its_own(tmp_path):
     """The thread that sends record by record takes no lock. The moment that matters is made long: the other thread's
-    table has its place in the buffer and is not sealed yet."""
+    table is made and not queued yet."""
     with mainstem.open(tmp_path) as hub:
         hub.streams.create("orders")
         producer = hub.producer(linger=60)
         producer.send("orders", b"first")
         begun, sent = threading.Event(), threading.Event()
-        begin = producer._begin_chunk
+        encode = producer._shipping.encode_ahead
 
-        def begin_slowly(info, rows):
-            chunk = begin(info, rows)
+        def encode_slowly(chunk):
+            encode(chunk)
             begun.set()
             sent.wait(0.3)
-            return chunk
 
-        producer._begin_chunk = begin_slowly  # type: ignore[method-assign]
+        producer._shipping.encode_ahead = encode_slowly  # type: ignore[method-assign]
         table = threading.Thread(target=lambda: producer.send_many("orders", [b"table"] * 3))
         table.start()
         assert begun.wait(5)

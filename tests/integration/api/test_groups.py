@@ -13,8 +13,9 @@ from contextlib import ExitStack
 import pytest
 
 import mainstem
+from mainstem.consume.part import Part
 from mainstem.consume.record import Record
-from mainstem.core.errors import Fenced, GroupBusy, InvalidSetting, ReadOnly, UnknownGroup
+from mainstem.core.errors import Fenced, GroupBusy, InvalidCursor, InvalidSetting, ReadOnly, UnknownGroup
 from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 
@@ -71,6 +72,13 @@ def take(consumer, count, seconds=20.0):
     return found
 
 
+def come_to(is_so, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_group_goes_on_where_it_was(hub):
     fill(hub, "orders", 100, shards=4)
     with hub.consumer("orders", group="billing", start="earliest", follow=False) as consumer:
@@ -98,6 +106,33 @@ def test_latest_is_where_the_stream_ended_when_the_consumer_was_opened(hub):
         assert numbers(take(consumer, 5)) == [10, 11, 12, 13, 14]
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_where_a_group_begins_in_a_stream_that_is_younger(hub, spread):
+    """Where who opens it says; but one that somebody waits for is read from its beginning, whoever comes then."""
+    options = {"group": "billing", "spread": spread}
+    fill(hub, "orders", 10)
+    with hub.consumer("orders", start="earliest", follow=False, **options) as consumer:
+        assert len(list(consumer)) == 10
+    fill(hub, "clicks", 10)
+    with hub.consumer("clicks", start="latest", follow=False, **options) as consumer:
+        assert list(consumer) == []
+    with hub.consumer(pattern="late-*", start="latest", **options) as patient:
+        assert patient.poll(0) is None
+        come_to(lambda: hub.groups.get("billing").member_count == 1)
+        fill(hub, "late-1", 10)
+        with hub.consumer(pattern="late-*", start="latest", **options) as other:
+            found: list[Record] = []
+            deadline = time.monotonic() + 20
+            while len(found) < 10:
+                assert time.monotonic() < deadline, found
+                found += filter(None, (patient.poll(0.1), other.poll(0.1)))
+            assert numbers(found) == list(range(10))
+    # Nobody is there, and the pattern has been given.
+    fill(hub, "late-2", 10)
+    with hub.consumer(pattern="late-*", start="latest", follow=False, **options) as consumer:
+        assert {record.offset for record in consumer if record.stream == "late-2"} == set(range(10))
+
+
 def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
     fill(hub, "orders", 10)
     with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
@@ -105,6 +140,57 @@ def test_what_was_yielded_last_is_not_committed_if_the_block_raises(hub):
     assert cursors(hub, "g") == {("orders", 0): 4}
     with hub.consumer("orders", group="g", follow=False) as consumer:
         assert [record.offset for record in consumer] == [4, 5, 6, 7, 8, 9]
+
+
+def fail_when_asked_for_shards(hub, consumer, as_batch):
+    """It has something in hand, and another member comes; its block ends by an error before it has acted on that."""
+    assert (consumer.poll_batch(20) if as_batch else consumer.poll(20)) is not None
+    with hub.consumer("orders", group="g", start="earliest"):
+        deadline = time.monotonic() + 20
+        while consumer._member.news() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_nor_is_it_if_its_shard_is_asked_for_meanwhile(hub, as_batch):
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in (0, 1):
+            producer.send_many("orders", [b"x"] * 5, shard=shard)
+    with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
+        fail_when_asked_for_shards(hub, consumer, as_batch)
+    assert cursors(hub, "g") == {("orders", 0): 0, ("orders", 1): 0}
+
+
+@pytest.mark.parametrize("error", [mainstem.DeadlineExceeded, Fenced])
+def test_what_failed_is_seen_though_nothing_can_be_committed(hub, error, monkeypatch):
+    """Nor does who hears of it wait for long."""
+    waited: list[float | None] = []
+
+    def refuse(call, timeout=None):
+        waited.append(timeout)
+        raise error("nobody is there")
+
+    def read_two(consumer):
+        consumer._looked_at = float("inf")  # nothing is committed in between
+        take(consumer, 2)
+        monkeypatch.setattr(consumer._port, "call", refuse)
+        monkeypatch.setattr(consumer._member, "session_timeout", 0.1)
+
+    def fail(consumer):
+        read_two(consumer)
+        raise ZeroDivisionError
+
+    fill(hub, "orders", 10)
+    with pytest.raises(ZeroDivisionError), hub.consumer("orders", group="g", start="earliest") as consumer:
+        fail(consumer)
+    monkeypatch.undo()
+    assert waited == [5.0]
+    with pytest.raises(error), hub.consumer("orders", group="g", start="earliest") as consumer:
+        read_two(consumer)
+    monkeypatch.undo()
 
 
 def test_a_clean_close_commits_exactly_what_was_yielded(hub):
@@ -149,6 +235,23 @@ def test_two_members_share_the_shards(hub):
             one.poll(0.02), other.poll(0.02)
         assert set(one.positions).isdisjoint(other.positions)
     assert sum(cursors(hub, "g").values()) == 200
+
+
+def test_many_shards_come_at_once(tmp_path, monkeypatch):
+    """What it costs to begin with them does not grow with the square of their number."""
+    bound: list[int] = []
+    bind = Part._bound
+
+    def count(part):
+        bound.append(len(part._held))
+        bind(part)
+
+    monkeypatch.setattr(Part, "_bound", count)
+    with mainstem.open(tmp_path) as hub:
+        fill(hub, "orders", 500, shards=200)
+        with hub.consumer("orders", group="g", start="earliest", follow=False) as consumer:
+            assert numbers(consumer) == list(range(500))
+    assert len(bound) < 20
 
 
 def test_a_member_that_is_slow_with_a_batch_shares_all_the_same(hub):
@@ -250,6 +353,20 @@ def test_more_shards_while_members_read(hub):
     assert sum(cursors(hub, "g").values()) == 800
 
 
+@pytest.mark.parametrize("commit", ["auto", "manual"])
+def test_more_shards_when_all_there_was_is_committed(hub, commit):
+    """The last commit before the change takes the group over its barrier: no other will come."""
+    fill(hub, "orders", 100, shards=2)
+    with hub.consumer("orders", group="g", start="earliest", commit=commit) as consumer:
+        take(consumer, 100)
+        assert consumer.poll(0) is None
+        consumer.commit()
+        assert hub.groups.get("g").records == 0
+        hub.streams.alter("orders", shards=5)
+        fill(hub, "orders", 100, first=100)
+        assert numbers(take(consumer, 100)) == list(range(100, 200))
+
+
 def test_reset_says_what_it_would_do_and_refuses_a_busy_group(hub):
     fill(hub, "orders", 10)
     with hub.consumer("orders", group="g", start="earliest") as consumer:
@@ -267,6 +384,50 @@ def test_reset_says_what_it_would_do_and_refuses_a_busy_group(hub):
     hub.groups.delete("g")
     with pytest.raises(UnknownGroup):
         hub.groups.get("g")
+
+
+def test_reset_takes_what_seek_takes(hub):
+    for stream in ("orders", "returns"):
+        fill(hub, stream, 10)
+    with hub.consumer(["orders", "returns"], group="g", start="earliest") as consumer:
+        take(consumer, 20)
+    with hub.consumer(["orders", "returns"], start="earliest") as reader:
+        take(reader, 13)
+        several = reader.cursor
+    with hub.consumer("orders", start="earliest") as reader:
+        take(reader, 4)
+        one = reader.cursor
+    hub.groups.reset("g", several, dry_run=False)
+    assert sum(cursors(hub, "g").values()) == 13
+    assert len(hub.groups.reset("g", one, dry_run=False)) == 1
+    assert cursors(hub, "g")["orders", 0] == 4
+    with hub.consumer(["orders", "returns"], group="g", commit="manual") as member:
+        take(member, 1)
+        positions = member.positions
+    hub.groups.reset("g", positions, dry_run=False)
+    assert sum(cursors(hub, "g").values()) == sum(positions.values())
+    with pytest.raises(InvalidCursor, match="none of these streams: returns"):
+        hub.groups.reset("g", one, streams=["returns"])
+    # What was trimmed is told to who reads there.
+    hub.streams.trim("orders", offset=6)
+    hub.groups.reset("g", one, dry_run=False)
+    with (
+        hub.consumer("orders", group="g", follow=False) as consumer,
+        pytest.raises(mainstem.DataLoss, match="4 to 5"),
+    ):
+        list(consumer)
+    hub.groups.reset("g", {("orders", 0): 3}, dry_run=False)
+    assert cursors(hub, "g")["orders", 0] == 3
+    # New shards begin where they do; a stream that was created again is another.
+    hub.streams.alter("orders", shards=2)
+    assert [(change.shard, change.after) for change in hub.groups.reset("g", one)] == [(0, 4), (1, 0)]
+    hub.streams.delete("orders")
+    fill(hub, "orders", 10)
+    with hub.consumer("orders", group="g", start="earliest") as consumer:
+        take(consumer, 1)
+    for to in (one, several):
+        with pytest.raises(InvalidCursor, match="created again is another"):
+            hub.groups.reset("g", to)
 
 
 def test_lag_in_records_and_in_seconds(hub):
@@ -379,10 +540,12 @@ def test_a_killed_member_is_replaced(quick_server):
                     found.add(int(record.value))
 
 
-def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server):
-    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive."""
+@pytest.mark.parametrize("shards", [1, 4])
+def test_what_a_killed_member_had_is_read_before_reading_ends(quick_server, shards):
+    """Whoever reads to the end cannot know at once that another member is dead, and must not take it for alive: of one
+    shard, or of the half that is not to move, nothing else says so."""
     with mainstem.connect(quick_server.url) as hub:
-        fill(hub, "orders", 100, shards=4)
+        fill(hub, "orders", 100, shards=shards)
         lines = Lines(member_process(quick_server, "orders", "g", "first"))
         lines.come_to(lambda one: len(one.numbers()) == 100)
         lines.end()

@@ -8,7 +8,7 @@ import pytest
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting, ReadOnly
 from tests.integration.api.conftest import read_all
 
 SHARDS = 5
@@ -292,7 +292,13 @@ def test_who_only_reads_a_folder_sees_the_order_as_far_as_it_is_noted(tmp_path):
     with mainstem.open(tmp_path / "data") as hub:
         write_in_moments(hub)
         with mainstem.open(tmp_path / "data", read_only=True) as reader:
-            assert len(flat(places(reader))) == 3_000
+            with reader.sequence("orders", follow=False) as ordered:
+                found = ordered.poll(10)
+                assert found is not None
+                assert len(found) == 3_000
+                with pytest.raises(ReadOnly, match="newest 1000 records"):
+                    ordered.poll(10)
+                assert list(ordered) == []  # it is told once
             whole = flat(places(hub))
             assert flat(places(reader)) == whole
             with reader.consumer("orders", start="earliest", follow=False, ordering_window="5m") as consumer:

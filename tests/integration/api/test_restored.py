@@ -74,6 +74,19 @@ def test_cursors_up_to_the_backup_are_good_and_those_after_it_are_refused_by_ran
                     hub.consumer("orders", start=cursor)
 
 
+def test_a_group_is_not_set_to_a_cursor_of_what_the_backup_does_not_have(tmp_path, cursors):
+    with mainstem.open(tmp_path / "data") as hub:
+        send(hub, 10, 30, "new")
+        with hub.consumer("orders", group="g", start="earliest") as member:
+            member.poll(10)
+        hub.groups.reset("g", cursors[10], dry_run=False)
+        assert hub.groups.get("g").shards[0].offset == 10
+        with pytest.raises(mainstem.InvalidCursor, match="records 10 to 14 are not in this log"):
+            hub.groups.reset("g", cursors[15], dry_run=False)
+        with pytest.raises(mainstem.InvalidCursor, match="epoch 4"):
+            hub.groups.reset("g", mainstem.Cursor(cursors[0].stream, 4, (0,)))
+
+
 def test_two_restores_in_a_row(tmp_path, cursors):
     """The second backup is older than what was read in the epoch between."""
     with mainstem.open(tmp_path / "data") as hub:

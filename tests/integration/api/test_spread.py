@@ -1,13 +1,20 @@
 """Groups that spread their shards: every record is read, by whichever member, and none twice while nobody dies."""
 
 import os
+import queue
+import random
 import signal
 import time
 
 import pytest
 
 import mainstem
+from mainstem.cluster.assignment import Unit
+from mainstem.cluster.spread import Spread
+from mainstem.core.limits import LIST_BYTES_MAX
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.port import Answer
+from mainstem.transport.sharing import LeaseGroupCall
 from tests.integration.mechanisms.members import QUICK, MemberProcess, come_to, killed_at_last, missing, times_read
 
 
@@ -129,6 +136,23 @@ def test_commits_by_hand(hub):
     assert cursors(hub, "g") == {("clicks", 0): 4}
 
 
+def test_a_commit_that_nobody_answers_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.consume.spread_consumer.COMMIT_SECONDS", 0.3)
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        fill(hub, "clicks", 10)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest", commit="manual") as consumer:
+            take(consumer, 4)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(mainstem.DeadlineExceeded, match="not known"):
+                    consumer.commit()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            monkeypatch.setattr("mainstem.consume.spread_consumer.COMMIT_SECONDS", 20.0)
+            consumer.commit()
+            assert cursors(hub, "g") == {("clicks", 0): 4}
+
+
 def test_what_cannot_be(hub):
     hub.streams.create("keyed", schema={"id": "int64"}, key="id")
     with pytest.raises(mainstem.InvalidRequest, match="has a key"):
@@ -166,6 +190,20 @@ def test_a_pattern_and_more_shards(hub):
         assert numbers(take(consumer, 1)) == [40]
 
 
+def test_a_pattern_passes_over_streams_with_a_key(hub):
+    hub.streams.create("clicks-key-1", schema={"id": "int64"}, key="id")
+    fill(hub, "clicks-a", 20)
+    with hub.consumer(pattern="clicks-*", group="g", spread=True, start="earliest") as consumer:
+        assert numbers(take(consumer, 20)) == list(range(20))
+        hub.streams.create("clicks-key-2", schema={"id": "int64"}, key="id")
+        hub.streams.create("clicks-key-3", cleanup="compact")
+        with hub.producer() as producer:
+            producer.send("clicks-key-2", {"id": 1}).result(10)
+        fill(hub, "clicks-b", 20, first=20)
+        assert numbers(take(consumer, 20)) == list(range(20, 40))
+    assert cursors(hub, "g") == {("clicks-a", 0): 20, ("clicks-b", 0): 20}
+
+
 def test_what_was_trimmed_is_told(hub):
     fill(hub, "clicks", 30)
     with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
@@ -177,6 +215,70 @@ def test_what_was_trimmed_is_told(hub):
         assert (caught.value.first, caught.value.last) == (1, 19)
         assert [record.offset for record in consumer] == list(range(20, 30))
     assert cursors(hub, "g") == {("clicks", 0): 30}
+
+
+@pytest.fixture
+def quick_hub(tmp_path):
+    """Connected to a server that notices soon that a member is gone."""
+    with ServerProcess(tmp_path / "data", *QUICK) as server, mainstem.connect(server.url) as hub:
+        yield hub
+
+
+def lease_and_die(hub, group, stream):
+    """Be a member that gets something to read, and is never heard of again."""
+    answers: queue.Queue[Answer | mainstem.MainstemError] = queue.Queue()
+    starts = ((hub.streams.get(stream).id, (0,)),)
+    hub._port.ask(LeaseGroupCall(group, 1, (stream,), starts=starts, wanted=8), 10.0, answers.put)
+    answer = answers.get(timeout=10)
+    assert isinstance(answer, Answer)
+    assert answer.leases is not None
+    assert answer.leases.leases
+
+
+def test_what_a_dead_member_had_is_read_before_reading_ends(quick_hub):
+    fill(quick_hub, "clicks", 100)
+    lease_and_die(quick_hub, "g", "clicks")
+    with quick_hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+        assert numbers(consumer) == list(range(100))
+    assert cursors(quick_hub, "g") == {("clicks", 0): 100}
+
+
+def test_what_a_member_has_that_lives_is_left_to_it(quick_hub):
+    fill(quick_hub, "clicks", 100)
+    with quick_hub.consumer("clicks", group="g", spread=True, start="earliest", commit="manual") as other:
+        take(other, 1)
+        began = time.monotonic()
+        with quick_hub.consumer("clicks", group="g", spread=True, follow=False) as consumer:
+            assert list(consumer) == []
+        assert time.monotonic() > began + 1.0  # the session timeout
+        assert len(take(other, 99)) == 99
+
+
+def test_what_a_member_has_that_hangs_is_given_to_others(quick_hub):
+    """Its beats go on; nobody waits for it for ever, and it goes on when it comes back."""
+    fill(quick_hub, "clicks", 100)
+    options = {"group": "g", "spread": True, "start": "earliest", "commit": "manual"}
+    with quick_hub.consumer("clicks", **options) as hung:
+        take(hung, 5)
+        before = hung._place()
+        take(hung, 1)
+        assert hung._place() != before  # every record counts
+        hung.commit()
+        with quick_hub.consumer("clicks", **options) as other:
+            hung._member.still_seconds = 0.5
+            assert numbers(take(other, 94)) == list(range(6, 100))
+            other.commit()
+        hung._member.still_seconds = 30.0
+        hung.commit()  # it had committed all that it had read
+        fill(quick_hub, "clicks", 10, first=100)
+        assert numbers(take(hung, 10)) == list(range(100, 110))
+        with quick_hub.consumer("clicks", **options) as other:
+            hung._member.still_seconds = 0.5
+            assert numbers(take(other, 10)) == list(range(100, 110))
+            with pytest.raises(mainstem.Fenced):
+                hung.commit()
+            other.commit()
+    assert cursors(quick_hub, "g") == {("clicks", 0): 110}
 
 
 @pytest.mark.slow("members in processes of their own, one of which is killed and one stopped for a while")
@@ -210,3 +312,79 @@ def test_members_that_die_or_sleep(tmp_path):
         come_to(lambda: hub.groups.get("g").records == 0, 30)
         time.sleep(0.3)
         assert missing(hub, "clicks", [read for member in members for read in member.reads]) == 0
+
+
+def test_reading_ends_also_if_commits_are_by_hand(hub):
+    fill(hub, "clicks", 100)
+    with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False, commit="manual") as consumer:
+        assert numbers(consumer) == list(range(100))
+        assert cursors(hub, "g") == {("clicks", 0): 0}
+        consumer.commit()
+        assert list(consumer) == []
+    assert cursors(hub, "g") == {("clicks", 0): 100}
+
+
+def test_what_is_not_committed_keeps_nobody_from_more_up_to_a_limit(hub):
+    hub.streams.create("clicks")
+    with hub.consumer("clicks", group="g", spread=True, commit="manual", start="earliest") as consumer:
+        for first in range(0, 100, 10):  # each is a range of its own
+            fill(hub, "clicks", 10, first=first)
+            assert numbers(take(consumer, 10)) == list(range(first, first + 10))
+        assert cursors(hub, "g") == {("clicks", 0): 0}
+        consumer.commit()
+    assert cursors(hub, "g") == {("clicks", 0): 100}
+    with hub.producer() as producer:
+        for _ in range(20):
+            producer.send("clicks", random.randbytes(1_200_000)).result(10)
+    with hub.consumer("clicks", group="g", spread=True, commit="manual", follow=False) as consumer:
+        with pytest.raises(mainstem.InvalidRequest, match="call commit"):
+            list(consumer)
+        consumer.commit()
+        assert cursors(hub, "g") == {("clicks", 0): 116}
+        assert len(list(consumer)) == 4
+
+
+def test_what_is_written_elsewhere_costs_an_idle_member_nothing(tmp_path, monkeypatch):
+    with mainstem.open(tmp_path / "data") as hub:
+        fill(hub, "clicks", 50, shards=5)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest") as consumer:
+            take(consumer, 50)
+            assert consumer.poll(0.2) is None
+            looked: list[Unit] = []
+            look = Spread.next_offset
+
+            def noted(spread: Spread, unit: Unit) -> int:
+                looked.append(unit)
+                return look(spread, unit)
+
+            monkeypatch.setattr(Spread, "next_offset", noted)
+            fill(hub, "other", 50)
+            assert not looked
+            fill(hub, "clicks", 10, first=50, shards=5)
+            assert len(take(consumer, 10)) == 10
+            assert {unit.shard for unit in looked} == {0}
+
+
+def test_reading_ends_where_the_group_is_told_in_several_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.log.group_report._SHARD_BYTES", LIST_BYTES_MAX // 2)  # two shards in each
+    with mainstem.open(tmp_path / "data") as hub:
+        fill(hub, "clicks", 50, shards=5)
+        with hub.consumer("clicks", group="g", spread=True, start="earliest", follow=False) as consumer:
+            assert len(take(consumer, 50)) == 50
+            assert consumer.poll(20) is None
+            assert consumer._is_finished()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_reading_ends_when_a_stream_is_deleted(hub, is_named):
+    fill(hub, "clicks", 100)
+    fill(hub, "clicks-2", 100)
+    what = {"stream": ["clicks", "clicks-2"]} if is_named else {"pattern": "clicks*"}
+    with hub.consumer(**what, group="g", spread=True, start="earliest", follow=False) as consumer:
+        found = [consumer.poll_batch(5)]
+        hub.streams.delete("clicks")
+        if is_named:
+            with pytest.raises(mainstem.StreamDeleted, match="'clicks'"):
+                found += consumer.batches()
+        found += consumer.batches()
+    assert sum(len(batch) for batch in found if batch.stream == "clicks-2") == 100

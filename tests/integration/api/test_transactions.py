@@ -1,5 +1,6 @@
 """Transactions: writes to several streams, and cursors, together or not at all."""
 
+import contextlib
 import random
 import threading
 import time
@@ -20,6 +21,7 @@ from mainstem.core.errors import (
     TransactionAborted,
 )
 from mainstem.hub.hub import Hub
+from mainstem.log.flush import ForgetTransactions
 from mainstem.testing.server import ServerProcess
 from tests.integration.api.conftest import read_all
 
@@ -155,6 +157,146 @@ def test_a_consumer_goes_back_if_the_transaction_is_aborted(hub):
         assert [shard.offset for shard in hub.groups.get("g").shards] == [1]
         assert consumer.poll(10).offset == 1
     assert values(hub, "totals") == [b"0"]
+
+
+def test_one_transaction_at_a_time_advances_a_consumer(hub):
+    """Were the later committed first, the cursor would be past what the earlier has read, which is then refused."""
+    fill(hub, "orders", 5)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        earlier, later = hub.transaction(), hub.transaction()
+        earlier.send("totals", consumer.poll(10).value)
+        earlier.advance(consumer)
+        earlier.send("totals", consumer.poll(10).value)
+        with pytest.raises(InvalidRequest, match="commit or abort it first"):
+            later.advance(consumer)
+        with pytest.raises(InvalidRequest, match="commit or abort it first"):
+            consumer.commit()
+        earlier.advance(consumer)
+        earlier.commit()
+        later = hub.transaction()
+        later.send("totals", consumer.poll(10).value)
+        later.advance(consumer)
+        later.abort()
+        with hub.transaction() as tx:
+            tx.advance(consumer)
+            tx.send("totals", consumer.poll(10).value)
+            tx.advance(consumer)
+    assert values(hub, "totals") == [b"0", b"1", b"2"]
+    assert [shard.offset for shard in hub.groups.get("g").shards] == [3]
+
+
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_who_advances_first_and_fails_reads_the_same_again(hub, as_batches):
+    """Also if it catches the error and just goes on."""
+    fill(hub, "orders", 6)
+    hub.streams.create("totals")
+    failures = [True, True]
+    with hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as consumer:
+        for found in consumer.batches() if as_batches else consumer:
+            records = found.records() if as_batches else [found]
+            with contextlib.suppress(ZeroDivisionError), hub.transaction() as tx:
+                tx.advance(consumer)
+                for record in records:
+                    tx.send("totals", record.value)
+                    if int(record.value) % 3 == 2 and failures and failures.pop():
+                        raise ZeroDivisionError
+    assert values(hub, "totals") == [b"%d" % number for number in range(6)]
+    assert not failures
+
+
+def test_who_has_lost_a_shard_reads_the_others_again(hub):
+    """What was to be written together with what was read of that is not written either."""
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in (0, 1):
+            producer.send("orders", b"%d" % shard, shard=shard)
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        first, second = consumer.poll_batch(10), consumer.poll_batch(10)
+        consumer._lose(consumer._unit_of(first))
+        with pytest.raises(Fenced), hub.transaction() as tx:
+            tx.advance(consumer)
+        assert consumer.poll_batch(10).shard == second.shard
+
+
+def read_and_sum(hub, consumers, fail):
+    """One record of each consumer at a time, doubled, in one transaction; who fails goes on reading."""
+    calls = 0
+    while True:
+        records = [record for consumer in consumers if (record := consumer.poll(10)) is not None]
+        if not records:
+            return
+        calls += 1
+        try:
+            with hub.transaction() as tx:
+                fail(calls, "before")
+                tx.advance(*consumers)
+                fail(calls, "advanced")
+                for record in records:
+                    tx.send("totals", record.stream.encode() + record.value)
+                fail(calls, "sent")
+        except (ZeroDivisionError, Fenced, TransactionAborted):
+            continue
+
+
+@pytest.mark.parametrize("where", ["advanced", "sent"])
+def test_nothing_is_lost_wherever_a_block_raises_after_the_advance(hub, where):
+    fill(hub, "in1-", 8)
+    fill(hub, "in2-", 8)
+    hub.streams.create("totals")
+
+    def fail(call, place):
+        if place == where and call in (1, 3, 4):
+            raise ZeroDivisionError
+
+    options = {"start": "earliest", "follow": False, "commit": "manual"}
+    with hub.consumer("in1-", group="g1", **options) as one, hub.consumer("in2-", group="g2", **options) as two:
+        read_and_sum(hub, (one, two), fail)
+    assert values(hub, "totals") == [b"in%d-%d" % (group, number) for number in range(8) for group in (1, 2)]
+
+
+@pytest.mark.parametrize("fenced", [0, 1])
+def test_a_refused_advance_sets_all_consumers_back(hub, fenced):
+    """Those named after the one that refuses it, and those named before."""
+    fill(hub, "in1-", 8)
+    fill(hub, "in2-", 8)
+    hub.streams.create("totals")
+
+    def fail(call, place):
+        if call == 3 and place == "before":
+            # As if another member had had a shard of it for a while.
+            (unit,) = consumers[fenced]._committed
+            consumers[fenced]._lost.append(unit)
+
+    options = {"start": "earliest", "follow": False, "commit": "manual"}
+    with hub.consumer("in1-", group="g1", **options) as one, hub.consumer("in2-", group="g2", **options) as two:
+        consumers = one, two
+        read_and_sum(hub, consumers, fail)
+    assert values(hub, "totals") == [b"in%d-%d" % (group, number) for number in range(8) for group in (1, 2)]
+
+
+def test_a_transaction_whose_advance_was_refused_is_over(hub):
+    fill(hub, "orders", 5)
+    hub.streams.create("totals")
+    with hub.consumer("orders", group="g", start="earliest", commit="manual") as consumer:
+        assert consumer.poll(10).offset == 0
+        tx = hub.transaction()
+        tx.send("totals", b"0")
+        consumer._lost.append(next(iter(consumer._committed)))
+        with pytest.raises(Fenced):
+            tx.advance(consumer)
+        with pytest.raises(TransactionAborted):
+            tx.commit()
+        assert consumer.poll(10).offset == 0
+    assert values(hub, "totals") == []
+
+
+def test_what_is_no_member_of_a_group_is_not_advanced(hub):
+    fill(hub, "orders", 5)
+    with hub.consumer("orders", start="earliest") as consumer, hub.transaction() as tx:
+        for strange in (consumer, None, "orders"):
+            with pytest.raises(InvalidRequest, match="opened with group="):
+                tx.advance(strange)
 
 
 def test_a_consumer_that_commits_by_itself_is_not_advanced(hub):
@@ -316,6 +458,20 @@ def test_a_writer_has_a_name(hub):
     for name in ("", "no spaces", 7):
         with pytest.raises(InvalidName):
             hub.transaction(writer=name)
+
+
+def test_a_writer_that_was_forgotten_takes_its_name_anew(tmp_path):
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("a")
+        with hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"1")
+        log = hub._port.log  # type: ignore[attr-defined]
+        log.execute(ForgetTransactions(0, 1, log.clock.now_us() + 1_000_000))
+        with pytest.raises(mainstem.WriterForgotten), hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"2")
+        with hub.transaction(writer="nightly") as tx:
+            tx.send("a", b"2")
+        assert values(hub, "a") == [b"1", b"2"]
 
 
 @pytest.mark.slow("waits for a server that does not answer")

@@ -38,6 +38,12 @@ def test_a_group_from_its_first_member_to_its_end(local):
     assert done["shards"] == [{"stream": "orders", "shard": 0, "before": 3, "after": 1}]
     assert json.loads(local.out("groups", "show", "billing", "--json"))["lag_records"] == 2
 
+    with mainstem.open(local.folder / "data") as hub, hub.consumer("orders", start="latest") as consumer:
+        cursor = str(consumer.cursor)
+    local.run("groups", "reset", "billing", "--to", cursor, "--yes")
+    assert json.loads(local.out("groups", "show", "billing", "--json"))["lag_records"] == 0
+    assert "not a cursor" in local.error("groups", "reset", "billing", "--to", cursor[:-1], code=2)
+
     local.run("groups", "delete", "billing", "--yes")
     assert json.loads(local.out("groups", "list", "--json")) == []
 
@@ -47,6 +53,9 @@ def test_what_cannot_be(local):
     assert "no group 'nobody'" in local.error("groups", "show", "nobody", code=3)
     assert "groups list shows" in local.error("groups", "show", "nobody", code=3)
     assert "STREAM:SHARD=OFFSET" in local.error("groups", "reset", "g", "--to", "orders=5", code=2)
+    twice = local.error("groups", "reset", "g", "--to", "orders:1=3,orders:1=4", code=2)
+    assert "shard 1 of orders has an offset already" in twice
+    assert "2026-01-31T00:00:00Z is UTC" in local.error("groups", "reset", "g", "--to", "2026-01-31", code=2)
     local.run("write", "orders", stdin=b"a\n")
     read(local.folder / "data", 1)
     wrong = local.error("groups", "reset", "billing", "--to", "orders:9=1", code=2)

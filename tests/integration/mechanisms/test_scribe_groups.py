@@ -9,7 +9,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -119,6 +119,62 @@ def test_s11_control(tmp_path):
         come_to(lambda: imbalance(hub.groups.get("g")) < 10, 20)
         time.sleep(4.0)
         assert imbalance(hub.groups.get("g")) > 1.2
+
+
+SKEWED = (20, 1, 1)
+
+
+@contextmanager
+def skewed(path: Path, *, spread: bool) -> Iterator[tuple[Hub, list[MemberProcess], Writer]]:
+    """Three members of a stream of three shards, one of which has nearly everything that is written."""
+    with (
+        ServerProcess(path, *QUICK) as server,
+        mainstem.connect(server.url) as hub,
+        killed_at_last([]) as members,
+    ):
+        hub.streams.create("clicks", shards=len(SKEWED))
+        members += [MemberProcess(server, "clicks", "g", spread=spread) for _ in range(3)]
+        assert all(member.is_ready.wait(30) for member in members)
+        come_to(lambda: hub.groups.get("g").member_count == 3, 20)
+        writer = Writer(hub, "clicks", SKEWED, pause=0.05, value=b"x" * 1_000)
+        try:
+            yield hub, members, writer
+        finally:
+            writer.stop()
+
+
+def imbalance_of_reads(members: Sequence[MemberProcess]) -> float:
+    """The most that a member has read, by the mean; nobody knows before a few hundred records."""
+    loads = [sum(read.end - read.first for read in member.reads) for member in members]
+    return max(loads) * len(loads) / sum(loads) if sum(loads) > 500 else float("inf")
+
+
+@pytest.mark.mechanism("S11")
+@pytest.mark.slow("three members in processes of their own, one of which is killed")
+def test_s11_spread(tmp_path):
+    """Nearly everything is in one shard: if batches are spread, all members have as much to read all the same. One of
+    them is killed: the others read what it had and nobody else did, and nothing else a second time."""
+    with skewed(tmp_path / "data", spread=True) as (hub, members, writer):
+        come_to(lambda: imbalance_of_reads(members) <= 1.2, 20, lambda: [len(member.reads) for member in members])
+        members[0].kill()
+        time.sleep(1.0)
+        writer.stop()
+        come_to(lambda: hub.groups.get("g").records == 0, 10)
+        come_to(lambda: missing(hub, "clicks", [read for one in members for read in one.reads]) == 0, 10)
+        again = {
+            place for place, times in times_read([read for one in members for read in one.reads]).items() if times > 1
+        }
+        assert again <= set(times_read(members[0].reads[-10:]))
+
+
+@pytest.mark.mechanism("S11")
+@pytest.mark.slow("three members in processes of their own")
+def test_s11_spread_control(tmp_path):
+    """If shards are read whole, one member has nearly everything."""
+    with skewed(tmp_path / "data", spread=False) as (_, members, _):
+        come_to(lambda: imbalance_of_reads(members) < 10, 20)
+        time.sleep(1.0)
+        assert imbalance_of_reads(members) > 2
 
 
 # S12: how many members there should be.
@@ -341,11 +397,11 @@ SUM = """
             try:
                 if way == "transaction":
                     with hub.transaction() as tx:
+                        tx.advance(consumer)
                         for key, amount in sums.items():
                             tx.send("sums", b"%d" % amount, key=key)
                         if steps == 0:
                             os.kill(os.getpid(), 9)
-                        tx.advance(consumer)
                 else:
                     for key, amount in sums.items():
                         producer.send("sums", b"%d" % amount, key=key)

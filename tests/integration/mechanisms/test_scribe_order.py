@@ -18,15 +18,18 @@ from mainstem.consume import feed as feed_module
 from mainstem.consume.consumer import Consumer
 from mainstem.core.cursor import Cursor
 from mainstem.hub.hub import Hub
+from mainstem.log import merger
 from mainstem.log.administration import Administration
 from mainstem.log.flush import NoteMoment
 from mainstem.log.log import Log
 from mainstem.log.reader import LogReader
+from mainstem.log.upkeep import merging
 from mainstem.registry import compatibility
 from mainstem.testing.clock import SimulatedClock
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import MomentCall
 from tests.integration.mechanisms.rig import changed_servers, percentile
+from tests.unit.log.keeping import Keeping
 from tests.unit.log.parts import append, make_batch, make_stream
 
 Place = tuple[int, int]
@@ -376,12 +379,15 @@ def test_s81_killed(tmp_path):
 
 
 @pytest.mark.mechanism("S81")
+@pytest.mark.slow("the batches of twenty shards are merged")
 def test_s81_later(tmp_path, monkeypatch):
     """What was read in an order is read in the same one when the stream has grown, and when its tiny batches are one.
     A reader without it gets them in another."""
-    clock = SimulatedClock()
-    log = Log(tmp_path, clock=clock)
-    make_stream(log, shards=20)
+    monkeypatch.setattr(merger, "RUN_ENTRIES", 8)
+    monkeypatch.setattr(merging, "RUN_ENTRIES", 8)
+    keeping = Keeping(tmp_path)
+    log, clock = keeping.log, keeping.clock
+    keeping.create(shards=20)
     rng = random.Random(1)
 
     def write(minutes: int) -> None:
@@ -392,17 +398,31 @@ def test_s81_later(tmp_path, monkeypatch):
         log.execute(NoteMoment(1))
 
     def read(window_us: int | None) -> list[Place]:
-        feed = feed_module.Feed(log.reader, log.reader.require_stream(1), [0] * 20, None, window_us=window_us)
+        reader = LogReader(log.ledger, log._folder.blocks)
+        feed = feed_module.Feed(reader, reader.require_stream(1), [0] * 20, None, window_us=window_us)
         found: list[Place] = []
+        at = [0] * 20
         while batches := feed.read(1 << 20):
-            found += [(batch.header.shard, offset) for batch in batches for offset in range(batch.base, batch.end)]
+            for batch in batches:
+                shard = batch.header.shard
+                found += [(shard, offset) for offset in range(at[shard], batch.end)]
+                at[shard] = batch.end
         return found
 
-    write(50)
+    def entries() -> int:
+        return sum(len(keeping.entries(1, shard)) for shard in range(20))
+
+    write(20)
     ordered, plain = read(0), read(None)
-    write(50)
+    write(20)
     assert read(0)[: len(ordered)] == ordered
     assert read(None)[: len(plain)] != plain
+    ordered, plain, tiny = read(0), read(None), entries()
+    keeping.roll()
+    keeping.keep(3_600)
+    assert entries() < tiny / 2
+    assert read(0) == ordered
+    assert read(None) != plain
     log.close()
 
 

@@ -343,7 +343,6 @@ def test_s47_the_next_place_is_asked(tmp_path, monkeypatch):
 # nothing; blocks that are gone fail.
 SWITCHES = """
 import pathlib
-from mainstem.consume.transcoded import Transcoded
 from mainstem.log.hot_tail import HotTail
 from mainstem.log.reader import LogReader
 from mainstem.log.recent_reads import RecentReads
@@ -352,7 +351,7 @@ from mainstem.log.shared_reads import SharedReads
 def is_gone(name):
     return pathlib.Path({folder!r}, name).exists()
 
-get, find, read, load = Transcoded.get, HotTail.find, RecentReads.read, LogReader._read_block
+find, read, load = HotTail.find, RecentReads.read, LogReader._read_block
 share = SharedReads.find
 
 def load_or_fail(self, *place):
@@ -360,7 +359,6 @@ def load_or_fail(self, *place):
         raise OSError("gone")
     return load(self, *place)
 
-Transcoded.get = lambda self, key, make: make() if is_gone("made") else get(self, key, make)
 HotTail.find = lambda self, *place: [] if is_gone("hot") else find(self, *place)
 RecentReads.read = lambda self, *place: (self._read if is_gone("recent") else read.__get__(self))(*place)
 SharedReads.find = lambda self, shard, wanted, at: (

@@ -1,5 +1,7 @@
 """Spreading a shard: every offset is done once, whoever dies on the way, and the cursor never skips one."""
 
+import timeit
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -14,8 +16,7 @@ members = st.integers(1, 4)
 class Spreading(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.spread = Spread(3, lease_bytes=100, lease_seconds=10.0, ahead_bytes_max=1_000)
-        self.now = 0.0
+        self.spread = Spread(3, lease_bytes=100, ahead_bytes_max=1_000)
         self.out: dict[int, Lease] = {}
         self.lost: set[int] = set()
         self.done: dict[Unit, set[int]] = {unit: set() for unit in UNITS}
@@ -35,7 +36,7 @@ class Spreading(RuleBasedStateMachine):
 
     @rule(member=members)
     def lease(self, member):
-        lease = self.spread.lease(member, self.now)
+        lease = self.spread.lease(member)
         if lease is not None:
             assert lease.number not in self.out
             self.out[lease.number] = lease
@@ -62,18 +63,13 @@ class Spreading(RuleBasedStateMachine):
         self.spread.drop(member)
         self.lost |= {number for number, lease in self.out.items() if lease.member == member}
 
-    @rule(seconds=st.floats(0, 12))
-    def wait(self, seconds):
-        self.now += seconds
-        self.spread.expire(self.now)
-        self.lost |= {number for number, lease in self.out.items() if lease.deadline <= self.now}
-
-    @rule(member=members)
-    def prolong(self, member):
-        self.spread.prolong(member, self.now)
-        for number, lease in self.out.items():
-            if lease.member == member and number not in self.lost:
-                self.out[number] = lease._replace(deadline=self.now + 10.0)
+    @rule(data=st.data())
+    def give_back(self, data):
+        held = sorted(self.out.keys() - self.lost)
+        if held:
+            number = data.draw(st.sampled_from(held))
+            self.spread.give_back(self.out[number])
+            self.lost.add(number)
 
     @invariant()
     def the_cursor_is_the_end_of_what_is_done(self):
@@ -87,7 +83,7 @@ class Spreading(RuleBasedStateMachine):
         """Whoever is left does the rest."""
         for member in range(1, 5):
             self.spread.drop(member)
-        while (lease := self.spread.lease(9, self.now)) is not None:
+        while (lease := self.spread.lease(9)) is not None:
             found = self.spread.advance(9, lease.number, lease.end)
             assert found is not None
             self.low[lease.unit] = found[1]
@@ -102,7 +98,7 @@ def test_another_member_cannot_finish_a_lease():
     spread = Spread(1)
     spread.open(UNITS[0], 5)
     spread.extend(UNITS[0], [(5, 8, 10)])
-    lease = spread.lease(1, 0.0)
+    lease = spread.lease(1)
     assert lease is not None
     assert spread.advance(2, lease.number, 8) is None
     assert spread.advance(1, lease.number, 8) == (UNITS[0], 8)
@@ -115,7 +111,7 @@ def test_what_is_ahead_is_bounded():
     stuck, offset = None, 0
     while spread.room(UNITS[0]):
         spread.extend(UNITS[0], [(offset, offset + 1, 10)])
-        lease = spread.lease(1, 0.0)
+        lease = spread.lease(1)
         assert lease is not None
         if stuck is None:
             stuck = lease
@@ -126,3 +122,27 @@ def test_what_is_ahead_is_bounded():
     assert stuck is not None
     assert spread.advance(1, stuck.number, stuck.end) == (UNITS[0], 10)
     assert spread.room(UNITS[0]) == 100
+
+
+def seconds_to_serve_one(count):
+    """One of so many members asks for a lease, and gives it back."""
+    spread = Spread(1, lease_bytes=1)
+    units = [Unit(1, shard) for shard in range(count)]
+    for unit in units:
+        spread.open(unit, 0)
+    for member in range(count - 1):
+        spread.extend(units[member], [(0, 1, 10)])
+        assert spread.lease(member) is not None
+    spread.extend(units[-1], [(0, 1, 10)])
+
+    def serve() -> None:
+        lease = spread.lease(count)
+        assert lease is not None
+        assert list(spread.held_by(count)) == [lease.number]
+        spread.give_back(lease)
+
+    return min(timeit.repeat(serve, number=20, repeat=5))
+
+
+def test_members_and_shards_that_have_nothing_to_do_with_it_cost_nothing():
+    assert seconds_to_serve_one(4_000) < 20 * seconds_to_serve_one(10)

@@ -2,17 +2,18 @@
 
 import random
 
+import pyarrow as pa
 import pytest
 
 from mainstem.consume.feed import Feed
-from mainstem.consume.selection import Selection
+from mainstem.consume.selection import Selected, Selection
 from mainstem.consume.selections import Selections
-from mainstem.consume.transcoded import Selected
 from mainstem.consume.view import View
 from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import DataLoss, InternalError, InvalidPredicate
+from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents
-from mainstem.log.flush import TrimShard
+from mainstem.log.flush import SetSchema, TrimShard
 from mainstem.log.log import Log, LogOptions
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.port import Query
@@ -285,3 +286,42 @@ def test_filters_keep_batches_from_being_opened(log):
 def test_selections_are_plain_or_not():
     assert Selection(View(None)).is_plain
     assert not Selection(View(None), "key = 'a'").is_plain
+
+
+IDS = Schema(pa.schema([("id", pa.int64())]))
+
+
+def test_json_is_made_rows_of_once_for_several_readers(log):
+    """Also around what is no row; when the batches are other ones, because a record was erased, they are made anew."""
+    for at in range(0, 40, 4):
+        append_values(log, 1, *[b'{"id": %d}' % number for number in range(at, at + 3)], b"no row")
+    log.execute(SetSchema(1, IDS.serialized, IDS.fingerprint, 1, 0))
+    row = log.reader.require_stream(1)
+    selections = Selections(log.schema)
+
+    def open_feed() -> Feed:
+        return Feed(
+            log.reader, row, (0, 0), None, lambda: selections.get(row, Query("", None, row.schema_id)), is_plain=True
+        )
+
+    def numbers(batches: list[FetchedBatch]) -> list[int]:
+        view = View(IDS, row.schema_id, schema_of=log.schema)
+        rows = [view.decode(batch).columns.column("id").to_pylist() for batch in batches]
+        return [number for found in rows for number in found if number is not None]
+
+    alone = drained(open_feed())
+    assert {batch.header.schema_id for batch in alone} == {0}
+    assert (selections.tally.made, log.reader.shared.made_bytes) == (0, 0)
+    first, second, third = feeds = [open_feed() for _ in range(3)]
+    for feed in feeds:
+        feed._bound()
+    found = drained(first)
+    assert {batch.header.schema_id for batch in found} == {0, row.schema_id}
+    assert selections.tally.made == 10
+    assert log.reader.shared.made_bytes > 0
+    assert drained(second) == found
+    assert (selections.tally.made, selections.tally.shared) == (10, len(found))
+    assert numbers(found) == [number for number in range(39) if number % 4 != 3]
+    log.reader.shared.forget((1, 0))
+    assert drained(third) == found
+    assert selections.tally.made == 20

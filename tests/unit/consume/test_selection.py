@@ -1,7 +1,6 @@
 """The selection: what matches is left, what is left stands where it stood, and what cannot match is not looked at."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ import pytest
 from mainstem.consume.record import RecordBatch
 from mainstem.consume.selection import Selection, halves
 from mainstem.consume.selections import Selections
-from mainstem.consume.transcoded import Selected, Transcoded
 from mainstem.consume.view import View
 from mainstem.core import layouts, payload, statistics
 from mainstem.core.batch import FetchedBatch
@@ -595,50 +593,12 @@ def test_records_without_a_schema_are_known_by_key_and_time():
 # Sharing.
 
 
-def test_what_several_readers_want_is_made_once(monkeypatch):
-    made: Counter[str] = Counter()
+def test_who_wants_the_same_has_the_same_selection():
     selections = Selections(lambda schema_id: SCHEMA)
     query = Query("id > 3", None, SCHEMA_ID)
     selection = selections.get(stream_row(1), query)
     assert selections.get(stream_row(1), query) is selection
     assert selections.get(stream_row(2), query) is not selection
-
-    class Reader:
-        pass
-
-    apply = selection._apply
-
-    def counted(batch: FetchedBatch) -> Selected:
-        made["made"] += 1
-        return apply(batch)
-
-    monkeypatch.setattr(selection, "_apply", counted)
-    readers = [Reader() for _ in range(3)]
-    batch = numbered(10)
-    selection.readers.add(readers[0])
-    for _ in range(2):
-        selection.apply(batch)
-    assert made["made"] == 2  # for one reader nothing is kept
-    selection.readers.update(readers)
-    results = [selection.apply(batch) for _ in readers]
-    assert made["made"] == 3
-    assert results[0] is results[1] is results[2]
-    readers.clear()
-    selection.apply(batch)
-    assert made["made"] == 4
-
-
-def test_other_bytes_at_the_same_offsets_are_something_else():
-    """After an erasure the batch that stands there is another one: nothing of the old is given."""
-    selections = Selections(lambda schema_id: SCHEMA)
-    selection = selections.get(stream_row(1), Query("id >= 0", ("name",), SCHEMA_ID))
-    readers = [type("Reader", (), {})() for _ in range(2)]
-    selection.readers.update(readers)
-    secret = rows_of([{"id": 1, "name": "secret"}, {"id": 2, "name": "b"}])
-    erased = rows_of([{"id": 2, "name": "b"}], distances=[1], span=2)
-    through = selection.view
-    assert read(selection.apply(secret), through) == [(0, {"name": "secret"}), (1, {"name": "b"})]
-    assert read(selection.apply(erased), through) == [(1, {"name": "b"})]
 
 
 def test_json_is_converted_for_several_readers_only():
@@ -655,13 +615,3 @@ def test_json_is_converted_for_several_readers_only():
     assert left.header.schema_id == SCHEMA_ID
     assert [value["id"] for _, value in read([left], view())] == [1, 2]
     assert not selection.needs(numbered(1).header)
-
-
-def test_what_is_kept_is_bounded():
-    kept = Transcoded(10_000)
-    selection = Selection(view(), "id <> 3", cache=kept)
-    readers = [type("Reader", (), {})() for _ in range(2)]
-    selection.readers.update(readers)
-    for base in range(0, 5_000, 100):
-        selection.apply(numbered(100, base))
-    assert 0 < kept.bytes <= 10_000

@@ -5,12 +5,14 @@ import threading
 import pytest
 
 from mainstem.cluster.group import GroupOptions
-from mainstem.core.errors import Busy, Closed, MainstemError
+from mainstem.core.errors import Busy, Closed, InvalidRequest, MainstemError
 from mainstem.log import coordinator as shell
 from mainstem.log.coordinator import Coordinator
+from mainstem.log.ledger.rules import groups as rules
 from mainstem.log.log import Log
 from mainstem.transport.port import Answer
-from mainstem.transport.sharing import JoinGroupCall, ListGroupsCall
+from mainstem.transport.sharing import JoinGroupCall, LeaseGroupCall, ListGroupsCall
+from tests.unit.log.parts import make_stream
 
 
 @pytest.fixture
@@ -18,6 +20,10 @@ def log(tmp_path):
     log = Log(tmp_path / "data")
     yield log
     log.close()
+
+
+def drive(log: Log) -> None:
+    log.batcher.drive()
 
 
 def join(coordinator: Coordinator, member: int) -> "list[Answer | MainstemError]":
@@ -50,6 +56,27 @@ def test_who_waits_or_has_just_asked_is_told_that_it_closes(log):
     assert isinstance(late[0], Closed)
     with pytest.raises(Closed):
         join(coordinator, 3)
+
+
+@pytest.mark.parametrize(
+    "call", [JoinGroupCall("g", 1, ("orders",)), LeaseGroupCall("g", 1, ("orders",), wanted=1)], ids=["whole", "spread"]
+)
+def test_a_member_is_told_what_would_be_refused_each_time(log, monkeypatch, call):
+    monkeypatch.setattr(rules, "GROUPS_MAX", 0)
+    make_stream(log)
+    coordinator = Coordinator(log, GroupOptions(), wake=lambda: drive(log))
+    answered = threading.Event()
+    answers: list[Answer | MainstemError] = []
+
+    def answer(result: Answer | MainstemError) -> None:
+        answers.append(result)
+        answered.set()
+
+    coordinator.ask(call, answer)
+    assert answered.wait(10)
+    assert isinstance(answers[0], InvalidRequest)
+    assert "which is the limit" in str(answers[0])
+    coordinator.close()
 
 
 def test_an_operator_waits_for_a_thread_that_hangs_no_longer_than_that(log, monkeypatch):

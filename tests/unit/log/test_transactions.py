@@ -243,6 +243,9 @@ def test_more_shards_and_deleted_streams_refuse_the_whole(log):
     log.execute(AlterStream(1, shards=4))
     with pytest.raises(StaleGeneration):
         commit(log, 5, 2)
+    with pytest.raises(TransactionAborted) as again:
+        commit(log, 5, 2)
+    assert str(again.value).count("Nothing of it was kept") == 1
     log.execute(DeleteStream(1, 1))
     with pytest.raises(MainstemError, match="was deleted"):
         commit(log, 6, 2)

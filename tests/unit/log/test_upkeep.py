@@ -305,6 +305,20 @@ def test_more_keys_than_memory_allows_take_several_rounds(keeping, monkeypatch):
     assert keeping.read(stream) == {number: (key, marker(number)) for key, number in newest.items()}
 
 
+def test_what_was_read_for_others_is_forgotten_with_the_piece_that_is_compacted(keeping):
+    """A pass may be left at any piece: the log is closed, or a shard's stream is deleted."""
+    stream = keeping.create(cleanup="compact")
+    for number in range(20):
+        keeping.write(stream, (b"k", b"%d" % number))
+    keeping.reopen()
+    assert len(keeping.read(stream, cold=False)) == 20
+    assert list(keeping.log.upkeep._compacting.compact()) == [], "it is too young"
+    keeping.clock.advance(compaction.DIRTY_SECONDS_MAX)
+    steps = keeping.log.upkeep._compacting.compact()
+    next(step for step in steps if keeping.counts()["records_compacted"])
+    assert keeping.read(stream, cold=False) == keeping.read(stream) == {19: (b"k", b"19")}
+
+
 def test_what_is_compacted_is_put_together(keeping):
     """Thousands of entries of one record each do not stay, even if each of them is the newest of its key."""
     stream = keeping.create(cleanup="compact")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -93,6 +94,20 @@ def test_rows_of_every_version_of_the_schema_are_admitted(gateway, asked):
         assert isinstance(verdict(gateway, sent(rows({"id": 1, "name": "x"}), 2)), Batch)
         assert isinstance(verdict(gateway, sent(rows({"id": 1}, schema_id=1), 1)), Batch)
     assert asked == [1], "what was found out once is known"
+
+
+def test_what_takes_long_to_look_through_is_looked_at_aside(gateway, monkeypatch):
+    def is_long(size: int, of: int, number: int, **fields: Any) -> bool:
+        header = sent(records(b"x"), of=0, number=number, raw_len=size, **fields).header
+        return gateway.is_long(msgspec.structs.replace(header, schema_id=of))
+
+    assert [is_long(size << 10, 0, 4) for size in (1_024, 2_049)] == [False, True]
+    assert [is_long(size << 10, 0, 4, layout=layouts.HAS_KEY) for size in (200, 257)] == [False, True]
+    assert [is_long(size << 10, 2, 1) for size in (60, 500, 513)] == [False, False, True]
+    assert is_long(10, 0, 1), "JSON is to be read"
+    monkeypatch.setitem(SCHEMAS, 2, Schema(pa.schema([(f"column_{n}", pa.int64()) for n in range(100)])))
+    assert [is_long(size << 10, 2, 1) for size in (60, 65)] == [False, True]
+    assert not is_long(65 << 10, 99, 5), "neither the stream nor the schema is known"
 
 
 def test_a_schema_that_is_not_the_streams_is_refused(gateway):

@@ -17,7 +17,7 @@ from mainstem.transport.wire import Kind, error_from
 from tests.unit.log.parts import make_batch
 from tests.unit.server.parts import Rig, come_to, create, last_error, run, send_append, serving
 
-LONG = [bytes(1_000)] * 400
+LONG = [bytes(10_000)] * 400
 PATIENCE_SECONDS = 5
 
 

@@ -119,8 +119,10 @@ class Compacting:
             if groups is not None:
                 gone = leave(self._work, entries, groups, contents, kept, self._work.upshot(), joins=True)
                 self._work.counts["records_compacted"] += gone
+                if gone:
+                    # At once: a pass may be left at any piece and never come to its end.
+                    self._work.commits.forget_shared((stream.id, shard))
                 yield
         self._work.execute(NoteUpkeep(stream.id, shard, compacted=index.end))
-        self._work.commits.forget_shared((stream.id, shard))
         passes.first_left = first_left
         yield

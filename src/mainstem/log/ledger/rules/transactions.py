@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from mainstem.core.errors import Fenced, InvalidRequest, Refused, StaleGeneration, UnknownTransaction
+from mainstem.core.errors import Fenced, InvalidRequest, Refused, StaleGeneration, UnknownTransaction, WriterForgotten
 from mainstem.core.limits import WRITERS_MAX
 from mainstem.log.flush import (
     CommitTransaction,
@@ -79,15 +79,20 @@ def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
 
 
 def _writer(rows: PendingRows, command: CommitTransaction) -> WriterRow | None:
-    """The row of the transaction's writer, who was seen now; Fenced if there is a newer one."""
+    """The row of the transaction's writer, who was seen now; Fenced if there is a newer one, WriterForgotten if there
+    is none."""
     if not command.writer:
         return None
     known = _known_writer(rows, command.writer)
-    if known is None or known.epoch != command.epoch:
-        newest = "was forgotten" if known is None else f"is at epoch {known.epoch}"
+    if known is None:
+        raise WriterForgotten(
+            f"writer {command.writer!r} was not seen for so long that it was forgotten. Nothing of its transaction was "
+            "kept; do its work again in a new one"
+        )
+    if known.epoch != command.epoch:
         raise Fenced(
-            f"writer {command.writer!r} {newest}, this transaction is of epoch {command.epoch}: another hub writes "
-            "under this name. Nothing of it was kept"
+            f"writer {command.writer!r} is at epoch {known.epoch}, this transaction is of epoch {command.epoch}: "
+            "another hub writes under this name. Nothing of it was kept"
         )
     return known._replace(seen_us=command.time_us)
 
