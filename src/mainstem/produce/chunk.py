@@ -158,7 +158,7 @@ class Chunk:
     def leave_out(self, share: float, source: int, first: int) -> int:
         """Keep a share of the records, which have numbers from `first` on at their source; how many are left out. What
         must be whole, or was encoded before, stays as it is."""
-        if self.atomic_in is not None or self.source is not None or self.ahead is not None or self.kept is not None:
+        if self.atomic_in is not None or self.source is not None or self.kept is not None:
             return 0
         is_kept = sampling.kept(self.count, share, source, first)
         self.share = share

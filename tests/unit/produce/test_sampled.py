@@ -8,6 +8,7 @@ import pytest
 import mainstem
 from mainstem.core.errors import LeftOut
 from mainstem.core.sampling import SHARE_HEADER
+from mainstem.produce.shipping import Shipping
 
 SHARE = 0.25
 
@@ -35,11 +36,12 @@ def test_every_ack_tells_the_truth(hub, shards, way):
     with hub.producer() as producer:
         for number in range(count):
             value = b"%d" % number
-            more: dict[str, Any] = {
+            ways: dict[str, dict[str, Any]] = {
                 "keyed": {"key": b"%d" % (number % 7)},
                 "with headers": {"headers": {"number": value}},
                 "chosen": {"shard": number % shards},
-            }.get(way, {})
+            }
+            more = ways.get(way, {})
             sent[value] = producer.send("orders", value, **more)
         producer.flush()
         left_out = producer.left_out
@@ -73,6 +75,24 @@ def test_a_table_has_the_runs_of_what_was_kept(hub):
     stored = read(hub)
     assert sum(count for _, _, count in runs) == len(stored) == pytest.approx(250, rel=0.25)
     assert [value["id"] for value in stored.values()] == sorted(value["id"] for value in stored.values())
+
+
+@pytest.mark.parametrize("count", [3, 1_000])
+def test_a_table_that_was_encoded_before_its_sender_was_told_stays_whole(hub, monkeypatch, count):
+    hub.streams.create("orders")
+    table = pa.table({"value": [b"%d" % number for number in range(count)]})
+    ship = Shipping._encode
+
+    def told(self, parcel):
+        monkeypatch.setattr(hub._port, "write_share", SHARE)
+        return ship(self, parcel)
+
+    monkeypatch.setattr(hub._port, "write_share", 1.0)
+    monkeypatch.setattr(Shipping, "_encode", told)
+    with hub.producer() as producer:
+        ack = producer.send_batch("orders", table)
+        assert ack.result() == [(0, 0, count)]
+        assert producer.left_out == 0
 
 
 def test_what_must_be_whole_is_not_sampled(hub):
