@@ -114,8 +114,8 @@ class Quotas:
             return max(SHARE_MIN, gauge.share(0) / (1.0 + gauge.bucket.wait()))
 
     def begin(self, principal: Principal, direction: Direction) -> None:
-        """Another request, of who can be told to come back later: QuotaExceeded as long as something is owed. Its bytes
-        are charged as they come."""
+        """Another request, of who can be told to come back later: QuotaExceeded as long as something is owed, unless
+        that is paid by keeping a share. Its bytes are charged as they come."""
         policy = self._policy()
         if not policy.quotas:
             return
@@ -123,18 +123,19 @@ class Quotas:
         with self._lock:
             for measure in (bytes_, requests):
                 gauge = self._gauge(policy, principal, measure)
-                if gauge is not None and gauge.quota.mode != "block" and (wait := gauge.bucket.wait()):
+                if gauge is not None and gauge.quota.mode == "limit" and (wait := gauge.bucket.wait()):
                     raise _exceeded(principal, gauge.quota, wait)
             self._charge(policy, principal, requests, 1)
 
-    def charge_bytes(self, principal: Principal, direction: Direction, size: int) -> float:
-        """Bytes of a request that has begun: for how many seconds to take, or give, nothing more. Nothing is left out
-        of them."""
+    def charge_bytes(
+        self, principal: Principal, direction: Direction, size: int, offered: float | None = None
+    ) -> float:
+        """Bytes of a request that has begun: for how many seconds to take, or give, nothing more."""
         policy = self._policy()
         if not policy.quotas:
             return 0.0
         with self._lock:
-            return self._charge(policy, principal, _MEASURES[direction][0], size).pause
+            return self._charge(policy, principal, _MEASURES[direction][0], size, offered).pause
 
     def _charge(
         self, policy: Policy, principal: Principal, measure: Measure, count: int, offered: float | None = None

@@ -4,7 +4,7 @@ from mainstem.access.action import Action
 from mainstem.access.audit import Audit
 from mainstem.access.authority import Authority
 from mainstem.access.principal import ANONYMOUS, Principal
-from mainstem.core.errors import Forbidden, MainstemError, Unauthenticated
+from mainstem.core.errors import Forbidden, MainstemError, QuotaExceeded, Unauthenticated
 from mainstem.server.permits import Demand
 
 
@@ -93,6 +93,11 @@ class Gate:
     def is_writable(self, stream: int) -> bool:
         """Whether it is known that the principal may write to it."""
         return stream in self._writable
+
+    def note_quota(self, action: str, error: QuotaExceeded) -> None:
+        """The principal was refused something because it has had too much. How long it is to wait is another time with
+        every refusal, and would make each of them one of its own."""
+        self._audit.refuse(self._known(), self.address, action, "", str(error).partition(";")[0])
 
     def _known(self) -> Principal:
         assert self.principal is not None, "the connection was not let in"

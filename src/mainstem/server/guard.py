@@ -1,7 +1,8 @@
 """The guard of a server: one for all its listeners. Who is this, may they, how much of it, and who was refused."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -12,16 +13,16 @@ from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
 from mainstem.access.audit import Audit, AuditRecord
 from mainstem.access.authority import Authority
 from mainstem.access.policy import AUDIT_STREAM
-from mainstem.access.principal import Principal
-from mainstem.access.quotas import Quotas
+from mainstem.access.principal import ANONYMOUS, Principal
+from mainstem.access.quotas import Direction, Quotas
 from mainstem.core.clock import Clock
-from mainstem.core.errors import Forbidden, MainstemError
+from mainstem.core.errors import Forbidden, MainstemError, QuotaExceeded
 from mainstem.core.events import Event
 from mainstem.core.hosts import is_loopback
 from mainstem.log.access_rows import AccessRows
 from mainstem.log.log import Log
 from mainstem.log.own_stream import OwnStream
-from mainstem.server.door import Direction
+from mainstem.server.door import Held
 from mainstem.server.gate import Gate
 from mainstem.server.permits import Demand, demands_of
 from mainstem.transport.port import Answer, Call, ListStreamsCall, SchemaCall
@@ -53,6 +54,9 @@ class Guard:
         gate = Gate(self.authority, self.audit)
         gate.open(token, certificate, address, is_local=is_loopback(address))
         return GuardedVisitor(self, gate)
+
+    def turn_away(self, address: str, reason: str) -> None:
+        self.audit.refuse(ANONYMOUS, address, "connect", "", reason)
 
     def check_call(self, gate: Gate, call: Call) -> None:
         """Forbidden if who asks may not have this. Any thread."""
@@ -153,7 +157,27 @@ class GuardedVisitor:
         return self._guard.seen(self._principal, self._gate.address, call, answer)
 
     def begin(self, direction: Direction) -> None:
-        self._guard.quotas.begin(self._principal, direction)
+        with self._noted(direction):
+            self._guard.quotas.begin(self._principal, direction)
 
-    def charge(self, direction: Direction, size: int) -> float:
-        return self._guard.quotas.charge_bytes(self._principal, direction, size)
+    def share(self, direction: Direction) -> float:
+        return self._guard.quotas.share(self._principal, direction)
+
+    def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
+        with self._noted(direction):
+            return self._guard.quotas.charge_bytes(self._principal, direction, size, offered)
+
+    def hold(self, measure: Held, count: int) -> None:
+        with self._noted("connect" if measure == "connections" else "write"):
+            self._guard.quotas.hold(self._principal, measure, count)
+
+    def let_go(self, measure: Held, count: int) -> None:
+        self._guard.quotas.let_go(self._principal, measure, count)
+
+    @contextlib.contextmanager
+    def _noted(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except QuotaExceeded as error:
+            self._gate.note_quota(action, error)
+            raise

@@ -117,12 +117,14 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
 def _require_guarded(server: Server) -> None:
     """Who listens where other machines can connect knows who may."""
     settings = server.settings
-    if settings.listen is None or is_loopback(settings.listen.host) or server.guard.is_guarded:
+    if server.guard.is_guarded:
         return
-    raise InvalidSetting(
-        f"listen = '{settings.listen}' would let everybody in, as there is no token yet. Make one first: mainstem "
-        f"token create NAME --admin --data {settings.data}"
-    )
+    for name, address in (("listen", settings.listen), ("http", settings.http)):
+        if address is not None and not is_loopback(address.host):
+            raise InvalidSetting(
+                f"{name} = '{address}' would let everybody in, as there is no token yet. Make one first: mainstem "
+                f"token create NAME --admin --data {settings.data}"
+            )
 
 
 def _settle_memory() -> None:

@@ -288,7 +288,7 @@ class Server:
             self.guard.quotas.hold(principal, "connections", 1)
             session.is_counted = True
         except QuotaExceeded as error:
-            self.guard.audit.refuse(principal, connection.peer, "connect", "", str(error))
+            session.gate.note_quota("connect", error)
             raise
 
     def on_session_lost(self, session: Session) -> None:

@@ -359,6 +359,8 @@ class Session:
                 self._server.guard.check_call(self.gate, commit)
             self._charge_write(append)
         except (Forbidden, QuotaExceeded, Unauthenticated) as error:
+            if isinstance(error, QuotaExceeded):
+                self.gate.note_quota("write", error)
             self._refuse_all(pending, error)
             return
         batches = enumerate(zip(append.batches, message.payloads, strict=True))
@@ -409,7 +411,11 @@ class Session:
         quotas = self._server.guard.quotas
         if not quotas.are_set or self.gate.principal is None:
             return FREELY
-        return quotas.charge(self.gate.principal, "read", size, offered)
+        try:
+            return quotas.charge(self.gate.principal, "read", size, offered)
+        except QuotaExceeded as error:
+            self.gate.note_quota("read", error)
+            raise
 
     def _write_refusals(self, append: Append | Stage) -> dict[int, MainstemError]:
         """Why batches of which streams may not be written. Of a stream that does not exist the gateway tells."""

@@ -19,10 +19,9 @@ def check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> No
             f"tls_client_ca{said_from(origins.get('tls_client_ca', ''))} is of no use without TLS. Give tls_cert and"
             " tls_key too."
         )
-    if values["listen"] is not None and values["tls_cert"] is None:
-        require_loopback(values["listen"], "listen", origins.get("listen", ""))
-    if values["http"] is not None:
-        require_loopback(values["http"], "http", origins.get("http", ""))
+    for name in ("listen", "http"):
+        if values[name] is not None and values["tls_cert"] is None:
+            require_loopback(values[name], name, origins.get(name, ""))
     if values["kafka"] is not None:
         raise InvalidSetting(
             f"kafka = {str(values['kafka'])!r}{said_from(origins.get('kafka', ''))}: this version does not speak the"
@@ -41,15 +40,9 @@ def require_loopback(address: Address, name: str = "listen", origin: str = "") -
         return
     raise InvalidSetting(
         f"{name} = {str(address)!r}{said_from(origin)} would let other machines connect, and what they say would be"
-        " open to everybody on the way. "
-        + (
-            "Give --tls-cert FILE and --tls-key FILE, and make a token first: mainstem token create NAME --admin"
-            " --data FOLDER. Or listen"
-            if name == "listen"
-            else "Listen"
-        )
-        + f" on 127.0.0.1:{address.port} and reach it from elsewhere through an SSH tunnel or a proxy that"
-        " authenticates."
+        " open to everybody on the way. Give --tls-cert FILE and --tls-key FILE, and make a token first: mainstem token"
+        f" create NAME --admin --data FOLDER. Or listen on 127.0.0.1:{address.port} and reach it from elsewhere through"
+        " an SSH tunnel or a proxy that authenticates."
     )
 
 
