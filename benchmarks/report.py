@@ -123,6 +123,8 @@ LABELS = {
     "cpu_cost_percent": "more CPU than that by, %",
     "rows_per_s": "rows/s",
     "msg_per_cpu_s": "messages per CPU-second",
+    "rows_per_cpu_s": "rows per CPU-second of the server",
+    "kb_per_tail": "server memory of one",
     "mb_per_s": "MB/s",
     "delivered_mb_per_s": "delivered MB/s",
     "reads_ratio": "bytes read, times those for one",
@@ -176,6 +178,8 @@ def amount(metric: str, value: float) -> str:
         return f"{value:.0f} MB"
     if metric.endswith("mb_per_s"):
         return f"{value:.0f} MB/s"
+    if metric == "kb_per_tail":
+        return f"{value:.0f} KB"
     if metric == "ledger_mb":
         return f"{value:.1f} MB"
     if metric in ("work_per_s", "rows"):

@@ -130,12 +130,14 @@ class Quotas:
     def charge_bytes(
         self, principal: Principal, direction: Direction, size: int, offered: float | None = None
     ) -> float:
-        """Bytes of a request that has begun: for how many seconds to take, or give, nothing more."""
+        """Bytes of a request that has begun: for how many seconds to take, or give, nothing more. Where they are what
+        was kept of more, which is `offered`, too much of them is paid by keeping less next time."""
         policy = self._policy()
         if not policy.quotas:
             return 0.0
         with self._lock:
-            return self._charge(policy, principal, _MEASURES[direction][0], size, offered).pause
+            grant = self._charge(policy, principal, _MEASURES[direction][0], size, offered)
+        return 0.0 if offered is not None and grant.share < 1.0 else grant.pause
 
     def _charge(
         self, policy: Policy, principal: Principal, measure: Measure, count: int, offered: float | None = None

@@ -425,6 +425,7 @@ class _LiveLedger:
         self._entries = entries
         self.load_schema = schemas.find
         self.load_versions = entries.load_versions
+        self.load_producer = entries.load_producer
         self.load_moments = entries.load_moments
         self.newest_moment = entries.newest_moment
         self._epoch = epoch

@@ -48,7 +48,13 @@ class Shipping:
     """
 
     def __init__(
-        self, port: Port, options: ProducerOptions, clock: Clock, streams: KnownStreams, roll: Callable[[], None]
+        self,
+        port: Port,
+        options: ProducerOptions,
+        clock: Clock,
+        streams: KnownStreams,
+        roll: Callable[[], None],
+        first_shard: int = 0,
     ) -> None:
         self._port = port
         self._options = options
@@ -66,7 +72,8 @@ class Shipping:
         self._rolled: deque[Parcel] = deque()
         self._buffered = 0
         self._in_flight = 0
-        self._sticky = 0
+        # Records without a key go to one shard after the other, a parcel each.
+        self._sticky = first_shard
         self._reset_wanted = False
         # Why the numbers of this epoch are void, once a batch has failed for good.
         self._void: MainstemError | None = None

@@ -51,7 +51,7 @@ class Visitor(Protocol):
     def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
         """It writes or reads so many bytes more: for how many seconds to take nothing more from it, or to give it
         nothing more. QuotaExceeded if it is to be refused all of it. `offered` is how much it would have been if all of
-        it had been kept."""
+        it had been kept; None if nothing can be left out."""
         ...
 
     def hold(self, measure: Held, count: int) -> None:

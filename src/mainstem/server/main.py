@@ -80,20 +80,16 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
             f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen"
         ) from error
     ready = {"data": address_of(sockets)}
-    http = None
-    http_task = None
+    app = http = http_task = None
     if http_sockets:
-        from mainstem.server.health import HttpListener
+        from mainstem.server.http.app import HttpApp
+        from mainstem.server.http.listener import HttpListener
         from mainstem.server.metrics import Exposition
 
         exposition = Exposition(settings, server.name, server.log, server.counters, server.groups)
-        http = HttpListener(
-            http_sockets,
-            lambda: server.is_ready,
-            exposition.render,
-            lambda: server.is_disk_full,
-            lambda: server.damage,
-        )
+        app = HttpApp(server, exposition.render, server.guard)
+        server.is_http_busy, server.http_counters = (lambda: app.is_busy), app.counters
+        http = HttpListener(http_sockets, app, settings.connections_max, None if tls is None else tls.context)
         ready["http"] = address_of(http_sockets)
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()
@@ -106,10 +102,13 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
     begun = SYSTEM_CLOCK.monotonic()
     logger.info(Event("stopping; clients are answered first", signal=name))
     notify("STOPPING", "answering clients")
+    if app is not None:
+        app.stop()
     await server.stop()
-    if http is not None and http_task is not None:
+    if app is not None and http is not None and http_task is not None:
         http.stop()
         await http_task
+        app.close()
     logger.info(Event("stopped", seconds=SYSTEM_CLOCK.monotonic() - begun))
     return 0
 

@@ -7,10 +7,10 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
 from mainstem.access.bucket import Turnstile
 from mainstem.cluster.group import GroupOptions
@@ -42,8 +42,8 @@ from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.guard import Guard
 from mainstem.server.line import Line
-from mainstem.server.session import PendingAppend, Session
-from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals, ReadsUnderWay
+from mainstem.server.session import Session
+from mainstem.server.subscription import PushEncoder, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
@@ -66,6 +66,7 @@ from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX, ServerTls
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
+T = TypeVar("T")
 
 _READ_THREADS: Final = 2
 # Long looks at what clients send: one at a time, so that at most one batch is decompressed for them, and the loop has
@@ -73,8 +74,59 @@ _READ_THREADS: Final = 2
 _ADMISSION_THREADS: Final = 1
 _BACKLOG: Final = 1_024
 _TICK_SECONDS: Final = 1.0
+HTTP_COUNTERS: Final = (
+    "http_requests",
+    "http_requests_failed",
+    "http_tails",
+    "http_body_bytes",
+    "http_answer_bytes",
+)
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
+
+
+class Submitter(Protocol):
+    """Who hands appends to the log in its turn: a session, or a request over HTTP. The loop's thread."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether appends are still to be handed over."""
+        ...
+
+    def submit_waiting(self) -> bool:
+        """Hand them over, in order, as far as the log takes them; whether it took all."""
+        ...
+
+    def expire_waiting(self) -> None:
+        """Refuse those whose time is over."""
+        ...
+
+    def pace(self) -> None:
+        """Take no more while some wait."""
+        ...
+
+    def finish_append(self, pending: Any, result: Outcomes | MainstemError) -> None:
+        """The flush with this append is committed."""
+        ...
+
+
+class Follower(Protocol):
+    """Who is told that a stream has grown. The loop's thread."""
+
+    @property
+    def stream(self) -> int: ...
+
+    def touch(self, shard: int) -> None: ...
+
+    def push(self) -> None: ...
+
+    def end_deleted(self) -> None: ...
+
+
+class Pending(Protocol):
+    """An append that was handed over."""
+
+    size: int
 
 
 class Server:
@@ -125,7 +177,7 @@ class Server:
             rebalance_interval=settings.group_rebalance_interval,
         )
         self.coordinator = Coordinator(self.log, times)
-        self.guard = Guard(self.log, self._carry_out, clock)
+        self.guard = Guard(self.log, self.carry_out, clock)
         self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
         self._auditing: asyncio.Future[None] | None = None
         self.gateway = Gateway(
@@ -136,17 +188,17 @@ class Server:
         self.selections = Selections(self.log.schema, "lz4")
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
-        self._calls = CallQueue(self._carry_out)
+        self._calls = CallQueue(self.carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
         self._turnstile = Turnstile(settings.connects_per_second, clock)
         # Sessions with appends to submit at the end of this turn of the loop.
-        self._submitting: dict[Session, None] = {}
+        self._submitting: dict[Submitter, None] = {}
         # Sessions whose appends found the log full, first come first served: nobody who comes later gets before them.
-        self._in_line: dict[Session, None] = {}
-        self._followers: dict[int, set[PushSubscription]] = {}
-        self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
+        self._in_line: dict[Submitter, None] = {}
+        self._followers: dict[int, set[Follower]] = {}
+        self._completed: deque[tuple[Submitter, Pending, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[asyncio.AbstractServer] = []
@@ -154,6 +206,9 @@ class Server:
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
         self.is_ready = False
+        # Whether HTTP has requests to answer, and what it counts.
+        self.is_http_busy: Callable[[], bool] = lambda: False
+        self.http_counters: Callable[[], dict[str, int]] = lambda: dict.fromkeys(HTTP_COUNTERS, 0)
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
         # Batches that were sent again although they had arrived, and got the answer of the first time.
         self.batches_repeated = 0
@@ -228,9 +283,13 @@ class Server:
             thread.join(timeout=5.0)
 
     def _is_draining(self) -> bool:
-        return self._calls.is_busy or any(
-            not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
-            for session in self._sessions
+        return (
+            self._calls.is_busy
+            or self.is_http_busy()
+            or any(
+                not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
+                for session in self._sessions
+            )
         )
 
     def _on_log_failure(self, error: MainstemError) -> None:
@@ -437,8 +496,8 @@ class Server:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(answered, answer)
 
-    def _carry_out(self, call: Call) -> Answer:
-        """In a thread of the calls."""
+    def carry_out(self, call: Call) -> Answer:
+        """Any thread but the loop's: it waits for the disk."""
         match call:
             case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
                 return self.coordinator.call(call)
@@ -450,6 +509,14 @@ class Server:
                 return self.guard.administration.handle(call)
             case _:
                 return self._administration.handle(call)
+
+    def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> "asyncio.Future[T]":
+        """Do what waits for the disk in a thread of the calls, in the client's turn."""
+        return asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
+
+    def forget_client(self, client: Hashable) -> None:
+        """Who asked for something to be done aside is gone."""
+        self._calls.forget(client)
 
     def groups(self) -> list[GroupInfo]:
         """All groups of readers, without their shards. Any thread but the loop's."""
@@ -490,6 +557,7 @@ class Server:
             "transcoded_bytes": self.log.reader.shared.made_bytes,
             "receive_bytes": self._receive_budget.used,
             "requests_forbidden": self.guard.audit.refused,
+            **self.http_counters(),
         }
 
     def new_read_line(self) -> Line:
@@ -498,7 +566,7 @@ class Server:
 
     # Flushes.
 
-    def submit_soon(self, session: Session) -> None:
+    def submit_soon(self, session: Submitter) -> None:
         """Submit what the session has waiting when everything that can be read now has been read: the messages of
         many clients become one flush, and the commit threads are woken once."""
         if not self._submitting:
@@ -527,7 +595,7 @@ class Server:
             del self._in_line[session]
         self.log.batcher.wake()
 
-    def complete(self, session: Session, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
+    def complete(self, session: Submitter, pending: Pending, result: Outcomes | MainstemError) -> None:
         """In a commit thread: these batches are committed. Delivered with the flush."""
         self._completed.append((session, pending, result))
 
@@ -553,7 +621,7 @@ class Server:
             self._append_bytes += pending.size
             session.finish_append(pending, result)
         self._serve_line()
-        touched: set[PushSubscription] = set()
+        touched: set[Follower] = set()
         while self._notices:
             notice = self._notices.popleft()
             for stream in notice.deleted:
@@ -566,10 +634,10 @@ class Server:
         for subscription in touched:
             subscription.push()
 
-    def follow(self, subscription: PushSubscription) -> None:
+    def follow(self, subscription: Follower) -> None:
         self._followers.setdefault(subscription.stream, set()).add(subscription)
 
-    def unfollow(self, subscription: PushSubscription) -> None:
+    def unfollow(self, subscription: Follower) -> None:
         followers = self._followers.get(subscription.stream)
         if followers is not None:
             followers.discard(subscription)

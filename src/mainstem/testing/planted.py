@@ -540,6 +540,56 @@ def filter_too_little() -> Iterator[None]:
         yield
 
 
+# ------------------------------------------------------------------------------------------------------------- HTTP
+
+
+@_bug
+def forget_keys() -> Iterator[None]:
+    """A request that is sent again with its key is written again."""
+    from mainstem.server.http.posts import Posts
+
+    with _patched(Posts, "_earlier", lambda self, info, key: None), _patched(appends, "original_base", _no_original):
+        yield
+
+
+def _no_original(header: Any, row: Any) -> None:
+    return None
+
+
+@_bug
+def stumble_over_limits() -> Iterator[None]:
+    """What a request says is believed to be a number."""
+    from mainstem.server.http import reads
+
+    with _patched(reads, "_limit_of", lambda text: None if text is None else int(text)):
+        yield
+
+
+@_bug
+def stumble_over_arrow() -> Iterator[None]:
+    """A message of an Arrow stream is believed to point into itself."""
+    from mainstem.core.ipc_stream import IpcReader
+    from mainstem.core.message import peek
+
+    with _patched(IpcReader, "_peek", lambda self, metadata: peek(metadata)):
+        yield
+
+
+@_bug
+def hoard_for_connections() -> Iterator[None]:
+    """Memory is set aside for whoever connects."""
+    from mainstem.server.http.listener import GuardedProtocol
+
+    made = GuardedProtocol.connection_made
+
+    def generous(self: Any, transport: Any) -> None:
+        made(self, transport)
+        self.hoard = bytearray(b"x") * (1 << 20)
+
+    with _patched(GuardedProtocol, "connection_made", generous):
+        yield
+
+
 # ------------------------------------------------------------------------------------------------------- processes
 
 

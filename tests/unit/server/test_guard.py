@@ -73,7 +73,7 @@ def test_a_visitor_sees_what_it_may_of_an_answer(tmp_path):
             streams = rig.server.log.ledger.list_streams()
             assert {row.name for row in streams} >= {"orders", "others"}
             call = ListStreamsCall()
-            answer = rig.server._carry_out(call)
+            answer = rig.server.carry_out(call)
             assert isinstance(answer, Answer)
             assert [row.name for row in visitor.seen(call, answer).streams] == ["orders"]
 

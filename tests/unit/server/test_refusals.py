@@ -14,16 +14,14 @@ import msgspec
 import pytest
 
 from mainstem.access.action import Action
-from mainstem.access.administration import AccessAdministration
-from mainstem.access.token import Minted, mint
+from mainstem.access.token import mint
 from mainstem.core.errors import Forbidden, MainstemError, ProtocolError, Unauthenticated
-from mainstem.log.access_rows import AccessRows
 from mainstem.log.batcher import Submission
 from mainstem.log.flush import AssignShards
 from mainstem.log.log import Waiter
 from mainstem.server import permits
 from mainstem.server.session import Session
-from mainstem.transport.guarding import CreateTokenCall, DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetRuleCall
+from mainstem.transport.guarding import DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetRuleCall
 from mainstem.transport.port import Answer, Call, GetStreamCall, ListStreamsCall, MembershipCall
 from mainstem.transport.sharing import (
     CommitCursorsCall,
@@ -31,9 +29,10 @@ from mainstem.transport.sharing import (
     ListGroupsCall,
     Staging,
 )
-from mainstem.transport.wire import VERSION, Append, Hello, Kind, Message, Stage, Subscribe, error_from
+from mainstem.transport.wire import Append, Kind, Message, Stage, Subscribe, error_from
 from tests.formats.golden import numbered
-from tests.unit.server.parts import Client, Rig, create, last_error, run, serving
+from tests.unit.server.guarded import Guarded
+from tests.unit.server.parts import Client, create, last_error, run, serving
 
 CALLS = sorted(typing.get_args(Call), key=lambda kind: kind.__name__)
 STREAM = "orders"
@@ -70,39 +69,6 @@ def _value(name: str, annotation: Any) -> Any:
         Quota: Quota("eve", "write_bytes", 10),
     }
     return samples[annotation]
-
-
-class Guarded:
-    """A server with an administrator, somebody who may nothing, and tokens that are of no use."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-        self.administration = AccessAdministration(AccessRows(rig.server.log), rig.clock)
-        self.root = self.token("root", Rule("allow", "root", "all"))
-        self.other = self.token("other")
-        self.expired = self.token("root", seconds=1)
-        self.revoked = self.token("root")
-        self.administration.handle(RevokeTokenCall(self.revoked.id))
-        rig.clock.advance(2)
-
-    def token(self, principal: str, *rules: Rule, seconds: int = 0) -> Minted:
-        made = mint()
-        expires = self.rig.clock.now_us() + seconds * 1_000_000 if seconds else 0
-        self.administration.handle(CreateTokenCall(made.id, made.digest, principal, (), expires, rules))
-        return made
-
-    def allow(self, *rules: Rule) -> None:
-        for rule in rules:
-            self.administration.handle(SetRuleCall(rule))
-
-    async def connect(self, token: Minted) -> Client:
-        return await (await self.rig.connect()).hello(token=token.secret, version=VERSION)
-
-    async def refused(self, token: str) -> Exception:
-        """Why a client with this token is not let in."""
-        client = await self.rig.connect()
-        await client.send(Kind.HELLO, 1, Hello(1, VERSION, "test", token))
-        return await last_error(client)
 
 
 async def ask(client: Client, call: Any) -> Answer | MainstemError:
