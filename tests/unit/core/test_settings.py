@@ -307,8 +307,9 @@ def test_load_refuses_to_listen_elsewhere(name: str):
 
 
 def test_elsewhere_is_allowed_with_tls():
-    chosen = flag(listen="0.0.0.0:7999", tls_cert="a.crt", tls_key="a.key")
-    assert (chosen.listen, chosen.tls_cert, chosen.tls_client_ca) == (Address("0.0.0.0", 7999), Path("a.crt"), None)
+    chosen = flag(listen="0.0.0.0:7999", http="0.0.0.0:7998", tls_cert="a.crt", tls_key="a.key")
+    assert (chosen.listen, chosen.http) == (Address("0.0.0.0", 7999), Address("0.0.0.0", 7998))
+    assert (chosen.tls_cert, chosen.tls_client_ca) == (Path("a.crt"), None)
 
 
 @pytest.mark.parametrize(
