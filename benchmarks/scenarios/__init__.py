@@ -7,6 +7,7 @@ from benchmarks.scenarios import (
     embedded,
     fanout,
     group_of_two,
+    guarded,
     http,
     latency,
     many_producers,
@@ -28,6 +29,7 @@ __all__ = ["SCENARIOS", "Case", "Scenario", "Settings"]
 
 _MODULES = (
     produce,
+    guarded,
     send_batch,
     backlog,
     latency,

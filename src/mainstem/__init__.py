@@ -43,6 +43,7 @@ from mainstem.core.errors import (
     InvalidSchema,
     InvalidSetting,
     LedgerDamaged,
+    LeftOut,
     MainstemError,
     OutOfSequence,
     ProducerFenced,
@@ -129,6 +130,7 @@ __all__ = [
     "InvalidSchema",
     "InvalidSetting",
     "LedgerDamaged",
+    "LeftOut",
     "MainstemError",
     "OrderedBatch",
     "OrderedBatches",
@@ -193,9 +195,26 @@ def open(path: "str | Path", *, read_only: bool | None = None, auto_create: bool
     return open_folder(path, read_only=read_only, auto_create=auto_create)
 
 
-def connect(url: str = "mainstem://127.0.0.1:7070", *, timeout: float = 10.0) -> "Hub":
+def connect(
+    url: str = "mainstem://127.0.0.1:7070",
+    *,
+    timeout: float = 10.0,
+    token: str | None = None,
+    token_file: "str | Path | None" = None,
+    ca: "str | Path | None" = None,
+    certificate: "str | Path | None" = None,
+    key: "str | Path | None" = None,
+) -> "Hub":
     """Connect to a server. Raises ConnectionLost if none answers within `timeout` seconds; afterwards the hub
-    reconnects by itself."""
-    from mainstem.hub.hub import connect_to
+    reconnects by itself.
 
-    return connect_to(url, timeout=timeout)
+    `mainstems://` is TLS: the server must show a certificate that `ca` has signed, or an authority of the system.
+    `token` says who you are; `token_file` holds it, and is read at every connection; without either it is that of the
+    variable MAINSTEM_TOKEN, if there is one. `certificate` and `key` say the same where the server knows their
+    authority.
+    """
+    from mainstem.hub.hub import connect_to
+    from mainstem.transport.credentials import Credentials
+
+    credentials = Credentials(token, token_file=token_file, ca=ca, certificate=certificate, key=key)
+    return connect_to(url, timeout=timeout, credentials=credentials)

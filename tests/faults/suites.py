@@ -8,6 +8,7 @@ from tests.faults import (
     backup_damage,
     backup_kill,
     crash_points,
+    crowd,
     crowd_http,
     cut,
     disk_full,
@@ -15,6 +16,7 @@ from tests.faults import (
     flips,
     fsync_fails,
     fuzz_bodies,
+    fuzz_guarded,
     fuzz_http,
     fuzz_predicate,
     fuzz_server,
@@ -150,6 +152,15 @@ SUITES: dict[str, Suite] = {
         bugs={"end_on_garbage": 1_000, "stumble_over_schemas": 1_000, "believe_json": 1_000},
         measures=True,
     ),
+    "fuzz_guarded": Suite(
+        fuzz_guarded.run,
+        slice=5_000,
+        full=100_000,
+        chunk=50_000,
+        bugs={"allow_everything": 1_000, "end_on_garbage": 1_000},
+        measures=True,
+    ),
+    "crowd": Suite(crowd.run, slice=500, full=5_000, chunk=5_000, bugs={"wait_for_ever": 50}, measures=True),
     "fuzz_http": Suite(
         fuzz_http.run, slice=2_000, full=100_000, chunk=25_000, bugs={"stumble_over_limits": 2_000}, measures=True
     ),

@@ -58,7 +58,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 class FetchedBatch(msgspec.Struct, frozen=True, gc=False):
     """A stored batch on its way to a reader: offsets `base` to `end - 1` of its shard.
 
-    One without records has no payload: it says only that none of these offsets has a record any more.
+    One without records has no payload: it says only that none of these offsets has a record any more. If `raw_len` is
+    not 0, they have, of so many bytes as they are stored, but a quota of the reader leaves them out.
     """
 
     base: int

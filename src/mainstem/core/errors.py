@@ -12,7 +12,7 @@
     │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
-    │   └── Unauthenticated, Forbidden
+    │   └── Unauthenticated, Forbidden, LeftOut
     ├── Retriable               the same call may succeed later
     │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
@@ -241,6 +241,12 @@ class Forbidden(Refused):
     code = 221
 
 
+class LeftOut(Refused):
+    """The record was left out: its writer is over a quota of which a share is kept, and it is not of that share."""
+
+    code = 222
+
+
 class Retriable(MainstemError):
     """The same call may succeed later."""
 
@@ -282,7 +288,8 @@ class DiskFull(Retriable):
 
 
 class QuotaExceeded(Retriable):
-    """The principal has used up what it may in this time. `retry_after` is how many seconds until there is more."""
+    """What there is for one principal, or for all, is used up for now. `retry_after` is how many seconds until there is
+    more."""
 
     code = 305
 

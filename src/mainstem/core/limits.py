@@ -222,6 +222,16 @@ TRANSACTIONS_REMEMBERED_MAX: Final = 1_000_000
 # Names of writers in use at a time.
 WRITERS_MAX: Final = 10_000
 
+# Who may do what. A name of a principal may be the subject of a certificate.
+PRINCIPAL_NAME_CHARS_MAX: Final = 128
+# Tokens, rules and quotas of a log, together: all are in the memory of whoever serves it.
+ACCESS_ROWS_MAX: Final = 20_000
+ACCESS_ROW_BYTES_MAX: Final = 8 * KIB
+# What a token may be restricted to, and the rules that may come with it.
+SCOPES_PER_TOKEN_MAX: Final = 16
+# Until a client is known it may make us hold this much, its messages and ours together.
+CONNECTION_BYTES_MAX_BEFORE_HELLO: Final = 64 * KIB
+
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
 RESTORED_EPOCHS_MAX: Final = 16

@@ -135,6 +135,21 @@ class Posting:
         return self._gathered.batches
 
     @property
+    def left_out(self) -> int:
+        """How many rows a quota left out."""
+        return self._producer.left_out
+
+    @property
+    def share(self) -> float:
+        """Which share of the rows was to be kept."""
+        return self._gathered.write_share
+
+    @property
+    def kept(self) -> float:
+        """Which part of them was."""
+        return 1.0 - self.left_out / max(1, self._intake.sent)
+
+    @property
     def dead(self) -> int:
         """How many rows are dead letters."""
         return self._intake.dead
@@ -149,6 +164,7 @@ class _Gathered:
         self._port = port
         self._finished = finished
         self.record_bytes_max = port.record_bytes_max
+        self.write_share = port.write_share
         self.batches: list[Batch] = []
         self._raw = self._stored = 0
 

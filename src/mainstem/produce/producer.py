@@ -105,6 +105,11 @@ class Producer:
         """How many records were dropped unsent: only with acks="none"."""
         return self._shipping.dropped
 
+    @property
+    def left_out(self) -> int:
+        """How many records were left out because their writer is over its quota, of which a share is kept."""
+        return self._shipping.left_out
+
     # Sending.
 
     def _make_send(self) -> Callable[..., Ack]:  # noqa: C901  # a call costs more than a branch

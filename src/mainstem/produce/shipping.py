@@ -84,6 +84,9 @@ class Shipping:
         # Chunks that failed since the last flush, which raises the first error that nobody has asked for.
         self._failed: deque[Chunk] = deque(maxlen=_FAILED_MAX)
         self.dropped = 0
+        # Records that a quota left out, of so many that were looked at.
+        self.left_out = 0
+        self._looked_at = 0
         # Parcels in flight, and those that came back, oldest first.
         self._waiting: list[Parcel] = []
         self._returns = Returns()
@@ -102,8 +105,9 @@ class Shipping:
 
     def encode_ahead(self, chunk: Chunk) -> None:
         """In the thread of whoever sends a table, before it is queued: the hub's thread, which ships most of them, has
-        the connection to look after. A sender that must not wait leaves it to that one."""
-        if self.takes_all:
+        the connection to look after. A sender that must not wait leaves it to that one, and so does one of whose
+        records only a share is kept: which, is known when they are shipped."""
+        if self.takes_all or self._port.write_share < 1.0:
             return
         self._sticky += 1
         try:
@@ -284,6 +288,9 @@ class Shipping:
         for chunk in parcel.chunks:
             if chunk.bases or chunk.error is not None:
                 continue  # of a parcel that came back: this one did not
+            if (share := self._port.write_share) < 1.0:
+                self.left_out += chunk.leave_out(share, self._id, self._looked_at)
+                self._looked_at += chunk.count
             try:
                 encoded = chunk.encode(self._sticky, self._options.compression)
             except MainstemError as error:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from mainstem.core.errors import InternalError, MainstemError
@@ -58,10 +59,14 @@ class CallQueue:
     def is_busy(self) -> bool:
         return bool(self._unanswered)
 
-    def add(self, client: Hashable, call: Call, answered: Answered) -> None:
+    def add(
+        self, client: Hashable, call: Call, answered: Answered, then: Callable[[Answer], Answer] | None = None
+    ) -> None:
+        """`then` is what becomes of the answer, in the same thread, before it is given."""
         lane = self._lanes[_lane_of(call)]
         line = self._lines.get(client) or self._lines.setdefault(client, Line(lane, 1))
-        future = line.submit_to(lane, self._carry_out, call)
+        carry_out = self._carry_out
+        future = line.submit_to(lane, (lambda: then(carry_out(call))) if then else partial(carry_out, call))
         self._unanswered[future] = answered
         asyncio.wrap_future(future).add_done_callback(lambda done: self._finish(future, call, done))
 

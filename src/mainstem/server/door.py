@@ -1,17 +1,14 @@
 """The door: what a listener asks about who comes. Who is this, may they, and how much of it.
 
-Whoever guards a server answers; without a guard only this machine is let in, and may do everything.
+Whoever guards a server answers. Probes are for everybody: nobody is asked who it is.
 """
 
-import ipaddress
 from typing import Final, Literal, Protocol
 
-from mainstem.core.errors import Forbidden
+from mainstem.access.quotas import Direction
 from mainstem.transport.port import Answer, Call
 
-# What a visitor may be allowed to do to a stream, a group, or the log as a whole, whose name is empty.
-ACTIONS: Final = ("read", "write", "create", "alter", "delete", "describe", "group", "admin")
-Direction = Literal["read", "write"]
+Held = Literal["connections", "memory_bytes"]
 
 
 class Visitor(Protocol):
@@ -47,9 +44,22 @@ class Visitor(Protocol):
         """It asks once more. QuotaExceeded, with how long to wait, if it has had too much."""
         ...
 
-    def charge(self, direction: Direction, size: int) -> float:
+    def share(self, direction: Direction) -> float:
+        """Which share of what it writes or reads is kept now: less than 1 if it is over a quota that says so."""
+        ...
+
+    def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
         """It writes or reads so many bytes more: for how many seconds to take nothing more from it, or to give it
-        nothing more. QuotaExceeded if it is to be refused all of it."""
+        nothing more. QuotaExceeded if it is to be refused all of it. `offered` is how much it would have been if all of
+        it had been kept; None if nothing can be left out."""
+        ...
+
+    def hold(self, measure: Held, count: int) -> None:
+        """It has so much more until `let_go`; QuotaExceeded if that is too much."""
+        ...
+
+    def let_go(self, measure: Held, count: int) -> None:
+        """It has so much less."""
         ...
 
 
@@ -66,11 +76,15 @@ class Door(Protocol):
         raises if that is nobody."""
         ...
 
+    def turn_away(self, address: str, reason: str) -> None:
+        """Somebody from this address was refused before anybody asked who it is."""
+        ...
 
-class _Neighbour:
-    """A program on this machine."""
 
-    name = "loopback"
+class _Passer:
+    """Whoever looks in from outside."""
+
+    name = "anonymous"
 
     def check(self, action: str, name: str) -> None:
         return None
@@ -87,28 +101,17 @@ class _Neighbour:
     def begin(self, direction: Direction) -> None:
         return None
 
-    def charge(self, direction: Direction, size: int) -> float:
+    def share(self, direction: Direction) -> float:
+        return 1.0
+
+    def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
         return 0.0
 
+    def hold(self, measure: Held, count: int) -> None:
+        return None
 
-NEIGHBOUR: Final[Visitor] = _Neighbour()
-
-
-class LoopbackDoor:
-    """Whoever is on this machine may do everything, and nobody else anything."""
-
-    is_guarded = False
-
-    def admit(self, token: str, certificate: str, address: str) -> Visitor:
-        if not _is_loopback(address):
-            raise Forbidden("only programs on the server's own machine may use it")
-        return NEIGHBOUR
+    def let_go(self, measure: Held, count: int) -> None:
+        return None
 
 
-def _is_loopback(text: str) -> bool:
-    try:
-        found = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return bool((mapped or found).is_loopback)
+PASSER: Final[Visitor] = _Passer()

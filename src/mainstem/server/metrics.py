@@ -93,6 +93,12 @@ METRICS: Final = (
         "Requests for a stream that does not exist.",
         "unknown_streams",
     ),
+    Metric(
+        "mainstem_requests_forbidden_total",
+        COUNTER,
+        "Requests of clients that are not known, or may not do what they asked for.",
+        "requests_forbidden",
+    ),
     # Reading.
     Metric("mainstem_connections", GAUGE, "Clients connected now.", "connections"),
     Metric("mainstem_connections_total", COUNTER, "Clients that have connected.", "connections_total"),

@@ -12,11 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from mainstem.access.bucket import Turnstile
 from mainstem.cluster.group import GroupOptions
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
+from mainstem.core.errors import (
+    Busy,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+    ServerStopping,
+    Unauthenticated,
+    UnknownStream,
+)
 from mainstem.core.events import Event
+from mainstem.core.hosts import is_loopback
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
@@ -30,10 +40,12 @@ from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
+from mainstem.server.guard import Guard
 from mainstem.server.line import Line
 from mainstem.server.session import Session
 from mainstem.server.subscription import PushEncoder, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     Answer,
     Call,
@@ -43,7 +55,14 @@ from mainstem.transport.port import (
     MembershipCall,
     StatisticsCall,
 )
-from mainstem.transport.sharing import DeleteGroupCall, GetGroupCall, GroupInfo, ListGroupsCall, ResetGroupCall
+from mainstem.transport.sharing import (
+    DeleteGroupCall,
+    GetGroupCall,
+    GroupInfo,
+    ListGroupsCall,
+    ResetGroupCall,
+)
+from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX, ServerTls
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
@@ -117,8 +136,17 @@ class Server:
     pushes.
     """
 
-    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
         self.settings = settings
+        self.tls = tls
         self.name = name
         self.clock = clock
         options = LogOptions(
@@ -149,6 +177,9 @@ class Server:
             rebalance_interval=settings.group_rebalance_interval,
         )
         self.coordinator = Coordinator(self.log, times)
+        self.guard = Guard(self.log, self.carry_out, clock)
+        self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
+        self._auditing: asyncio.Future[None] | None = None
         self.gateway = Gateway(
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
@@ -161,6 +192,7 @@ class Server:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
+        self._turnstile = Turnstile(settings.connects_per_second, clock)
         # Sessions with appends to submit at the end of this turn of the loop.
         self._submitting: dict[Submitter, None] = {}
         # Sessions whose appends found the log full, first come first served: nobody who comes later gets before them.
@@ -202,9 +234,22 @@ class Server:
             self._threads.append(thread)
         self.log.upkeep.start()
         for bound in sockets:
-            self._listeners.append(await loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG))
+            self._listeners.append(await self._listen(bound))
         self._ticker = loop.create_task(self._tick())
         self.is_ready = True
+
+    async def _listen(self, bound: socket.socket) -> asyncio.AbstractServer:
+        assert self._loop is not None
+        if self.tls is None:
+            return await self._loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG)
+        return await self._loop.create_server(
+            self._new_connection,
+            sock=bound,
+            backlog=_BACKLOG,
+            ssl=self.tls.context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX,
+            ssl_shutdown_timeout=_TICK_SECONDS,
+        )
 
     async def stop(self) -> None:
         """Drain: refuse new work, answer what was taken, then close everything."""
@@ -229,6 +274,9 @@ class Server:
         self._calls.close()
         for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        if records := self.guard.audit.take():
+            await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.guard.record, records)
+        self._audit_pool.shutdown(wait=True)
         self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
@@ -280,11 +328,33 @@ class Server:
             self._connections_refused += 1
             connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
             return
+        if wait := self._turnstile.enter():
+            self._connections_refused += 1
+            told = f"{self.settings.connects_per_second} clients a second are let in; come back in {wait:.3g} s"
+            connection.fail(QuotaExceeded(told, retry_after=round(wait, 3)))
+            return
         self._sessions.add(session)
         self._connections_total += 1
 
+    def let_in(self, session: Session, token: str) -> None:
+        """Find out who a client is; Unauthenticated if that is nobody, QuotaExceeded if it has too many connections."""
+        connection = session.connection
+        assert connection is not None
+        principal = session.gate.open(
+            token, connection.certificate, connection.peer, is_local=is_loopback(connection.peer_host)
+        )
+        try:
+            self.guard.quotas.hold(principal, "connections", 1)
+            session.is_counted = True
+        except QuotaExceeded as error:
+            session.gate.note_quota("connect", error)
+            raise
+
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
+        if session.is_counted and session.gate.principal is not None:
+            session.is_counted = False
+            self.guard.quotas.let_go(session.gate.principal, "connections", 1)
         self._in_line.pop(session, None)
         self._calls.forget(session)
         connection = session.connection
@@ -315,6 +385,9 @@ class Server:
                 self._guard(partial(self._look_at, session, now))
                 self._guard(session.mark)
             self._guard(self._look_at_line)
+            self._guard(self._write_audit)
+            if self.tls is not None:
+                self._guard(self.tls.look)
             # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
             self.log.space.look()
 
@@ -334,11 +407,15 @@ class Server:
             # It was told why, and had a moment to hear it.
             if now - connection.failed_at > _TICK_SECONDS:
                 connection.abort()
+        elif session.is_welcomed and not self._is_let_stay(session):
+            return
         elif not session.is_welcomed and now - session.opened_at > _HELLO_SECONDS:
             connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
         elif connection.is_overdue(now):
             connection.fail(ProtocolError(f"a message was not complete within {RECEIVE_SECONDS_MAX} s"))
         elif connection.is_paused:
+            # What another connection of the same principal held may be free by now.
+            session.pace()
             # It may be asking whether we are there, and we do not read that.
             if not connection.is_blocked:
                 connection.pong()
@@ -347,6 +424,30 @@ class Server:
                 Event("client silent; disconnected", client=session.client, address=connection.peer, seconds=silent)
             )
             connection.abort()
+
+    def _is_let_stay(self, session: Session) -> bool:
+        """Whether the client is still who it was; if not, it is told so."""
+        connection = session.connection
+        assert connection is not None
+        try:
+            if session.gate.is_stale:
+                session.look_at_rights()
+            else:
+                session.gate.look()
+        except Unauthenticated as error:
+            connection.fail(error)
+            return False
+        session.look_at_share()
+        return True
+
+    def _write_audit(self) -> None:
+        """Have refusals written, in a thread of its own; those that come meanwhile wait for the next time."""
+        if self._auditing is not None and not self._auditing.done():
+            return
+        records = self.guard.audit.take()
+        if records:
+            assert self._loop is not None
+            self._auditing = self._loop.run_in_executor(self._audit_pool, self.guard.record, records)
 
     def _look_at_line(self) -> None:
         for session in tuple(self._in_line):
@@ -371,8 +472,10 @@ class Server:
         """Carry out a call that waits for a flush or for the disk, away from the loop."""
         if self.is_stopping:
             answered(_stopping())
-        else:
-            self._calls.add(session, call, answered)
+            return
+        principal = session.gate.principal
+        assert principal is not None
+        self._calls.add(session, call, answered, partial(self.guard.seen, principal, session.address, call))
 
     def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
         """Have a member's request answered, some time, in the loop."""
@@ -402,6 +505,8 @@ class Server:
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
                 return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
+            case _ if isinstance(call, AccessCall):
+                return self.guard.administration.handle(call)
             case _:
                 return self._administration.handle(call)
 
@@ -451,6 +556,7 @@ class Server:
             "batches_transcoded_shared": self.selections.tally.shared,
             "transcoded_bytes": self.log.reader.shared.made_bytes,
             "receive_bytes": self._receive_budget.used,
+            "requests_forbidden": self.guard.audit.refused,
             **self.http_counters(),
         }
 

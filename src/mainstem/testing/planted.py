@@ -48,6 +48,8 @@ from mainstem.log.shared_reads import SharedReads
 from mainstem.log.upgrade import Backup
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import promotion
+from mainstem.server import server
+from mainstem.server.guard import Guard
 from mainstem.transport.wire import MessageReader
 
 _MISSING: Final[Any] = object()
@@ -327,6 +329,20 @@ def forget_aliases() -> Iterator[None]:
 def trust_messages() -> Iterator[None]:
     """The prefix of a message is believed: its kind, its length."""
     with _patched(MessageReader, "_check_prefix", lambda self, length, kind, zeros, header_len: None):
+        yield
+
+
+@_bug
+def allow_everything() -> Iterator[None]:
+    """Whether who asks may is not looked at."""
+    with _patched(Guard, "check_call", lambda self, gate, call: None):
+        yield
+
+
+@_bug
+def wait_for_ever() -> Iterator[None]:
+    """A client that says nothing is waited for."""
+    with _patched(server, "_HELLO_SECONDS", 1e9):
         yield
 
 

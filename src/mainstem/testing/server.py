@@ -44,7 +44,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return f"mainstem://{self.address}"
+        return f"mainstem{'s' * ('--tls-cert' in self._arguments)}://{self.address}"
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,7 @@ from mainstem.core.settings import Settings
 from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.log import Log
 from mainstem.server import kafka_names
-from mainstem.server.door import NEIGHBOUR
+from mainstem.server.door import PASSER
 from mainstem.server.http.listener import HttpListener
 from mainstem.server.http.probes import Probes
 from mainstem.server.metrics import (
@@ -188,7 +188,7 @@ async def listening(gather, test) -> None:
     handlers = {"/livez": probes.livez, "/healthz": probes.livez, "/readyz": probes.readyz, "/metrics": probes.metrics}
 
     async def app(scope, receive, send) -> None:
-        response = await handlers[scope["path"]](Request(scope), NEIGHBOUR, "")
+        response = await handlers[scope["path"]](Request(scope), PASSER, "")
         await response(scope, receive, send)
 
     listener = HttpListener(sockets, app, 100)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.limits import HTTP_CALL_BYTES_MAX
 from mainstem.core.times import from_us
+from mainstem.server.door import Visitor
 from mainstem.server.http.bodies import Body, BodyBudget
 from mainstem.server.http.problems import refusal
 
@@ -28,12 +29,12 @@ class Administration:
         self._server = server
         self._budget = budget
 
-    async def _options(self, request: Request, allowed: frozenset[str]) -> dict[str, Any]:
+    async def _options(self, request: Request, visitor: Visitor, allowed: frozenset[str]) -> dict[str, Any]:
         """The object in a body; an empty body is an empty one."""
         media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if media_type not in ("application/json", "application/x-www-form-urlencoded"):
             raise refusal(415, f"a body of type {media_type[:60]!r}; send application/json")
-        with Body(request, self._budget, self._server.clock, HTTP_CALL_BYTES_MAX) as body:
+        with Body(request, visitor, self._budget, self._server.clock, HTTP_CALL_BYTES_MAX) as body:
             text = await body.whole()
         try:
             fields = _decode_fields(text) if text.strip() else {}

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from mainstem.core.errors import InternalError, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
-from mainstem.server.door import Door, LoopbackDoor, Visitor
+from mainstem.server.door import Door, Visitor
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
 from mainstem.server.http.gate import Gate
@@ -39,10 +40,10 @@ Handler = Callable[[Request, Visitor, str], Awaitable[Any]]
 class HttpApp:
     """Answers requests. The loop's thread."""
 
-    def __init__(self, server: Server, metrics: Callable[[], str], door: Door | None = None) -> None:
+    def __init__(self, server: Server, metrics: Callable[[], str], door: Door) -> None:
         self._server = server
         self._probes = Probes(server, metrics)
-        self._gate = Gate(door or LoopbackDoor())
+        self._gate = Gate(door)
         self._unfinished = Unfinished()
         self._under_way = 0
         self._requests = 0
@@ -103,19 +104,23 @@ class HttpApp:
         request = Request(scope, receive)
         self._under_way += 1
         try:
-            response = await self._respond(request)
-            self._requests += 1
-            self._failed += getattr(response, "status_code", 200) >= 400
-            if response is not None:
-                await response(scope, receive, send)
+            with ExitStack() as held:
+                response = await self._respond(request, held)
+                self._requests += 1
+                self._failed += getattr(response, "status_code", 200) >= 400
+                if response is not None:
+                    await response(scope, receive, send)
         finally:
             self._under_way -= 1
 
-    async def _respond(self, request: Request) -> Any:
+    async def _respond(self, request: Request, held: ExitStack) -> Any:
         try:
             _check_framing(request)
             row, name = self._paths.find(request)
             visitor = self._gate.admit(request, row, name)
+            # Who asks several things at once is as much as several who are connected.
+            visitor.hold("connections", 1)
+            held.callback(visitor.let_go, "connections", 1)
             if self._server.is_stopping and not row.is_open:
                 raise ServerStopping("the server is stopping")
             return await self._handlers[row.handler](request, visitor, name)

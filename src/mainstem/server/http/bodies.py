@@ -25,6 +25,7 @@ from mainstem.core.limits import (
     MIB,
     RECEIVE_SECONDS_MAX,
 )
+from mainstem.server.door import Visitor
 from mainstem.server.http.problems import refusal
 from mainstem.server.http.sending import ABORT, Connection, Unfinished
 
@@ -86,8 +87,14 @@ class Body:
     """One body on its way. The loop's thread; use it as a context manager, so that its room is given back."""
 
     def __init__(
-        self, request: Request, budget: BodyBudget, clock: Clock, bytes_max: int = HTTP_BODY_BYTES_MAX
+        self,
+        request: Request,
+        visitor: Visitor,
+        budget: BodyBudget,
+        clock: Clock,
+        bytes_max: int = HTTP_BODY_BYTES_MAX,
     ) -> None:
+        self._visitor = visitor
         self._request = request
         self._budget = budget
         self._clock = clock
@@ -96,7 +103,8 @@ class Body:
         self._arrived = Arrived.of(request.scope)
         # What came of it, decompressed.
         self.size = 0
-        self._taken = 0
+        # Of the budget of all, and of what there is for who sends it.
+        self._taken = self._held = 0
 
     def __enter__(self) -> "Body":
         self._budget.unfinished.add(self._connection)
@@ -105,7 +113,8 @@ class Body:
     def __exit__(self, *exc: object) -> None:
         self._budget.unfinished.discard(self._connection)
         self._budget.give(self._taken)
-        self._taken = 0
+        self._visitor.let_go("memory_bytes", self._held)
+        self._taken = self._held = 0
 
     async def whole(self) -> bytes:
         """All of it at once."""
@@ -160,6 +169,9 @@ class Body:
         self.size += count
         if self.size > self._bytes_max:
             raise self._too_large("more")
+        if (more := self.size + held - self._held) > 0:
+            self._visitor.hold("memory_bytes", more)
+            self._held += more
         if self.size >= _LARGE_BYTES:
             self._arrived.bytes_max = HTTP_LARGE_BODY_AHEAD_BYTES
             held += HTTP_LARGE_BODY_AHEAD_BYTES

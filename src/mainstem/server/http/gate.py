@@ -1,19 +1,19 @@
 """The gate: who asks, whether a page of another site does, and whether they may. Every request passes here once.
 
-A browser lets any page send requests to a server on this machine; what it says about the page decides. `Host` must be a
-name of this server, or a page could reach it under a name of its own that it has pointed here. `Origin`, and
-`Sec-Fetch-Site` where a browser sends it, must be this server's own. Programs send neither.
+A browser lets any page send requests to a server on this machine; what it says about the page decides. `Host` must be
+an address or `localhost`, or a page could reach the server under a name of its own that it has pointed here; with TLS
+it may be any, as the browser has seen a certificate for that name. `Origin`, and `Sec-Fetch-Site` where a browser sends
+it, must be this server's own. Programs send neither.
 """
 
 import ipaddress
-from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from mainstem.core.errors import Refused
-from mainstem.server.door import NEIGHBOUR, Door, Visitor
+from mainstem.server.door import PASSER, Door, Visitor
 from mainstem.server.http.problems import HttpRefusal, refusal
 from mainstem.server.http.routes import Row
 from mainstem.server.http.sending import ABORT, Connection
@@ -22,46 +22,53 @@ _OWN_SITES: Final = frozenset(("same-origin", "none", ""))
 
 
 class Gate:
-    """Lets requests through, or raises. `hosts` are names under which this server is known beside its addresses."""
+    """Lets requests through, or raises."""
 
-    def __init__(self, door: Door, hosts: Collection[str] = ()) -> None:
+    def __init__(self, door: Door) -> None:
         self._door = door
-        self._hosts = frozenset(("localhost", *(host.lower() for host in hosts)))
 
     def admit(self, request: Request, row: Row, name: str) -> Visitor:
         """Who asks, if they may. Probes are for everybody; so are metrics, where nobody is on guard."""
         if row.is_open and not (row.action and self._door.is_guarded):
-            return NEIGHBOUR
-        if not row.is_open:
-            self._check_site(request)
-        visitor = self._let_in(request)
+            return PASSER
+        address = request.client.host if request.client is not None else ""
+        connection: Connection = request.scope[ABORT]
+        try:
+            if not row.is_open:
+                _check_site(request)
+            token = _token_of(request)
+        except HttpRefusal as refused:
+            self._door.turn_away(address, str(refused))
+            raise
+        visitor = self._door.admit(token, connection.certificate, address)
         if row.is_named or row.is_open:
             visitor.check(row.action, name)
         else:
             visitor.check_any(row.action)
         return visitor
 
-    def _let_in(self, request: Request) -> Visitor:
-        connection: Connection = request.scope[ABORT]
-        address = request.client.host if request.client is not None else ""
-        return self._door.admit(_token_of(request), connection.certificate, address)
 
-    def _check_site(self, request: Request) -> None:
-        headers = request.headers
-        host = headers.get("host", "")
-        if len(headers.getlist("host")) > 1 or not self._is_own(_name_of(host)):
-            raise HttpRefusal(
-                421, Refused(f"this server is not {host[:100]!r}; ask it by its address, or as localhost")
-            )
-        origin = headers.get("origin")
-        if origin is not None and not _is_same(origin, request.url.scheme, host):
-            raise HttpRefusal(403, Refused(f"a page of {origin[:100]!r} may not use this server"))
-        if headers.get("sec-fetch-site", "") not in _OWN_SITES:
-            raise HttpRefusal(403, Refused("a page of another site may not use this server"))
+def _check_site(request: Request) -> None:
+    headers, scheme = request.headers, request.url.scheme
+    host = headers.get("host", "")
+    if len(headers.getlist("host")) > 1 or not (scheme == "https" or _is_own(_name_of(host))):
+        raise HttpRefusal(
+            421,
+            Refused(
+                f"this server is not {host[:100]!r}; ask it by its address, or as localhost, or give it a certificate "
+                "for that name (tls_cert)"
+            ),
+        )
+    origin = headers.get("origin")
+    if origin is not None and not _is_same(origin, scheme, host):
+        raise HttpRefusal(403, Refused(f"a page of {origin[:100]!r} may not use this server"))
+    if headers.get("sec-fetch-site", "") not in _OWN_SITES:
+        raise HttpRefusal(403, Refused("a page of another site may not use this server"))
 
-    def _is_own(self, name: str) -> bool:
-        """Whether a host names this server whoever resolves it: an address does, and so do names we were given."""
-        return name in self._hosts or _address(name) is not None
+
+def _is_own(name: str) -> bool:
+    """Whether a host names this server whoever resolves it: an address does."""
+    return name == "localhost" or _address(name) is not None
 
 
 def _token_of(request: Request) -> str:

@@ -49,7 +49,7 @@ class GroupRoutes(Administration):
         return json_answer({**group_json(info), "members": members, "advice": advice, "shards": shards})
 
     async def reset(self, request: Request, visitor: Visitor, name: str) -> Response:
-        given = await self._options(request, _RESET)
+        given = await self._options(request, visitor, _RESET)
         to, streams = self._to(given), _names_of(given.get("streams"))
         is_dry = flag_of(given, "dry_run", True)
         groups = self._groups(visitor)
@@ -60,7 +60,7 @@ class GroupRoutes(Administration):
 
     async def commit(self, request: Request, visitor: Visitor, name: str) -> Response:
         check_group_name(name)
-        given = await self._options(request, _COMMIT)
+        given = await self._options(request, visitor, _COMMIT)
         if not isinstance(given.get("stream"), str) or not isinstance(given.get("cursor"), str):
             raise InvalidSetting('say of which stream and how far: {"stream": "orders", "cursor": "ms1:..."}')
         cursor, port = Cursor.parse(given["cursor"]), ServerPort(self._server, visitor)

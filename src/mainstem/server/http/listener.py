@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -20,6 +20,7 @@ from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTT
 from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.problems import answer
 from mainstem.server.http.sending import ABORT, Connection
+from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX
 
 _errors = logging.getLogger("mainstem.server.http")
 _errors.setLevel(logging.ERROR)
@@ -28,6 +29,7 @@ _BACKLOG: Final = 1_024
 _KEEP_ALIVE_SECONDS: Final = 60
 # How long answers may take once the listener stops.
 _STOP_SECONDS: Final = 5
+_TLS_STOP_SECONDS: Final = 1.0
 
 
 class HttpListener:
@@ -74,6 +76,29 @@ class HttpListener:
 
 class _Embedded(uvicorn.Server):
     """uvicorn without its own signal handlers: the process has one owner of signals."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn has it, but that who connects must greet in TLS in time."""
+        config = self.config
+        new = partial(
+            cast("Callable[..., asyncio.Protocol]", config.http_protocol_class),
+            config=config,
+            server_state=self.server_state,
+            app_state={},
+        )
+        loop, has_tls = asyncio.get_running_loop(), config.ssl is not None
+        self.servers = [
+            await loop.create_server(
+                new,
+                sock=bound,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX if has_tls else None,
+                ssl_shutdown_timeout=_TLS_STOP_SECONDS if has_tls else None,
+            )
+            for bound in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -215,10 +215,16 @@ _SCHEMAS: Final[dict[str, Any]] = {
             },
             "dead": _COUNT,
             "duplicate": {"type": "boolean"},
+            "left_out": _COUNT,
+            "share": {"type": "number"},
         },
         ["stream", "records", "offsets", "dead", "duplicate"],
     ),
 }
+
+
+# How a client says who it is.
+_WHO: Final = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
 
 
 def document(version: str) -> dict[str, Any]:
@@ -230,7 +236,7 @@ def document(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Mainstem", "version": version, "description": "Streams over HTTP."},
         "paths": paths,
-        "components": {"schemas": _SCHEMAS},
+        "components": {"schemas": _SCHEMAS, "securitySchemes": _WHO},
     }
 
 
@@ -245,7 +251,7 @@ def _operation(row: Row) -> dict[str, Any]:
     responses: dict[str, Any] = {str(row.status): answer}
     for status in row.other:
         responses[str(status)] = answer if status < 300 or row.is_open else problem
-    if not row.is_open:
+    if not row.is_open or row.action:
         responses["default"] = problem
     operation: dict[str, Any] = {"operationId": _operation_id(row), "summary": row.summary, "responses": responses}
     parameters: list[dict[str, Any]] = [
@@ -265,6 +271,8 @@ def _operation(row: Row) -> dict[str, Any]:
         operation["requestBody"] = {"content": content, "required": needed and row.handler != "post_records"}
     if row.action:
         operation["x-action"] = row.action
+        # Or nothing, as long as nobody has to be known.
+        operation["security"] = [{name: []} for name in _WHO] + [{}]
     return operation
 
 

@@ -38,6 +38,8 @@ class ServerPort:
     `append`."""
 
     checks_values = False
+    # Which part of what is posted is kept.
+    write_share = 1.0
 
     def __init__(self, server: "Server", visitor: Visitor) -> None:
         self._server = server

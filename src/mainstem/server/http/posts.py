@@ -62,13 +62,16 @@ class Run(msgspec.Struct, frozen=True):
 
 class Written(msgspec.Struct, frozen=True):
     """The answer: where the records are. `dead` of them did not fit and are in `<stream>.dead`. `duplicate` says that
-    they were written by an earlier request with the same key."""
+    they were written by an earlier request with the same key. `left_out` is how many were not written because their
+    writer is over a quota of which a `share` is kept; those that were have the share in a header."""
 
     stream: str
     records: int
     offsets: list[Run]
     dead: int = 0
     duplicate: bool = False
+    left_out: int | msgspec.UnsetType = msgspec.UNSET
+    share: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Turn:
@@ -102,18 +105,22 @@ class Posts:
         visitor.begin("write")
         check_stream_name(name, reserved=True)
         port = ServerPort(self._server, visitor)
+        if key is None:
+            # One that may come again must be the same then; it waits instead.
+            port.write_share = visitor.share("write")
         info = await self._server.run_aside(request, lambda: _stream(port, name))
         self._server.forget_client(request)
         line = Line(self._pool, 1)
         try:
-            with Body(request, self._budget, self._server.clock) as body:
+            with Body(request, visitor, self._budget, self._server.clock) as body:
                 unit = _UNITS.get(media_type, "line")
                 posting = Posting(port, info, on_bad=on_bad, unit=unit, finished=self._described)
                 try:
                     batches = await self._parse(line, READERS[media_type](posting), posting, body)
                 except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
                     raise _placed(error) from None
-                await asyncio.sleep(visitor.charge("write", body.size))
+                offered = body.size if key is None else None
+                await asyncio.sleep(visitor.charge("write", round(body.size * posting.kept), offered))
                 # It may be long since it was asked.
                 visitor.check("write", name)
                 if posting.dead:
@@ -154,11 +161,13 @@ class Posts:
         return Contents.of(row, self._server.log.schema).described(Batch(header, batch.payload, batch.columns))
 
     async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch]) -> Written:
-        if not batches:
-            return Written(info.name, 0, [])
-        bases = await HttpAppend(self._server, batches).wait()
+        bases = await HttpAppend(self._server, batches).wait() if batches else []
         runs = _runs(info, batches, bases)
-        return Written(info.name, sum(run.last - run.first + 1 for run in runs), runs, posting.dead)
+        count = sum(run.last - run.first + 1 for run in runs)
+        written = Written(info.name, count, runs, posting.dead)
+        if not posting.left_out:
+            return written
+        return msgspec.structs.replace(written, left_out=posting.left_out, share=posting.share)
 
     async def _write_once(
         self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], key: int, line: Line

@@ -30,6 +30,7 @@ from mainstem.core.errors import DataLoss, InvalidPredicate, InvalidSetting, Mai
 from mainstem.core.kinds import parse_duration
 from mainstem.core.limits import HTTP_ANSWERS_BYTES_MAX, HTTP_PAGE_BYTES_MAX, HTTP_PIECE_BYTES, HTTP_PIECE_BYTES_MIN
 from mainstem.core.names import check_group_name
+from mainstem.core.sampling import is_kept
 from mainstem.core.times import from_us
 from mainstem.hub.groups import Groups
 from mainstem.server.door import Visitor
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _LIMIT_MAX: Final = 1 << 31
 # So many rows are written before it is known how large they are.
 _ROWS_FIRST: Final = 1_000
+_ROW_BYTES: Final = 100
 _FIND_LIMIT: Final = 1_000
 CURSOR_HEADER: Final = "mainstem-cursor"
 END_HEADER: Final = "mainstem-end"
@@ -163,6 +165,12 @@ class Reading:
         self.wanted = wanted
         self.left = wanted.limit
         self.count = 0
+        # Of who is over a quota that keeps a share, whole batches are left out where it can be told: how many records
+        # since that was told, and about how many bytes since they were charged.
+        self._can_leave_out = follow or wanted.limit is not None
+        self.left_out = 0
+        self.share = 1.0
+        self._left_out_bytes = 0.0
         # The batch of which rows are given out, how many of them were, and what one takes as it is given, about.
         self._batch: RecordBatch | None = None
         self._given = 0
@@ -207,11 +215,15 @@ class Reading:
     def next(self) -> RecordBatch | None:
         """The next rows, about a piece of them, and not more than the limit; None if there are none now, or the turn is
         over."""
-        if self._batch is None or self._given == self._batch.count:
+        while self._batch is None or self._given == self._batch.count:
             self._batch, self._given = self.consumer.poll_batch(0.0), 0
-            if self._batch is not None:
-                # Decoded once, for all parts of it.
-                self._batch.to_arrow()
+            if self._batch is None:
+                break
+            if self._can_leave_out and self._is_left_out(self._batch):
+                self._given = self._batch.count
+                continue
+            # Decoded once, for all parts of it.
+            self._batch.to_arrow()
         batch = self._batch
         if batch is None:
             return None
@@ -225,6 +237,21 @@ class Reading:
         self._given += count
         self.count += count
         return found
+
+    def _is_left_out(self, batch: RecordBatch) -> bool:
+        share = self.visitor.share("read")
+        if share >= 1.0 or is_kept(share, self.consumer.stream.id, batch.shard, batch.offset):
+            return False
+        self.share = share
+        self.left_out += batch.count
+        self._left_out_bytes += batch.count * (self._row_bytes or _ROW_BYTES)
+        return True
+
+    async def charge(self, size: int) -> None:
+        """So many bytes are given out; wait if its reader gets too much. The loop's thread."""
+        offered = size + self._left_out_bytes if self._can_leave_out else None
+        self._left_out_bytes = 0.0
+        await asyncio.sleep(self.visitor.charge("read", size, offered))
 
     def pieces(self, rendering: Rendering) -> list[bytes]:
         """The bytes of the next rows: about a piece of them, or what one turn gives."""
@@ -325,7 +352,7 @@ class Reads:
         if wanted.limit is not None:
             return await self._page(request, line, reading, rendering, media_type)
         first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
-        await asyncio.sleep(visitor.charge("read", sum(map(len, first))))
+        await reading.charge(sum(map(len, first)))
         headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
         return Streamed(self._unfinished, line, reading, rendering, first, headers)
 
@@ -337,11 +364,13 @@ class Reads:
         finally:
             reading.let_go()
         size = sum(map(len, pieces))
-        await asyncio.sleep(reading.visitor.charge("read", size))
+        await reading.charge(size)
         headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
         headers["content-length"] = str(size)
         counts = reading.consumer
         headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
+        if reading.left_out:
+            headers["mainstem-left-out"] = f"records={reading.left_out}, share={reading.share:.6g}"
         return Page(self._budget, self._unfinished, headers, pieces)
 
     async def _gather(self, line: "Line", reading: Reading, rendering: Rendering) -> list[bytes]:
@@ -463,7 +492,7 @@ class Streamed:
                     await asyncio.wait([making])
                 pieces = making.result()
                 reading.check()
-                await asyncio.sleep(reading.visitor.charge("read", sum(map(len, pieces))))
+                await reading.charge(sum(map(len, pieces)))
             await sender.send([*pieces, *await aside(self._line, lambda: list(rendering.end()))])
         except CutOff:
             return

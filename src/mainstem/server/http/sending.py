@@ -10,6 +10,7 @@ from starlette.types import Scope, Send
 from mainstem.core.errors import MainstemError
 from mainstem.core.events import Event
 from mainstem.core.limits import HTTP_SEND_SECONDS_MAX
+from mainstem.transport.tls import common_name
 
 logger = logging.getLogger("mainstem.server")
 
@@ -86,9 +87,7 @@ class Connection:
     @property
     def certificate(self) -> str:
         """The common name in the certificate that TLS has verified; empty if there is none."""
-        found = self._transport.get_extra_info("peercert") or {}
-        names = [text for part in found.get("subject", ()) for name, text in part if name == "commonName"]
-        return str(names[0]) if len(names) == 1 else ""
+        return common_name(self._transport.get_extra_info("peercert"))
 
     def abort(self) -> None:
         self._transport.abort()

@@ -58,7 +58,7 @@ class StreamRoutes(Administration):
         )
 
     async def create(self, request: Request, visitor: Visitor, name: str) -> Response:
-        options = await self._options(request, _CREATE)
+        options = await self._options(request, visitor, _CREATE)
 
         def create() -> tuple[StreamInfo, bool]:
             known = self._server.log.ledger.stream_named(name)
@@ -69,7 +69,7 @@ class StreamRoutes(Administration):
         return json_answer(stream_json(info), 201 if is_new else 200)
 
     async def alter(self, request: Request, visitor: Visitor, name: str) -> Response:
-        options = await self._options(request, _ALTER)
+        options = await self._options(request, visitor, _ALTER)
         return json_answer(
             stream_json(await self._aside(request, lambda: self._streams(visitor).alter(name, **options)))
         )
@@ -79,7 +79,7 @@ class StreamRoutes(Administration):
         return Response(status_code=204)
 
     async def trim(self, request: Request, visitor: Visitor, name: str) -> Response:
-        given = await self._options(request, frozenset(("before", "offset", "shard")))
+        given = await self._options(request, visitor, frozenset(("before", "offset", "shard")))
         before = None if "before" not in given else _time_of(given.pop("before"))
         info = await self._aside(
             request, lambda: self._streams(visitor).trim(name, before=before, **given), is_long=True
@@ -87,7 +87,7 @@ class StreamRoutes(Administration):
         return json_answer(stream_json(info))
 
     async def erase(self, request: Request, visitor: Visitor, name: str) -> Response:
-        given = await self._options(request, frozenset(("key",)))
+        given = await self._options(request, visitor, frozenset(("key",)))
         if "key" not in given:
             raise InvalidSetting('say which key: {"key": ...}')
         key = _key_of(given["key"])
@@ -99,7 +99,7 @@ class StreamRoutes(Administration):
         return json_answer({"schemas": [schema_json(info) for info in found]})
 
     async def set_schema(self, request: Request, visitor: Visitor, name: str) -> Response:
-        given = await self._options(request, frozenset(("schema", "compatibility", "dry_run")))
+        given = await self._options(request, visitor, frozenset(("schema", "compatibility", "dry_run")))
         if "schema" not in given:
             raise InvalidSetting('give the schema: {"schema": {"id": "int64", "name": "string"}}')
         schema, is_dry = given["schema"], flag_of(given, "dry_run", False)

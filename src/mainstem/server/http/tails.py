@@ -170,7 +170,7 @@ class Tail:
             self._wake.clear()
             try:
                 events = await aside(self._line, self._events)
-                await asyncio.sleep(reading.visitor.charge("read", len(events)))
+                await reading.charge(len(events))
                 reading.check()
             except MainstemError as error:
                 self._error = error
@@ -214,6 +214,10 @@ class Tail:
             made = list(_events_of(batch, reading, before))
             events += made
             size += reading.note_size(batch.count, sum(map(len, made)))
+        if reading.left_out:
+            told = {"records": reading.left_out, "share": reading.share}
+            events.append(_event("left-out", told, str(reading.cursor)))
+            reading.left_out = 0
         reading.hold(2 * size)
         return b"".join(events)
 

@@ -1,199 +1,229 @@
 """HTTP behind a guard: what the guard says happens, before a request, while it lasts, and to what it may see."""
 
-import asyncio
 import http.client
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mainstem.core.errors import Forbidden, MainstemError, QuotaExceeded, Unauthenticated
-from mainstem.core.kinds import Address
-from mainstem.server.door import Direction
+from mainstem.core.sampling import SHARE_HEADER
 from mainstem.server.http import tails
-from mainstem.server.http.app import HttpApp
-from mainstem.server.http.listener import HttpListener
-from mainstem.server.http.routes import ROUTES
-from mainstem.server.server import Server
-from mainstem.server.sockets import address_of, bind
-from mainstem.transport.port import Answer, Call
-from tests.integration.http.client import Client, Events
-from tests.unit.server.parts import run, serving
+from mainstem.transport.guarding import Quota, Rule
+from tests.integration.http.client import Answer, Client, Events
+from tests.unit.server.http.serving import SCHEMA, GuardedHttp, guarded
 
-SCHEMA = {"id": "int64", "text": "string"}
+RECORDS = "/streams/rows/records"
 
 
-class Guest:
-    """May do what `allowed` says, as (action, name); None: everything."""
-
-    def __init__(self, name: str, allowed: set[tuple[str, str]] | None) -> None:
-        self.name = name
-        self.allowed = allowed
-        self.is_revoked = False
-        self.over: dict[Direction, MainstemError] = {}
-        self.pause = 0.0
-        self.charged = {"read": 0, "write": 0}
-        self.calls: list[str] = []
-
-    def check(self, action: str, name: str) -> None:
-        if self.is_revoked:
-            raise Unauthenticated("revoked")
-        if self.allowed is not None and (action, name) not in self.allowed:
-            raise Forbidden(f"{self.name} may not {action} {name!r}")
-
-    def check_any(self, action: str) -> None:
-        if self.allowed is not None and action not in {allowed for allowed, _ in self.allowed}:
-            raise Forbidden(f"{self.name} may not {action} anything")
-
-    def check_call(self, call: Call) -> None:
-        self.calls.append(type(call).__name__)
-
-    def seen(self, call: Call, answer: Answer) -> Answer:
-        return answer
-
-    def begin(self, direction: Direction) -> None:
-        if error := self.over.get(direction):
-            raise error
-
-    def charge(self, direction: Direction, size: int) -> float:
-        self.charged[direction] += size
-        return self.pause
+def line(number: int, text: str = "a") -> bytes:
+    return b'{"id": %d, "text": "%s"}\n' % (number, text.encode())
 
 
-class Guard:
-    """Knows guests by their tokens, which are their names."""
-
-    is_guarded = True
-
-    def __init__(self, *guests: Guest) -> None:
-        self._guests = {guest.name: guest for guest in guests}
-
-    def admit(self, token: str, certificate: str, address: str) -> Guest:
-        if token not in self._guests:
-            raise Unauthenticated("who are you?")
-        return self._guests[token]
+def prepare(server: GuardedHttp) -> None:
+    assert server.ask(server.root, "PUT", "/streams/rows", {"schema": SCHEMA}).status == 201
 
 
-def guarded(path: Path, guard: Guard, test: Callable[[str, Server], None]) -> None:
-    """Run a test, in a thread of its own, against a server that has this guard at its door."""
-
-    async def serve() -> None:
-        async with serving(path) as rig:
-            sockets = bind(Address("127.0.0.1", 0))
-            app = HttpApp(rig.server, lambda: "metrics\n", guard)
-            listener = HttpListener(sockets, app, 100)
-            listening = asyncio.ensure_future(listener.serve())
-            try:
-                await asyncio.to_thread(test, address_of(sockets), rig.server)
-            finally:
-                app.stop()
-                listener.stop()
-                await listening
-                app.close()
-
-    run(serve)
-
-
-def ask(address: str, token: str, method: str, path: str, body: Any = None, **headers: str) -> Any:
-    with Client(address) as client:
-        return client.ask(method, path, body, **headers, **({"authorization": f"Bearer {token}"} if token else {}))
-
-
-def test_every_route_refuses_whom_the_guard_refuses(tmp_path):
-    root, nobody = Guest("root", None), Guest("nobody", set())
-
-    def test(address: str, server: Server) -> None:
-        assert ask(address, "root", "PUT", "/streams/orders", {"schema": SCHEMA}).status == 201
-        for row in ROUTES:
-            path = row.path.replace("{name}", "orders")
-            body = b"{}" if row.method in ("PUT", "POST", "PATCH") else None
-            for token, status in (("", 401), ("expired", 401), ("nobody", 403)):
-                answer = ask(address, token, row.method, path, body)
-                assert answer.status == (status if row.action else 200), (row, answer)
-                if row.action:
-                    assert answer.json()["code"] in (220, 221)
-                    assert ("www-authenticate" in answer.headers) is (status == 401)
-        assert [row.name for row in server.log.ledger.list_streams() if not row.deleted_us] == ["orders"]
-
-    guarded(tmp_path, Guard(root, nobody), test)
+def post(server: GuardedHttp, token: object, body: bytes, query: str = "", **headers: str) -> Answer:
+    return server.ask(token, "POST", RECORDS + query, body, **headers)  # type: ignore[arg-type]
 
 
 def test_calls_are_checked_one_by_one(tmp_path):
     """Whatever a route does beside what it is for passes the same table as the calls of every other client."""
-    root = Guest("root", None)
 
-    def test(address: str, server: Server) -> None:
-        ask(address, "root", "PUT", "/streams/orders", {"schema": SCHEMA})
-        ask(address, "root", "POST", "/streams/orders/records", b'{"id": 1, "text": "a"}\n')
-        cursor = ask(address, "root", "GET", "/streams/orders/records").headers["mainstem-cursor"]
-        ask(address, "root", "POST", "/groups/g/commit", {"stream": "orders", "cursor": cursor})
-        assert {"CreateStreamCall", "GetStreamCall", "CommitCursorsCall"} <= set(root.calls)
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        post(server, server.root, line(1))
+        cursor = server.ask(server.root, "GET", RECORDS).headers["mainstem-cursor"]
+        server.allow(Rule("allow", "other", "group", "billing"))
+        commit = {"stream": "rows", "cursor": cursor}
+        assert server.ask(server.other, "POST", "/groups/billing/commit", commit).status == 403
+        server.allow(Rule("allow", "other", "read", "rows"))
+        assert server.ask(server.other, "POST", "/groups/billing/commit", commit).status == 204
+        # Who reads for a group must have a right to that, too.
+        assert server.ask(server.other, "GET", f"{RECORDS}?group=reports").status == 403
+        assert server.ask(server.other, "GET", f"{RECORDS}?group=billing").body == b""
 
-    guarded(tmp_path, Guard(root), test)
+    guarded(tmp_path, test)
+
+
+def test_lists_have_what_may_be_seen(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.allow(Rule("allow", "other", "read", "ro*"))
+        found = server.ask(server.other, "GET", "/streams").json()
+        assert [stream["name"] for stream in found["streams"]] == ["rows"]
+
+    guarded(tmp_path, test)
 
 
 def test_dead_letters_are_written_by_who_may(tmp_path):
-    writer = Guest("writer", {("write", "orders"), ("create", "orders")})
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.allow(Rule("allow", "other", "write", "rows"))
+        bad = b'{"id": "x"}\n'
+        assert post(server, server.other, bad, "?on_bad=dead_letter").status == 403
+        server.allow(Rule("allow", "other", "write", "rows.dead"), Rule("allow", "other", "create", "rows.dead"))
+        assert post(server, server.other, bad, "?on_bad=dead_letter").json()["dead"] == 1
 
-    def test(address: str, server: Server) -> None:
-        ask(address, "writer", "PUT", "/streams/orders", {"schema": SCHEMA})
-        path = "/streams/orders/records?on_bad=dead_letter"
-        assert ask(address, "writer", "POST", path, b'{"id": "x"}\n').status == 403
-        assert writer.allowed is not None
-        writer.allowed.add(("write", "orders.dead"))
-        assert ask(address, "writer", "POST", path, b'{"id": "x"}\n').json()["dead"] == 1
-
-    guarded(tmp_path, Guard(writer), test)
+    guarded(tmp_path, test)
 
 
-def test_quotas_refuse_slow_down_and_count(tmp_path):
-    guest = Guest("guest", None)
+def test_a_stream_that_comes_into_being_by_itself_needs_the_right_to_create(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        server.allow(Rule("allow", "other", "write", "rows"))
+        assert post(server, server.other, b'{"value": "x"}\n').status == 403
+        server.allow(Rule("allow", "other", "create", "rows"))
+        assert post(server, server.other, b'{"value": "x"}\n').status == 200
 
-    def test(address: str, server: Server) -> None:
-        ask(address, "guest", "PUT", "/streams/orders", {"schema": SCHEMA})
-        line = b'{"id": 1, "text": "a"}\n'
-        guest.over["write"] = QuotaExceeded("too much", retry_after=7.5)
-        answer = ask(address, "guest", "POST", "/streams/orders/records", line)
-        assert (answer.status, answer.headers["retry-after"], answer.json()["retry_after"]) == (429, "8", 7.5)
-        guest.over.clear()
-        guest.pause = 0.2
+    guarded(tmp_path, test, auto_create=True)
+
+
+def test_what_was_done_and_what_was_refused_is_in_the_audit(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        assert server.ask(server.other, "DELETE", "/streams/rows").status == 403
+        server.rig.server.guard.record(server.rig.server.guard.audit.take())
+        server.allow(Rule("allow", "root", "read", "_audit"))
+        records = server.ask(server.root, "GET", "/streams/_audit/records?metadata=true").rows()
+        said = b"".join(str(record).encode() for record in records)
+        assert b'"act": "create"' in said
+        assert b"no rule allows it" in said
+        assert server.root.secret.encode() not in said
+
+    guarded(tmp_path, test)
+
+
+def test_a_limit_slows_down_and_tells_when_to_come_back(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "write_bytes", 10_000))
+        body = line(1, "x" * 20_000)
+        # What may be used at once, and a little.
         began = time.monotonic()
-        assert ask(address, "guest", "POST", "/streams/orders/records", line).status == 200
-        assert time.monotonic() - began >= guest.pause
-        guest.pause = 0.0
-        assert guest.charged["write"] == len(line)
-        read = ask(address, "guest", "GET", "/streams/orders/records")
-        page = ask(address, "guest", "GET", "/streams/orders/records?limit=1")
-        assert guest.charged["read"] == len(read.body) + len(page.body)
-        guest.over["read"] = QuotaExceeded("too much", retry_after=1.0)
-        for accept in ("text/csv", "text/event-stream"):
-            assert ask(address, "guest", "GET", "/streams/orders/records", accept=accept).status == 429
+        assert post(server, server.root, body).status == 200
+        assert time.monotonic() - began < 5
+        before = server.refusals()
+        answer = post(server, server.root, body)
+        assert answer.status == 429
+        told = answer.json()
+        assert (told["title"], int(answer.headers["retry-after"]) >= told["retry_after"] > 0) == ("QuotaExceeded", True)
+        assert server.refusals() == before + 1
+        server.rig.clock.advance(10)
+        assert post(server, server.root, line(2)).status == 200
 
-    guarded(tmp_path, Guard(guest), test)
+    guarded(tmp_path, test)
+
+
+def test_who_is_blocked_from_reading_is_told_so(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "read_requests", 1, "block"))
+        statuses = [server.ask(server.root, "GET", RECORDS, accept="text/csv").status for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        assert server.ask(server.root, "GET", RECORDS, accept="text/event-stream").status == 429
+
+    guarded(tmp_path, test)
+
+
+def test_who_posts_too_much_keeps_a_share_and_is_told_which(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        body = b"".join(map(line, range(1_000)))
+        server.limit(Quota("root", "write_bytes", len(body), "sample"))
+        written = left_out = 0
+        share = 1.0
+        for _ in range(20):
+            server.rig.clock.advance(0.5)
+            answer = post(server, server.root, body).json()
+            written += answer["records"]
+            left_out += answer.get("left_out", 0)
+            share = answer.get("share", 1.0)
+            assert answer["records"] + answer.get("left_out", 0) == 1_000
+        # Half of it fits.
+        assert written + left_out == 20_000
+        assert written == pytest.approx(10_000, rel=0.3)
+        assert share == pytest.approx(0.5, abs=0.25)
+        # Those that are kept say so, and what may come again is whole.
+        server.allow(Rule("allow", "other", "read", "rows"))
+        query = f"{RECORDS}?columns=_headers&where=_offset%20%3E%3D%20{written - 1}"
+        (last,) = server.ask(server.other, "GET", query).rows()
+        assert SHARE_HEADER in last["_headers"]
+        assert post(server, server.root, line(1), idempotency_key="k").json()["records"] == 1
+
+    guarded(tmp_path, test)
+
+
+def test_who_reads_too_much_is_told_what_is_left_out(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        with Client(server.http) as client:
+            for number in range(80):
+                assert client.ask("POST", RECORDS, line(number, "x" * 50), **server.known(server.root)).status == 200
+        size = len(server.ask(server.root, "GET", RECORDS).body)
+        server.limit(Quota("other", "read_bytes", size // 20, "sample"))
+        server.allow(Rule("allow", "other", "read", "rows"))
+        cursor, read, left_out = "earliest", 0, 0
+        for _ in range(60):
+            server.rig.clock.advance(0.5)
+            page = server.ask(server.other, "GET", f"{RECORDS}?limit=10&from={cursor}")
+            cursor = page.headers["mainstem-cursor"]
+            read += len(page.rows())
+            told = page.headers.get("mainstem-left-out", "records=0, share=1")
+            left_out += int(told.partition(",")[0].partition("=")[2])
+            if page.headers["mainstem-end"] == "true":
+                break
+        assert read + left_out == 80
+        assert 0 < left_out < 80
+        # A tail says it in between.
+        with Events(server.http, f"{RECORDS}?from=earliest", token=server.other.secret) as events:
+            found = {"message": 0, "left-out": 0}
+            for event in events:
+                found[event.kind] += event.data["records"] if event.kind == "left-out" else 1
+                if sum(found.values()) == 80:
+                    break
+            assert found["left-out"] > 0
+
+    guarded(tmp_path, test)
+
+
+def test_limits_of_what_is_held(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "connections", 1), Quota("root", "memory_bytes", 1_000))
+        with Events(server.http, RECORDS, token=server.root.secret) as events:
+            events.skip_to_position()
+            assert server.ask(server.root, "GET", "/streams").status == 429
+            # A probe is nobody's.
+            assert server.ask(server.root, "GET", "/livez").status == 200
+        deadline = time.monotonic() + 10
+        while server.ask(server.root, "GET", "/streams").status == 429:
+            assert time.monotonic() < deadline
+        assert post(server, server.root, line(1, "x" * 2_000)).status == 429
+        assert post(server, server.root, line(1, "x" * 500)).status == 200
+        assert {key for key in server.rig.server.guard.quotas._held if key[0] == "root"} == set()
+
+    guarded(tmp_path, test)
 
 
 def test_who_is_revoked_gets_nothing_more(tmp_path, monkeypatch):
     monkeypatch.setattr(tails, "_LOOK_SECONDS", 0.05)
-    root, reader = Guest("root", None), Guest("reader", None)
 
-    def test(address: str, server: Server) -> None:
-        ask(address, "root", "PUT", "/streams/orders", {"schema": SCHEMA})
-        rows = b"".join(b'{"id": %d, "text": "%s"}\n' % (number, b"x" * 500) for number in range(30_000))
-        assert ask(address, "root", "POST", "/streams/orders/records", rows).status == 200
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        reader = server.token("reader", Rule("allow", "reader", "read", "rows"))
+        rows = b"".join(line(number, "x" * 500) for number in range(30_000))
+        assert post(server, server.root, rows).status == 200
         # A long answer, of which some has come, and a tail that waits.
-        connection = http.client.HTTPConnection(address, timeout=20)
-        connection.request("GET", "/streams/orders/records", headers={"Authorization": "Bearer reader"})
+        connection = http.client.HTTPConnection(server.http, timeout=20)
+        connection.request("GET", RECORDS, headers=server.known(reader))
         response = connection.getresponse()
         assert len(response.read(1_000)) == 1_000
-        with Events(address, "/streams/orders/records", token="reader") as events:
+        with Events(server.http, RECORDS, token=reader.secret) as events:
             events.skip_to_position()
-            reader.is_revoked = True
+            server.revoke(reader)
             (event,) = events.take(1)
             assert (event.kind, event.data["title"]) == ("error", "Unauthenticated")
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             response.read()
         connection.close()
 
-    guarded(tmp_path, Guard(root, reader), test)
+    guarded(tmp_path, test)
