@@ -227,7 +227,7 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
 def _not_trusted(where: str, error: ssl.SSLCertVerificationError) -> str:
     return (
         f"{where} shows a certificate that is not trusted: {error.verify_message}; give the authority that signed it: "
-        "ca= or tls_ca"
+        "ca=, --tls-ca FILE, or MAINSTEM_TLS_CA"
     )
 
 

@@ -209,8 +209,9 @@ def test_s68_a_neighbour_is_not_held_up(tmp_path):
 
         def timed() -> float:
             found = []
+            until = time.monotonic() + 1.0
             with root.producer() as producer:
-                for _ in range(100):
+                while not found or time.monotonic() < until:
                     began = time.monotonic()
                     producer.send("neighbour", b"a record").result(30)
                     found.append(time.monotonic() - began)
