@@ -118,10 +118,10 @@ class Body:
 
     async def whole(self) -> bytes:
         """All of it at once."""
-        return b"".join([piece async for pieces in self.pieces(self._bytes_max) for piece in pieces])
+        return b"".join([piece async for pieces, _ in self.pieces(self._bytes_max) for piece in pieces])
 
-    async def pieces(self, at_once: int) -> AsyncIterator[list[bytes]]:
-        """The body as it comes, decompressed, about so many bytes at once."""
+    async def pieces(self, at_once: int) -> AsyncIterator[tuple[list[bytes], bool]]:
+        """The body as it comes, decompressed, about so many bytes at once, and whether they are known to be all."""
         unpack = unpacker(self._request.headers.get("content-encoding", "identity"))
         self._check_announced()
         held: list[bytes] = []
@@ -132,7 +132,7 @@ class Body:
                 held.append(piece)
                 size += len(piece)
                 if size >= at_once:
-                    yield held
+                    yield held, False
                     held, size = [], 0
             self._count(0, unpack.held)
         for piece in unpack.finish():
@@ -140,7 +140,7 @@ class Body:
             held.append(piece)
         self._budget.unfinished.discard(self._connection)
         if held:
-            yield held
+            yield held, True
 
     async def _received(self) -> AsyncIterator[bytes]:
         """The bytes as they were sent. Whoever began a body completes it in time, unless it is we who do not read."""

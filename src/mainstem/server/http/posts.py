@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mainstem.core.batch import Batch
+from mainstem.core.clock import Clock
 from mainstem.core.errors import (
     InvalidRecord,
     InvalidSetting,
@@ -136,20 +137,24 @@ class Posts:
     async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> Sequence[Batch]:
         """The batches of a body. While one piece is parsed the next one comes in."""
         parsing: asyncio.Future[None] | None = None
+        last: Sequence[bytes] = ()
         try:
-            async for pieces in body.pieces(reader.feed_bytes):
+            async for pieces, is_last in body.pieces(reader.feed_bytes):
                 if parsing is not None:
                     await parsing
-                parsing = aside(line, partial(reader.feed, *pieces))
+                if is_last:
+                    last = pieces
+                else:
+                    parsing = aside(line, partial(reader.feed, *pieces))
         finally:
             if parsing is not None:
                 await asyncio.wait([parsing])
         if parsing is not None:
             parsing.result()
-        steps = reader.finish()
-        while await aside(line, lambda: _step(steps)):
-            pass
-        batches: Sequence[Batch] = await aside(line, posting.finish)
+        steps = _finish(reader, last, posting)
+        batches: Sequence[Batch] | None = None
+        while batches is None:
+            batches = await aside(line, partial(_advance, steps, self._server.clock))
         return batches
 
     def _described(self, batch: Batch) -> Batch:
@@ -276,8 +281,28 @@ def _key_of(request: Request, visitor: Visitor) -> int | None:
     return (int.from_bytes(digest[:8], "big") >> 1) & ~1 | 2
 
 
-def _step(steps: Iterator[None]) -> bool:
-    return next(steps, _OVER) is None
+_Steps = Generator[None, None, Sequence[Batch]]
+# How long steps are taken before it is the turn of others.
+_TURN_SECONDS: Final = 0.005
 
 
-_OVER: Final = object()
+def _finish(reader: Reader, last: Sequence[bytes], posting: Posting) -> _Steps:
+    """What is to be done when the last pieces of a body are there."""
+    if last:
+        reader.feed(*last)
+        yield
+    yield from reader.finish()
+    return posting.finish()
+
+
+def _advance(steps: _Steps, clock: Clock) -> Sequence[Batch] | None:
+    """The next steps, and what comes of them if they were the last. A small body takes no more than one call: every
+    change of threads waits until the other one has its turn."""
+    until = clock.monotonic() + _TURN_SECONDS
+    try:
+        while clock.monotonic() < until:
+            next(steps)
+    except StopIteration as over:
+        batches: Sequence[Batch] = over.value
+        return batches
+    return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import shutil
 import socket
 import ssl
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
+from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES
+from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.listener import GuardedProtocol, HttpListener
 
 BODY = random.Random(3).randbytes(700_000)
@@ -24,7 +28,17 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await Response(f"{scope['path']} {len(body)} {body == BODY}")(scope, receive, send)
 
 
-def answers(*parts: bytes, tls: ssl.SSLContext | None = None, trust: ssl.SSLContext | None = None) -> bytes:
+async def late(scope: Any, receive: Any, send: Any) -> None:
+    """Takes its time before it takes the body, and says how much of it has come by then."""
+    await asyncio.sleep(0.3)
+    ahead = Arrived.of(scope).size
+    body = await Request(scope, receive).body()
+    await Response(f"ahead={ahead} {body == BODY}")(scope, receive, send)
+
+
+def answers(
+    *parts: bytes, app: ASGIApp = app, tls: ssl.SSLContext | None = None, trust: ssl.SSLContext | None = None
+) -> bytes:
     """What is answered to these bytes, sent a part at a time."""
 
     async def talk() -> bytes:
@@ -83,6 +97,15 @@ def test_a_body_in_chunks_does_not(taken):
     assert b"/first 700000 True" in heard
     assert b"/next 0 False" in heard
     assert taken == []
+
+
+def test_no_more_of_a_body_is_read_than_somebody_takes():
+    head = b"POST /late HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    heard = answers(head, BODY, app=late)
+    found = re.search(rb"ahead=(\d+) True", heard)
+    assert found is not None, heard
+    # What one read of the socket brings comes on top.
+    assert HTTP_BODY_AHEAD_BYTES < int(found[1]) < len(BODY) // 2
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
