@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from mainstem.testing.server import ServerFailed, ServerProcess
-from tests.faults.fuzz_http import _Healthy
+from tests.faults.fuzz_http import Healthy
 from tests.faults.trials import Trials
 
 # Before anybody is known.
@@ -42,7 +42,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         ):
             _fill(server.http)
             before = server.memory_bytes()
-            healthy = _Healthy(server.http)
+            healthy = Healthy(server.http)
             for number in range(trials):
                 peer = stack.enter_context(_dial(server.http))
                 result.trials += 1

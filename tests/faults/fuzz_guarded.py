@@ -51,14 +51,14 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             hub.streams.create("fuzzed", shards=2)
         with ServerProcess(folder / "guarded", "--connects-per-second", "1000000") as server:
             with mainstem.connect(server.url, token=root.secret) as hub:
-                kept, before = _rights(hub), server.memory_bytes()
+                kept, before = rights(hub), server.memory_bytes()
                 healthy = Healthy(hub)
                 _throw(seed, trials, server, guest.secret, result)
                 healthy.stop()
                 growth = server.memory_bytes() - before
                 healthy.judge(result)
-                if _rights(hub) != kept:
-                    result.add_finding(f"seed {seed}: somebody who may not has changed {kept} to {_rights(hub)}")
+                if rights(hub) != kept:
+                    result.add_finding(f"seed {seed}: somebody who may not has changed {kept} to {rights(hub)}")
             if growth > GROWTH_BYTES_MAX:
                 result.add_finding(f"seed {seed}: the server's memory grew by {growth >> 20} MiB")
             code = server.stop()
@@ -69,7 +69,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     return result
 
 
-def _rights(hub: Hub) -> list[str]:
+def rights(hub: Hub) -> list[str]:
     """Everything that only an administrator may change."""
     access = hub.access
     return [

@@ -22,7 +22,7 @@ from tests.fuzz.http_fuzz import SCHEMA, HttpFuzz
 
 GROWTH_BYTES_MAX = 256 << 20
 HEALTHY_SECONDS_MAX = 3.0
-_CONNECTIONS_AT_ONCE = 32
+CONNECTIONS_AT_ONCE = 32
 _ANSWER_SECONDS_MAX = 10.0
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 
@@ -36,9 +36,9 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             for name, options in (("typed", {"schema": SCHEMA}), ("fuzzed", {}), ("healthy", {})):
                 _ask(server.http, "PUT", f"/streams/{name}", json.dumps(options).encode())
             before = server.memory_bytes()
-            healthy = _Healthy(server.http)
+            healthy = Healthy(server.http)
             while result.trials < trials and server.is_running and len(result.findings) <= 5:
-                _throw(server.http, [fuzz.request() for _ in range(_CONNECTIONS_AT_ONCE)], result)
+                throw(server.http, [fuzz.request() for _ in range(CONNECTIONS_AT_ONCE)], result)
             healthy.stop(result)
             growth = server.memory_bytes() - before if server.is_running else 0
             if growth > GROWTH_BYTES_MAX:
@@ -51,7 +51,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     return result
 
 
-def _throw(address: str, requests: list[bytes], result: Trials) -> None:
+def throw(address: str, requests: list[bytes], result: Trials) -> None:
     """Send all at once, then read what each is answered."""
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(_dial(address)) for _ in requests]
@@ -108,11 +108,12 @@ def _ask(address: str, method: str, path: str, body: bytes | None = None) -> int
         connection.close()
 
 
-class _Healthy:
+class Healthy:
     """A client that writes and asks all the while, and measures how long it waits."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str = "") -> None:
         self._address = address
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._stopping = threading.Event()
         self._worst = 0.0
         self._written = 0
@@ -125,7 +126,7 @@ class _Healthy:
         while not self._stopping.wait(0.02):
             started = time.perf_counter()
             try:
-                connection.request("POST", "/streams/healthy/records", b'{"n": %d}\n' % self._written)
+                connection.request("POST", "/streams/healthy/records", b'{"n": %d}\n' % self._written, self._headers)
                 response = connection.getresponse()
                 text = response.read()
             except (OSError, http.client.HTTPException) as error:

@@ -17,6 +17,7 @@ from tests.faults import (
     fsync_fails,
     fuzz_bodies,
     fuzz_guarded,
+    fuzz_guarded_http,
     fuzz_http,
     fuzz_predicate,
     fuzz_server,
@@ -163,6 +164,9 @@ SUITES: dict[str, Suite] = {
     "crowd": Suite(crowd.run, slice=500, full=5_000, chunk=5_000, bugs={"wait_for_ever": 50}, measures=True),
     "fuzz_http": Suite(
         fuzz_http.run, slice=2_000, full=100_000, chunk=25_000, bugs={"stumble_over_limits": 2_000}, measures=True
+    ),
+    "fuzz_guarded_http": Suite(
+        fuzz_guarded_http.run, slice=1_000, full=100_000, chunk=25_000, bugs={"allow_everything": 1_000}, measures=True
     ),
     "fuzz_bodies": Suite(
         fuzz_bodies.run, slice=3_000, full=2_000_000, chunk=250_000, bugs={"stumble_over_arrow": 2_000}

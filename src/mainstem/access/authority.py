@@ -69,8 +69,8 @@ class Authority:
                 "access allow NAME ACTION STREAM"
             )
         raise Unauthenticated(
-            "this server wants a token: set MAINSTEM_TOKEN or token_file, pass token= to connect, or over HTTP send the "
-            "header Authorization: Bearer TOKEN; an administrator makes one: mainstem token create NAME"
+            "this server wants a token: set MAINSTEM_TOKEN or token_file, pass token= to connect, or send the header "
+            "Authorization: Bearer TOKEN over HTTP; an administrator makes one: mainstem token create NAME"
         )
 
     def is_current(self, principal: Principal) -> bool:
