@@ -208,7 +208,7 @@ def test_s68_a_neighbour_is_not_held_up(tmp_path):
         root.access.set_quota("alice", "write_bytes", 50_000)
 
         def timed() -> float:
-            found = []
+            found: list[float] = []
             until = time.monotonic() + 1.0
             with root.producer() as producer:
                 while not found or time.monotonic() < until:
