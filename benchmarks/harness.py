@@ -99,6 +99,11 @@ def cpu_seconds(pid: int) -> float:
     return total / TICKS_PER_SECOND
 
 
+def rss_bytes(pid: int) -> int:
+    """The resident memory of a process now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def rss_peak_bytes(pid: int) -> int:
     """The sum of the peaks of resident memory of a process and its descendants, as the kernel kept them."""
     total = 0

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ def command() -> list[str]:
 class Server(Process):
     """``mainstem serve`` on a folder, on a free port. Use it in a ``with`` block.
 
-    `change` is Python code that the process runs first, to leave out what is to be measured.
+    `change` is Python code that the process runs first, to leave out what is to be measured; `more` are settings.
     """
 
-    def __init__(self, folder: Path, change: str = "") -> None:
-        options = ["--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--http", "off", "--kafka", "off"]
+    def __init__(self, folder: Path, change: str = "", *, more: Sequence[str] = (), http: bool = False) -> None:
+        served = "127.0.0.1:0" if http else "off"
+        options = [*more, "--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--http", served, "--kafka", "off"]
         changed = [sys.executable, "-c", f"{change}\nfrom mainstem.cli import main\nmain()"]
         super().__init__([*(changed if change else command()), "serve", *options])
         word, _, rest = self.line(READY_TIMEOUT_S).partition(" ")
@@ -44,7 +46,10 @@ class Server(Process):
         if word != "ready":
             self.stop()
             raise BenchmarkError(f"mainstem serve said {word!r} instead of ready{self.errors()}")
-        self.url = f"mainstem://{json.loads(rest)['data']}"
+        addresses = json.loads(rest)
+        scheme = "mainstems" if "--tls-cert" in more else "mainstem"
+        self.url = f"{scheme}://{addresses['data']}"
+        self.http: str = addresses.get("http", "")
 
 
 def create_stream(url: str, *, name: str = STREAM, shards: int = 1) -> None:

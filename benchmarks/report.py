@@ -118,8 +118,13 @@ def _remarks(scenario: Scenario, case: str, found: dict[str, Summary], runs: lis
 
 LABELS = {
     "msg_per_s": "messages/s",
+    "open_msg_per_s": "messages/s, not guarded",
+    "cost_percent": "slower than that by, %",
+    "cpu_cost_percent": "more CPU than that by, %",
     "rows_per_s": "rows/s",
     "msg_per_cpu_s": "messages per CPU-second",
+    "rows_per_cpu_s": "rows per CPU-second of the server",
+    "kb_per_tail": "server memory of one",
     "mb_per_s": "MB/s",
     "delivered_mb_per_s": "delivered MB/s",
     "reads_ratio": "bytes read, times those for one",
@@ -165,7 +170,7 @@ LABELS = {
 
 def amount(metric: str, value: float) -> str:
     """A value with its unit, short enough for a table."""
-    if metric.startswith(("msg_per", "rows_per", "one_msg_per")):
+    if metric.startswith(("msg_per", "rows_per", "one_msg_per", "open_msg_per")):
         return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
     if metric.endswith("_ms"):
         return f"{value:.2f} ms"
@@ -173,6 +178,8 @@ def amount(metric: str, value: float) -> str:
         return f"{value:.0f} MB"
     if metric.endswith("mb_per_s"):
         return f"{value:.0f} MB/s"
+    if metric == "kb_per_tail":
+        return f"{value:.0f} KB"
     if metric == "ledger_mb":
         return f"{value:.1f} MB"
     if metric in ("work_per_s", "rows"):

@@ -8,7 +8,8 @@ everything that the format can have: keys, headers, times, tombstones, all ways 
 streams that were trimmed, altered, deleted and made again, repeated batches, sealed blocks and one that is not,
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
 merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards; since
-format 4 groups, and transactions that were committed, aborted and left open.
+format 4 groups, and transactions that were committed, aborted and left open; since format 5 rows that say who may do
+what.
 """
 
 import json
@@ -33,7 +34,7 @@ from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.log import folder as data_folder
 from mainstem.log.batcher import Submission
-from mainstem.log.flush import AlterStream, Appended, CreateStream, DeleteStream, Rejected, TrimShard
+from mainstem.log.flush import AlterStream, Appended, ChangeAccess, CreateStream, DeleteStream, Rejected, TrimShard
 from mainstem.log.log import Log, Waiter
 from mainstem.testing.clock import START_US, SimulatedClock
 from tests.formats import golden
@@ -84,6 +85,8 @@ class Filler:
             self._give_shape()
             self._share()
             self._bind()
+        if data_folder.FORMAT >= 5:
+            self._guard()
         for turn in range(64, 70):
             self._turn(turn)
 
@@ -92,6 +95,19 @@ class Filler:
         recent = [[*key, *numbers] for key, sent in self.recent.items() for numbers in sent]
         found = {"format": data_folder.FORMAT, "written_us": self._clock.now_us(), "recent": recent}
         return found | ({"transactions": self.transactions} if self.transactions else {})
+
+    def _guard(self) -> None:
+        """Rows that say who may do what: some stay, one changes, one goes."""
+        from mainstem.access.store import TokenRow, encode_row
+        from mainstem.transport.guarding import Quota, Rule
+
+        now_us = self._clock.now_us()
+        rule = Rule("allow", "root", "all", "*")
+        quota = ("quota", "root write_bytes", encode_row(Quota("root", "write_bytes", 1_000)))
+        self._log.execute(ChangeAccess((("rule", rule.text, encode_row(rule)), quota)))
+        token = ("token", "0" * 16, encode_row(TokenRow(bytes(range(32)), "root", (), now_us)))
+        dated = ("rule", rule.text, encode_row(Rule("allow", "root", "all", "*", now_us)))
+        self._log.execute(ChangeAccess((token, (*quota[:2], b""), dated)))
 
     def _create(self, name: str, shards: int, hash_: str = "crc32") -> None:
         identity = f"{self._random.getrandbits(128):032x}"
@@ -396,6 +412,8 @@ def _describe(folder: Path, found: dict[str, Any]) -> None:
     found["streams"] = golden.content(log)
     if data_folder.FORMAT >= 3:
         found["groups"] = golden.groups(log)
+    if data_folder.FORMAT >= 5:
+        found["access"] = golden.access(log)
     for stream in found["streams"]:
         ends = tuple(shard["end"] for shard in stream["shards"])
         stream["cursor"] = str(Cursor(stream["uuid"], log.epoch, ends))

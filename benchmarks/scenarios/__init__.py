@@ -7,6 +7,8 @@ from benchmarks.scenarios import (
     embedded,
     fanout,
     group_of_two,
+    guarded,
+    http,
     latency,
     many_producers,
     memory,
@@ -27,6 +29,7 @@ __all__ = ["SCENARIOS", "Case", "Scenario", "Settings"]
 
 _MODULES = (
     produce,
+    guarded,
     send_batch,
     backlog,
     latency,
@@ -38,6 +41,7 @@ _MODULES = (
     opening,
     rows,
     written_rows,
+    http,
     upkeep,
     merger,
     delete,

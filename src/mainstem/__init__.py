@@ -29,6 +29,7 @@ from mainstem.core.errors import (
     Fenced,
     FolderLocked,
     FolderUnusable,
+    Forbidden,
     ForkedHub,
     GroupBusy,
     IncompatibleSchema,
@@ -42,10 +43,12 @@ from mainstem.core.errors import (
     InvalidSchema,
     InvalidSetting,
     LedgerDamaged,
+    LeftOut,
     MainstemError,
     OutOfSequence,
     ProducerFenced,
     ProtocolError,
+    QuotaExceeded,
     ReadOnly,
     RecordTooLarge,
     Refused,
@@ -56,6 +59,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     StreamExists,
     TransactionAborted,
+    Unauthenticated,
     Unavailable,
     UndecodedRecords,
     UnknownGroup,
@@ -108,6 +112,7 @@ __all__ = [
     "Fenced",
     "FolderLocked",
     "FolderUnusable",
+    "Forbidden",
     "ForkedHub",
     "Found",
     "GroupBusy",
@@ -125,6 +130,7 @@ __all__ = [
     "InvalidSchema",
     "InvalidSetting",
     "LedgerDamaged",
+    "LeftOut",
     "MainstemError",
     "OrderedBatch",
     "OrderedBatches",
@@ -132,6 +138,7 @@ __all__ = [
     "Producer",
     "ProducerFenced",
     "ProtocolError",
+    "QuotaExceeded",
     "ReadOnly",
     "Record",
     "RecordBatch",
@@ -150,6 +157,7 @@ __all__ = [
     "StreamInfo",
     "Transaction",
     "TransactionAborted",
+    "Unauthenticated",
     "Unavailable",
     "UndecodedRecords",
     "UnknownGroup",
@@ -187,9 +195,26 @@ def open(path: "str | Path", *, read_only: bool | None = None, auto_create: bool
     return open_folder(path, read_only=read_only, auto_create=auto_create)
 
 
-def connect(url: str = "mainstem://127.0.0.1:7070", *, timeout: float = 10.0) -> "Hub":
+def connect(
+    url: str = "mainstem://127.0.0.1:7070",
+    *,
+    timeout: float = 10.0,
+    token: str | None = None,
+    token_file: "str | Path | None" = None,
+    ca: "str | Path | None" = None,
+    certificate: "str | Path | None" = None,
+    key: "str | Path | None" = None,
+) -> "Hub":
     """Connect to a server. Raises ConnectionLost if none answers within `timeout` seconds; afterwards the hub
-    reconnects by itself."""
-    from mainstem.hub.hub import connect_to
+    reconnects by itself.
 
-    return connect_to(url, timeout=timeout)
+    `mainstems://` is TLS: the server must show a certificate that `ca` has signed, or an authority of the system.
+    `token` says who you are; `token_file` holds it, and is read at every connection; without either it is that of the
+    variable MAINSTEM_TOKEN, if there is one. `certificate` and `key` say the same where the server knows their
+    authority.
+    """
+    from mainstem.hub.hub import connect_to
+    from mainstem.transport.credentials import Credentials
+
+    credentials = Credentials(token, token_file=token_file, ca=ca, certificate=certificate, key=key)
+    return connect_to(url, timeout=timeout, credentials=credentials)

@@ -24,7 +24,7 @@ for path in sys.argv[1:]:
     subprocess.run(["bash", "-eu", "-o", "pipefail", "-c", f'source "{path}"; env -0 > variables'], check=True)
     for line in open("variables", "rb").read().split(b"\\0"):
         name, found, value = line.partition(b"=")
-        if name.startswith(b"MAINSTEM_"):
+        if name.startswith((b"MAINSTEM_", b"API")):
             os.environb[name] = value
 """
 

@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -46,14 +46,15 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     """Each trial is one mutated message."""
     result = Trials()
     try:
-        with ServerProcess(folder / "fuzzed") as server:
+        # As many connections as come.
+        with ServerProcess(folder / "fuzzed", "--connects-per-second", "1000000") as server:
             with mainstem.connect(server.url) as hub:
                 hub.streams.create("healthy", shards=2)
                 hub.streams.create("fuzzed", shards=2)
                 rng = random.Random(f"fuzz server {seed}")
                 rows = _stream_of_rows(hub, rng)
                 before = server.memory_bytes()
-                healthy = _Healthy(hub)
+                healthy = Healthy(hub)
                 _throw(Mutator(seed), rows, rng, trials, server, result)
                 healthy.stop()
                 growth = server.memory_bytes() - before
@@ -122,10 +123,16 @@ def _throw(
                     result.add_finding(f"after {result.trials} messages: {wrong}"[:2_000])
 
 
-class _Connection:
+class Source(Protocol):
+    """What a connection throws."""
+
+    def next(self) -> bytes: ...
+
+
+class Connection:
     """One connection that says hello and then whatever it likes."""
 
-    def __init__(self, address: str, source: Mutator | HostileRows, hello: bytes) -> None:
+    def __init__(self, address: str, source: Source, hello: bytes) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS_MAX)
         # Closing resets: tens of thousands of connections would else wait in the kernel for minutes.
@@ -173,14 +180,14 @@ class _Connection:
         self._socket.close()
 
 
-class _Attacker(_Connection):
+class _Attacker(Connection):
     """One that sends messages that can hardly be read."""
 
     def __init__(self, address: str, mutator: Mutator, rng: random.Random) -> None:
         super().__init__(address, mutator, _HELLO if rng.random() < 0.95 else b"")
 
 
-class _RowsAttacker(_Connection):
+class _RowsAttacker(Connection):
     """One whose messages can be read, so that each is answered."""
 
     def __init__(self, address: str, rows: HostileRows) -> None:
@@ -204,7 +211,7 @@ def _errors(message: Message) -> list[WireError]:
     return list(message.header.errors.values()) if isinstance(message.header, Appended) else []
 
 
-class _Healthy:
+class Healthy:
     """A client that writes and asks all the while, and measures how long it waits."""
 
     def __init__(self, hub: Hub) -> None:

@@ -8,11 +8,17 @@ from tests.faults import (
     backup_damage,
     backup_kill,
     crash_points,
+    crowd,
+    crowd_http,
     cut,
     disk_full,
     examined,
     flips,
     fsync_fails,
+    fuzz_bodies,
+    fuzz_guarded,
+    fuzz_guarded_http,
+    fuzz_http,
     fuzz_predicate,
     fuzz_server,
     fuzz_wire,
@@ -20,6 +26,7 @@ from tests.faults import (
     hostile_schema,
     kill_embedded,
     kill_groups,
+    kill_http,
     kill_server,
     kill_transactions,
     kill_upkeep,
@@ -145,6 +152,30 @@ SUITES: dict[str, Suite] = {
         chunk=100_000,
         bugs={"end_on_garbage": 1_000, "stumble_over_schemas": 1_000, "believe_json": 1_000},
         measures=True,
+    ),
+    "fuzz_guarded": Suite(
+        fuzz_guarded.run,
+        slice=5_000,
+        full=100_000,
+        chunk=50_000,
+        bugs={"allow_everything": 1_000, "end_on_garbage": 1_000},
+        measures=True,
+    ),
+    "crowd": Suite(crowd.run, slice=500, full=5_000, chunk=5_000, bugs={"wait_for_ever": 50}, measures=True),
+    "fuzz_http": Suite(
+        fuzz_http.run, slice=2_000, full=100_000, chunk=25_000, bugs={"stumble_over_limits": 2_000}, measures=True
+    ),
+    "fuzz_guarded_http": Suite(
+        fuzz_guarded_http.run, slice=1_000, full=100_000, chunk=25_000, bugs={"allow_everything": 1_000}, measures=True
+    ),
+    "fuzz_bodies": Suite(
+        fuzz_bodies.run, slice=3_000, full=2_000_000, chunk=250_000, bugs={"stumble_over_arrow": 2_000}
+    ),
+    "crowd_http": Suite(
+        crowd_http.run, slice=300, full=5_000, chunk=5_000, bugs={"hoard_for_connections": 300}, measures=True
+    ),
+    "kill_http": Suite(
+        kill_http.run, slice=2, full=100, chunk=10, bugs={"forget_keys": 2}, measures=True, on_disk=True
     ),
     "fuzz_predicate": Suite(
         fuzz_predicate.run,

@@ -90,6 +90,11 @@ def groups(log: Log) -> list[Any]:
     ]
 
 
+def access(log: Log) -> list[list[str]]:
+    """Every row that says who may do what."""
+    return [[*key, value.hex()] for key, value in sorted(log.ledger.load_access().items())]
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 

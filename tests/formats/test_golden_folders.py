@@ -56,6 +56,12 @@ def test_producers_go_on_and_what_they_repeat_is_recognised(folder, number):
     again.close()
 
 
+def test_who_may_do_what_is_as_it_was(folder, number):
+    log = opened(folder, number)
+    assert golden.access(log) == golden.expected(number).get("access", [])
+    log.close()
+
+
 def test_groups_are_where_they_were(folder, number):
     log = opened(folder, number)
     assert golden.groups(log) == golden.expected(number).get("groups", [])

@@ -20,6 +20,7 @@ from mainstem.log.flush import AlterStream, Appended, CreateStream, Done, Replac
 from mainstem.log.ledger.rules.replacement import fingerprint
 from mainstem.log.log import Waiter
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.guarding import ListAccessCall
 from mainstem.transport.port import (
     AlterStreamCall,
     Call,
@@ -172,7 +173,17 @@ def hear_until(wire, heard, is_enough):
 
 @pytest.mark.parametrize(
     ("versions", "chosen"),
-    [((1, 1), 1), ((1, 2), 2), ((2, 2), 2), ((1, 3), 3), ((1, 9), 4), ((4, 5), 4), ((5, 6), None), ((0, 0), None)],
+    [
+        ((1, 1), 1),
+        ((1, 2), 2),
+        ((2, 2), 2),
+        ((1, 3), 3),
+        ((1, 9), 5),
+        ((4, 5), 5),
+        ((3, 4), 4),
+        ((6, 7), None),
+        ((0, 0), None),
+    ],
 )
 def test_the_highest_version_that_both_speak_is_chosen(tmp_path, versions, chosen):
     async def test():
@@ -280,6 +291,7 @@ NEW_CALLS = [
     SchemasCall("talk"),
     SchemaCall(1),
     MomentCall("talk", 1),
+    ListAccessCall("token"),
 ]
 
 
@@ -290,7 +302,7 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     with RecordedServer(greeting) as server:
         hub = mainstem.connect(server.url)
         with pytest.raises(
-            ProtocolError, match=r"speaks protocol version 1, this client 1 to 4; this [\w ]+ needs version [234]"
+            ProtocolError, match=r"speaks protocol version 1, this client 1 to 5; this [\w ]+ needs version [2345]"
         ):
             hub._port.call(call)
         hub.close()

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,40 @@ from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import ProtocolError
 from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_BEFORE_HELLO
 from mainstem.transport import wire
+from mainstem.transport.guarding import (
+    CreateTokenCall,
+    DeleteQuotaCall,
+    DeleteRuleCall,
+    ExplainAccessCall,
+    ListAccessCall,
+    Quota,
+    RevokeTokenCall,
+    Rule,
+    Scope,
+    SetQuotaCall,
+    SetRuleCall,
+)
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
+    ConnectionsCall,
     CreateStreamCall,
     DeleteStreamCall,
+    EraseKeyCall,
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
     StatisticsCall,
     StreamInfo,
+    TrimStreamCall,
+)
+from mainstem.transport.sharing import (
+    CommitCursorsCall,
+    CommitTransactionCall,
+    DeleteGroupCall,
+    JoinGroupCall,
+    OpenWriterCall,
+    Staging,
 )
 from mainstem.transport.wire import Kind, MessageReader, pack
 from tests.fuzz.payload_fuzz import GROWTH_BYTES_MAX, _resident_bytes
@@ -76,12 +101,49 @@ def messages() -> list[bytes]:
     return [b"".join(pack(kind, 3, content, payloads)) for kind, content, payloads in made]
 
 
+def guarding_messages() -> list[bytes]:
+    """Valid messages about who may do what, of groups and of transactions, and tokens that are none."""
+    header = BatchHeader(1, 0, 2, 1, 0, 0, 24, 24, 5, 77, 0, 0, 0, 1, 2)
+    rule = Rule("allow", "mallory", "all")
+    calls = [
+        CreateTokenCall("0123456789abcdef", bytes(32), "mallory", (Scope("all"),), 0, (rule,)),
+        RevokeTokenCall("0123456789abcdef"),
+        SetRuleCall(rule),
+        DeleteRuleCall(Rule("allow", "root", "all")),
+        SetQuotaCall(Quota("root", "write_bytes", 1, "block")),
+        DeleteQuotaCall("root", "write_bytes"),
+        ListAccessCall("token"),
+        ExplainAccessCall("root", "read", "healthy"),
+        ConnectionsCall(),
+        DeleteStreamCall("healthy"),
+        TrimStreamCall("healthy", None, 1 << 40),
+        EraseKeyCall("healthy", b"k"),
+        JoinGroupCall("healthy", 7, ("healthy",)),
+        CommitCursorsCall("healthy", 0, ((1, 0, 5),)),
+        DeleteGroupCall("healthy"),
+        OpenWriterCall("healthy"),
+        CommitTransactionCall(7, 1),
+    ]
+    token = f"mst_{'0' * 16}_{'0' * 64}"
+    made: list[tuple[Kind, Any, list[bytes]]] = [
+        *((Kind.CALL, call, []) for call in calls),
+        (Kind.HELLO, wire.Hello(1, wire.VERSION, "fuzz", token), []),
+        (Kind.APPEND, wire.Append([header], True, 1_000), [b"p" * 24]),
+        (Kind.STAGE, wire.Stage([header], Staging(7, 0, 60.0)), [b"p" * 24]),
+        (Kind.STAGE, wire.Stage([header], Staging(8, 0, 60.0), 0, CommitTransactionCall(8, 1)), [b"p" * 24]),
+        (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20), []),
+        (Kind.MARK, wire.Mark(1), []),
+        (Kind.SHARE, wire.Share(0.5), []),
+    ]
+    return [b"".join(pack(kind, 3, content, payloads)) for kind, content, payloads in made]
+
+
 class Mutator:
     """Hands out mutated messages, cheaply. One thread."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, seeds: Sequence[bytes] | None = None) -> None:
         self._random = np.random.default_rng(seed)
-        self._seeds = messages()
+        self._seeds = messages() if seeds is None else seeds
         self._drawn: list[tuple[int, int, int, int]] = []
 
     def next(self) -> bytes:
@@ -111,7 +173,7 @@ class Mutator:
             return self._well_formed(at, number)
         # A right prefix with a wrong content.
         content = self._random.bytes(at % 64)
-        return wire.PREFIX.pack(12 + len(content), number % 17, 0, 0, 1, len(content)) + content
+        return wire.PREFIX.pack(12 + len(content), number % 20, 0, 0, 1, len(content)) + content
 
     def _well_formed(self, at: int, number: int) -> bytes:
         """A message that can be read and asks for what nobody should."""

@@ -17,6 +17,7 @@ from mainstem.consume.sequence import OrderedBatch, OrderedBatches
 from mainstem.consume.several import SeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.errors import BY_CODE
+from mainstem.hub.access import Access
 from mainstem.hub.groups import Groups
 from mainstem.hub.hub import Hub, Streams
 from mainstem.produce.chunk import Ack, BatchAck
@@ -52,14 +53,15 @@ CLASSES = {
 }
 
 NAMES = {
-    Hub: "close consumer find groups overview producer redrive sequence statistics streams transaction",
+    Hub: "access close consumer find groups overview producer redrive sequence statistics streams transaction",
+    Access: "allow create_token delete_quota delete_rule deny explain quotas revoke_token rules set_quota tokens",
     Groups: "delete get list reset",
     Streams: "alter create delete erase get list schemas set_schema trim",
-    Producer: "close dropped flush prepare send send_batch send_many",
+    Producer: "close dropped flush left_out prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
     BatchAck: "chunks dead done exception result",
-    Consumer: "batches close columns cursor opened poll poll_batch seek seek_shard skipped stream undecoded watermark "
-    "why_undecoded",
+    Consumer: "batches close columns cursor left_out opened poll poll_batch seek seek_shard skipped stream undecoded "
+    "watermark why_undecoded",
     SeveralConsumer: "batches close cursor poll poll_batch",
     GroupConsumer: "batches close commit group poll poll_batch positions rewind",
     SpreadConsumer: "batches close commit group poll poll_batch positions rewind",
@@ -95,7 +97,10 @@ NAMES = {
 
 CALLS = {
     "open": "(path, *, read_only=None, auto_create=False)",
-    "connect": "(url='mainstem://127.0.0.1:7070', *, timeout=10.0)",
+    "connect": (
+        "(url='mainstem://127.0.0.1:7070', *, timeout=10.0, token=None, token_file=None, ca=None, certificate=None, "
+        "key=None)"
+    ),
     "Hub.consumer": (
         "(stream=None, *, start='latest', follow=True, prefetch_bytes=8388608, where=None, columns=None, "
         "on_bad='raise', ordering_window=None, group=None, pattern=None, commit='auto', spread=False)"
@@ -180,7 +185,19 @@ def test_the_objects(tmp_path):
             batch = consumer.poll_batch(10)
             assert batch is not None
             record = next(batch.records())
-            objects = [hub, hub.streams, producer, ack, acks, consumer, record, batch, consumer.cursor, consumer.stream]
+            objects = [
+                hub,
+                hub.access,
+                hub.streams,
+                producer,
+                ack,
+                acks,
+                consumer,
+                record,
+                batch,
+                consumer.cursor,
+                consumer.stream,
+            ]
             found_records = hub.find("s", "_offset = 0")
             schema = mainstem.Schema(pa.schema([("id", pa.int64())]))
             objects += [hub.streams.erase("s", b"k"), found_records, schema, SchemaInfo(1, schema.serialized)]
@@ -229,16 +246,27 @@ OF_ACKS = {"ack", "chunk", "chunks", "index", "producer"}
 
 def _blocking_and_awaited():
     pairs = {name: (getattr(mainstem, name), getattr(mainstem.aio, name)) for name in AWAITED}
-    return {**pairs, "Streams": (Streams, mainstem.aio.Streams), "Groups": (Groups, mainstem.aio.Groups)}
+    parts = {kind.__name__: (kind, getattr(mainstem.aio, kind.__name__)) for kind in (Access, Groups, Streams)}
+    return {**pairs, **parts}
 
 
 def test_what_is_awaited_has_the_same_names():
-    assert set(mainstem.aio.__all__) == set(dir(mainstem.aio)) == {*AWAITED, "Groups", "Streams", "connect", "open"}
+    assert (
+        set(mainstem.aio.__all__)
+        == set(dir(mainstem.aio))
+        == {
+            *AWAITED,
+            *("Access", "Groups", "Streams", "connect", "open"),
+        }
+    )
     for blocking, awaited in _blocking_and_awaited().values():
         # Those that objects have of their own: a hub its streams, a producer its send.
-        own = {Hub: {"streams", "groups"}, Producer: {"send"}, GroupConsumer: {"group"}, Transaction: {"id"}}.get(
-            blocking, set()
-        )
+        own = {
+            Hub: {"access", "streams", "groups"},
+            Producer: {"send"},
+            GroupConsumer: {"group"},
+            Transaction: {"id"},
+        }.get(blocking, set())
         assert public(dir(awaited)) - OF_ACKS | own == public(dir(blocking)) - OF_ACKS | own
 
 

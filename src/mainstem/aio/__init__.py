@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mainstem.aio.classes import (
+        Access,
         Ack,
         BatchAck,
         Consumer,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mainstem.aio.hub import Opening
 
 __all__ = [
+    "Access",
     "Ack",
     "BatchAck",
     "Consumer",
@@ -67,8 +69,19 @@ def open(path: "str | Path", *, read_only: bool | None = None, auto_create: bool
     return open_folder(path, read_only=read_only, auto_create=auto_create)
 
 
-def connect(url: str = "mainstem://127.0.0.1:7070", *, timeout: float = 10.0) -> "Opening[Hub]":
+def connect(
+    url: str = "mainstem://127.0.0.1:7070",
+    *,
+    timeout: float = 10.0,
+    token: str | None = None,
+    token_file: "str | Path | None" = None,
+    ca: "str | Path | None" = None,
+    certificate: "str | Path | None" = None,
+    key: "str | Path | None" = None,
+) -> "Opening[Hub]":
     """Connect to a server; see `mainstem.connect`."""
     from mainstem.aio.hub import connect_to
+    from mainstem.transport.credentials import Credentials
 
-    return connect_to(url, timeout=timeout)
+    credentials = Credentials(token, token_file=token_file, ca=ca, certificate=certificate, key=key)
+    return connect_to(url, timeout=timeout, credentials=credentials)

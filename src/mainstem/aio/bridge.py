@@ -245,6 +245,10 @@ class LoopPort:
     def record_bytes_max(self) -> int:
         return self._port.record_bytes_max
 
+    @property
+    def write_share(self) -> float:
+        return self._port.write_share
+
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         if not self._bridge.is_running:
             return self._port.call(call, timeout)

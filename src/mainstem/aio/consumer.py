@@ -72,6 +72,12 @@ class Consumer:
         return self._core.undecoded
 
     @property
+    def left_out(self) -> list[tuple[int, int, int]]:
+        """What a quota on reading has left out of what was passed: shard, first offset and the one after the last. Of
+        very many ranges, the newest."""
+        return self._core.left_out
+
+    @property
     def why_undecoded(self) -> UndecodedRecords | IncompatibleSchema | None:
         """The first of them, and why. None if there are none."""
         return self._core.why_undecoded

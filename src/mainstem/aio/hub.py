@@ -21,7 +21,9 @@ from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.hub import hub as core
+from mainstem.hub.access import Access as CoreAccess
 from mainstem.hub.groups import Groups as CoreGroups
+from mainstem.transport.credentials import Credentials
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,6 +113,38 @@ class Groups:
     delete = _awaited(CoreGroups.delete)
 
 
+class Access:
+    """Tokens, rules and quotas, as those of a hub of `mainstem`. Any task of the loop."""
+
+    def __init__(self, access: CoreAccess, bridge: Bridge) -> None:
+        self._core = access
+        self._bridge = bridge
+
+    @staticmethod
+    def _awaited(
+        method: Callable[Concatenate[CoreAccess, P], T],
+    ) -> Callable[Concatenate["Access", P], Coroutine[Any, Any, T]]:
+        """The same method, done by a worker."""
+
+        @wraps(method)
+        async def call(self: "Access", /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return await self._bridge.work(partial(method, self._core, *args, **kwargs))
+
+        return call
+
+    create_token = _awaited(CoreAccess.create_token)
+    revoke_token = _awaited(CoreAccess.revoke_token)
+    tokens = _awaited(CoreAccess.tokens)
+    allow = _awaited(CoreAccess.allow)
+    deny = _awaited(CoreAccess.deny)
+    delete_rule = _awaited(CoreAccess.delete_rule)
+    rules = _awaited(CoreAccess.rules)
+    explain = _awaited(CoreAccess.explain)
+    set_quota = _awaited(CoreAccess.set_quota)
+    delete_quota = _awaited(CoreAccess.delete_quota)
+    quotas = _awaited(CoreAccess.quotas)
+
+
 class Hub:
     """An open log, for the tasks of the event loop that it was opened in. Close it, or use it with `async with`."""
 
@@ -121,6 +155,7 @@ class Hub:
         self._bridge = bridge
         self.streams = Streams(hub.streams, bridge)
         self.groups = Groups(hub.groups, bridge)
+        self.access = Access(hub.access, bridge)
         self._open: weakref.WeakSet[Producer | Consumer | SeveralConsumer | GroupConsumer | OrderedBatches] = (
             weakref.WeakSet()
         )
@@ -268,9 +303,9 @@ def open_folder(path: object, *, read_only: bool | None = None, auto_create: boo
     return Opening(partial(_open, partial(core.open_folder, path, read_only=read_only, auto_create=auto_create)))
 
 
-def connect_to(url: str, *, timeout: float) -> Opening[Hub]:
+def connect_to(url: str, *, timeout: float, credentials: Credentials) -> Opening[Hub]:
     """See mainstem.aio.connect."""
-    return Opening(partial(_open, partial(core.connect_to, url, timeout=timeout)))
+    return Opening(partial(_open, partial(core.connect_to, url, timeout=timeout, credentials=credentials)))
 
 
 async def _open(open_it: Callable[[], core.Hub]) -> Hub:

@@ -46,6 +46,11 @@ class Producer:
         """How many records were dropped unsent: only with acks="none"."""
         return self._core.dropped
 
+    @property
+    def left_out(self) -> int:
+        """How many records were left out because their writer is over its quota, of which a share is kept."""
+        return self._core.left_out
+
     # Sending.
 
     async def send(

@@ -11,6 +11,7 @@ import typer.core
 import typer.main
 
 from mainstem.cli import (
+    access,
     backup,
     bench,
     config,
@@ -18,12 +19,14 @@ from mainstem.cli import (
     doctor,
     find,
     groups,
+    quota,
     redrive,
     restore,
     schema,
     serve,
     stream,
     tail,
+    token,
     top,
     version,
     write,
@@ -40,6 +43,7 @@ class _InOrder(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
             *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top"),
+            *("token", "access", "quota"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
         assert set(order) == set(self.commands)
@@ -69,6 +73,9 @@ app.command("find")(find.find)
 app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
+app.add_typer(token.app, name="token")
+app.add_typer(access.app, name="access")
+app.add_typer(quota.app, name="quota")
 app.command("backup")(backup.backup)
 app.command("restore")(restore.restore)
 app.command("doctor")(doctor.doctor)

@@ -1,10 +1,11 @@
 """Which log a client command works on: a server's, or the one in a folder."""
 
 import dataclasses
+import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from mainstem.hub.hub import Hub
 
 CONNECT_SECONDS = 5.0
+# Instead of a file with a token: ask for it.
+_PROMPT = Path("-")
 
 Data = Annotated[
     str | None,
@@ -48,7 +51,7 @@ def _hub(loaded: Loaded, data: str | None, *, read_only: bool, create: bool = Fa
         raise UsageProblem("--url and --data name two logs; give one of them")
     log_as_told(loaded)
     if data is None:
-        with connected(loaded.settings.url) as hub:
+        with connected(loaded.settings.url, loaded) as hub:
             yield hub
         return
     if not create:
@@ -69,9 +72,16 @@ def _require_log(folder: Path, *, read_only: bool) -> None:
 
 
 @contextmanager
-def connected(url: str) -> "Iterator[Hub]":
-    """A hub of the server at `url`."""
-    with noted(url), mainstem.connect(url, timeout=CONNECT_SECONDS) as hub:
+def connected(url: str, loaded: Loaded | None = None) -> "Iterator[Hub]":
+    """A hub of the server at `url`, with the token and the authority that the settings name."""
+    given: dict[str, Any] = {}
+    if loaded is not None:
+        given["ca"] = loaded.settings.tls_ca
+        if loaded.settings.token_file == _PROMPT:
+            given["token"] = getpass.getpass("token: ").strip()
+        else:
+            given["token_file"] = loaded.settings.token_file
+    with noted(url), mainstem.connect(url, timeout=CONNECT_SECONDS, **given) as hub:
         yield hub
 
 

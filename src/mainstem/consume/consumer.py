@@ -1,6 +1,7 @@
 """The consumer: a position in every shard of a stream, and what comes after it."""
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -27,6 +28,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UndecodedRecords,
 )
+from mainstem.core.events import Event
 from mainstem.core.kinds import render_duration
 from mainstem.core.limits import CREDIT_BYTES_MAX, KIB, MIB, WINDOW_US_MAX, WINDOW_US_MIN
 from mainstem.core.names import check_stream_name
@@ -44,8 +46,12 @@ from mainstem.transport.port import (
     Subscription,
 )
 
+logger = logging.getLogger("mainstem.consume")
+
 OnBad = Literal["raise", "skip", "keep"]
 PREFETCH_BYTES = 8 * MIB
+# Ranges that a quota left out, of which a consumer remembers so many.
+_LEFT_OUT_MAX = 10_000
 # Offsets of a consumer that is shown.
 _SHOWN_SHARDS = 8
 
@@ -131,6 +137,8 @@ class Consumer(Reading):
         self._closed = False
         # Per shard, the offset after what was yielded last, up to the batch being taken apart.
         self._offsets = list(offsets_at(port, start, self._info))
+        # (shard, first, end) of what a quota left out, the newest last.
+        self._left_out: deque[tuple[int, int, int]] = deque(maxlen=_LEFT_OUT_MAX)
         # What comes next: a batch of which nothing was made yet, or pieces of one whose rows are too much at once.
         self._pieces: deque[FetchedBatch] = deque()
         # Parts of a batch of which some records are no rows, and what is to be said of those between them.
@@ -160,6 +168,12 @@ class Consumer(Reading):
     def undecoded(self) -> int:
         """How many records were no rows of the stream's schema, or rows of an older one that cannot be read in it."""
         return self._counts.undecoded
+
+    @property
+    def left_out(self) -> list[tuple[int, int, int]]:
+        """What a quota on reading has left out of what was passed: shard, first offset and the one after the last. Of
+        very many ranges, the newest."""
+        return list(self._left_out)
 
     @property
     def why_undecoded(self) -> UndecodedRecords | IncompatibleSchema | None:
@@ -259,8 +273,7 @@ class Consumer(Reading):
             batch = RecordBatch(self._info.name, fetched, self._offsets[shard], end, self._view)
             is_separate = self._separate(batch)
             pieces.popleft()
-            if self._is_plain and batch.count:
-                self._counted.opened += 1
+            self._count(fetched, batch)
             if is_separate:
                 batch = self._next_part()
             self._offsets[shard] = max(self._offsets[shard], batch.end)
@@ -268,6 +281,20 @@ class Consumer(Reading):
                 return batch
             if self._at_end():
                 raise EndReached
+
+    def _count(self, fetched: FetchedBatch, batch: RecordBatch) -> None:
+        if batch.count:
+            self._counted.opened += self._is_plain
+        elif fetched.header.raw_len and not fetched.header.count:
+            self._note_left_out(fetched)
+
+    def _note_left_out(self, fetched: FetchedBatch) -> None:
+        shard, first = fetched.header.shard, max(fetched.base, self._offsets[fetched.header.shard])
+        if not self._left_out:
+            logger.warning(Event("over the quota: some of what is read is left out", stream=self._info.name))
+        elif (last := self._left_out[-1])[0] == shard and last[2] == first:
+            first = self._left_out.pop()[1]
+        self._left_out.append((shard, first, fetched.end))
 
     def _is_early(self, fetched: FetchedBatch) -> bool:
         """Whether a batch must not be read yet; then it was let go, and comes again."""

@@ -1,6 +1,6 @@
 """A batch as it travels: a small header and opaque payload bytes that nobody re-encodes on the way."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -47,16 +47,19 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """A header with its payload."""
+    """A header with its payload. `columns` is the Arrow batch that the payload was made of, while whoever made it has
+    it anyway: its statistics need not open the payload. It goes no further than that."""
 
     header: BatchHeader
     payload: Buffer
+    columns: Any = None
 
 
 class FetchedBatch(msgspec.Struct, frozen=True, gc=False):
     """A stored batch on its way to a reader: offsets `base` to `end - 1` of its shard.
 
-    One without records has no payload: it says only that none of these offsets has a record any more.
+    One without records has no payload: it says only that none of these offsets has a record any more. If `raw_len` is
+    not 0, they have, of so many bytes as they are stored, but a quota of the reader leaves them out.
     """
 
     base: int

@@ -11,9 +11,10 @@
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
     │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
-    │   └── BackupUnusable
+    │   ├── BackupUnusable
+    │   └── Unauthenticated, Forbidden, LeftOut
     ├── Retriable               the same call may succeed later
-    │   ├── StaleGeneration, Busy, BufferFull, DiskFull
+    │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
     │       └── ConnectionLost, ServerStopping, DeadlineExceeded
     ├── DataLoss                a range of records is gone or damaged; says which, reading may go on after it
@@ -227,6 +228,25 @@ class WriterForgotten(TransactionAborted):
     code = 214
 
 
+class Unauthenticated(Refused):
+    """Who asks is not known: no token, one that is not valid any more, or none of this log. The message says what to
+    do; it never holds the token."""
+
+    code = 220
+
+
+class Forbidden(Refused):
+    """Who asks is known and may not do this. The message names the rule that says so, or that none allows it."""
+
+    code = 221
+
+
+class LeftOut(Refused):
+    """The record was left out: its writer is over a quota of which a share is kept, and it is not of that share."""
+
+    code = 222
+
+
 class Retriable(MainstemError):
     """The same call may succeed later."""
 
@@ -265,6 +285,21 @@ class DiskFull(Retriable):
     """The disk under the log is full: nothing is appended until there is room again. Reading and trimming go on."""
 
     code = 304
+
+
+class QuotaExceeded(Retriable):
+    """What there is for one principal, or for all, is used up for now. `retry_after` is how many seconds until there is
+    more."""
+
+    code = 305
+
+    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def facts(self) -> dict[str, Any]:
+        """What crosses the wire beside the message."""
+        return {"retry_after": self.retry_after}
 
 
 class Unavailable(Retriable):
@@ -395,7 +430,7 @@ BY_CODE = _by_code()
 def from_wire(code: int, message: str, facts: dict[str, Any] | None = None) -> MainstemError:
     """The error a peer sent. An unknown code keeps its meaning as far as its range tells."""
     kind = BY_CODE.get(code)
-    if kind in (DataLoss, SchemaMismatch, StaleGeneration, UndecodedRecords):
+    if kind in (DataLoss, QuotaExceeded, SchemaMismatch, StaleGeneration, UndecodedRecords):
         return kind(message, **(facts or {}))
     if kind is None:
         kind = Retriable if 300 <= code < 400 else InternalError

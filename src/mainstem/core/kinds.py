@@ -151,7 +151,7 @@ class PathKind(Kind):
 
     name = "path"
     form = "a folder; relative to the working directory, `~` is the home folder"
-    accepts = (Path,)
+    accepts: ClassVar[tuple[type, ...]] = (Path,)
 
     def _parse_text(self, text: str) -> Path:
         if not text or "\0" in text:
@@ -161,6 +161,20 @@ class PathKind(Kind):
     def render(self, value: Any) -> str:
         text = str(value)
         return text if value.is_absolute() or text.startswith(".") else f"./{text}"
+
+
+class FileKind(PathKind):
+    """A file, or none."""
+
+    name = "file"
+    form = "a file, or `off`; relative to the working directory, `~` is the home folder"
+    accepts = (Path, type(None))
+
+    def _parse_text(self, text: str) -> Path | None:  # type: ignore[override]  # a file may be missing, a folder not
+        return None if text.lower() == "off" else super()._parse_text(text)
+
+    def render(self, value: Any) -> str:
+        return "off" if value is None else super().render(value)
 
 
 def expand_home(text: str) -> Path:
@@ -276,10 +290,10 @@ class ChoiceKind(Kind):
 
 
 class UrlKind(Kind):
-    """The address of a server as clients write it: `mainstem://host:port`."""
+    """The address of a server as clients write it: `mainstem://host:port`, with TLS `mainstems://host:port`."""
 
     name = "url"
-    form = "`mainstem://host:port`"
+    form = "`mainstem://host:port`, or `mainstems://host:port` with TLS"
     accepts = (str,)
 
     def _parse_text(self, text: str) -> str:
@@ -291,8 +305,8 @@ class UrlKind(Kind):
         if not re.fullmatch(r"[!-~]+", str(value)):
             raise ValueError("it is empty, or has a character that is not printable ASCII")
         parts = urlsplit(str(value))
-        if parts.scheme != "mainstem":
-            raise ValueError("it does not begin with mainstem://")
+        if parts.scheme not in ("mainstem", "mainstems"):
+            raise ValueError("it begins neither with mainstem:// nor with mainstems://")
         if parts.username is not None or parts.password is not None:
             raise ValueError("it carries a user or password, which would show up in logs")
         _check_url_place(parts)

@@ -175,6 +175,19 @@ ROW_FIELDS: Final = (
 )
 
 
+# What every record has beside its row, as columns of a user's table.
+METADATA_FIELDS: Final = {
+    "_shard": pa.int32(),
+    "_offset": pa.int64(),
+    **{field.name: field.type for field in (ROW_TIMESTAMP, ROW_KEY, ROW_HEADERS)},
+}
+
+
+def shape_of_columns(schema: pa.Schema) -> Shape:
+    """The shape of a message of these columns, whatever layout they are."""
+    return _make_shape(0, schema)
+
+
 @kept(lambda layout, schema: size_of(schema))
 def _row_shape(layout: int, schema: Schema) -> Shape:
     # Without the metadata of the fields: what is only for people and for promotion is no part of a batch.

@@ -168,6 +168,30 @@ READ_ENTRIES_MAX: Final = 256
 # One record in the form that a reader wants it in, which may be larger than the one it was written in.
 READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 
+# HTTP. The head of a request, which may carry a cursor, and how long it may take to come.
+HTTP_HEAD_BYTES_MAX: Final = 64 * KIB
+HTTP_HEAD_SECONDS_MAX: Final = 10
+# A body once it is decompressed: its rows are written together, so all of them are in memory at once.
+HTTP_BODY_BYTES_MAX: Final = 32 * MIB
+# So much of each body is always taken, the rest of all of them shares one budget.
+HTTP_BODY_SHARE_BYTES: Final = 64 * KIB
+HTTP_BODIES_BYTES_MAX: Final = 256 * MIB
+# What of a body may have come that nobody has taken yet; of one that is large already, and is counted for it.
+HTTP_BODY_AHEAD_BYTES: Final = 64 * KIB
+HTTP_LARGE_BODY_AHEAD_BYTES: Final = 256 * KIB
+# Bodies of administration: the largest has a schema.
+HTTP_CALL_BYTES_MAX: Final = 2 * MIB
+# An answer that says where it ends before it begins is held in memory.
+HTTP_PAGE_BYTES_MAX: Final = 8 * MIB
+# What is made at once of an answer of any length, about, and how long its reader may take none of it.
+HTTP_PIECE_BYTES: Final = 512 * KIB
+# What all answers under way may hold; beyond it they are made in small pieces, and keep nothing between two of them.
+HTTP_ANSWERS_BYTES_MAX: Final = 64 * MIB
+HTTP_PIECE_BYTES_MIN: Final = 32 * KIB
+HTTP_SEND_SECONDS_MAX: Final = 60
+# Tails of wider streams would say as many offsets with every record.
+HTTP_TAIL_SHARDS_MAX: Final = 1_024
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 # One group of readers: its members, and how many shards change hands, or cursors move, in one step of the ledger.
 GROUPS_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 1_000
@@ -197,6 +221,16 @@ TRANSACTION_REMEMBERED_US_MAX: Final = 24 * 3600 * 1_000_000
 TRANSACTIONS_REMEMBERED_MAX: Final = 1_000_000
 # Names of writers in use at a time.
 WRITERS_MAX: Final = 10_000
+
+# Who may do what. A name of a principal may be the subject of a certificate.
+PRINCIPAL_NAME_CHARS_MAX: Final = 128
+# Tokens, rules and quotas of a log, together: all are in the memory of whoever serves it.
+ACCESS_ROWS_MAX: Final = 20_000
+ACCESS_ROW_BYTES_MAX: Final = 8 * KIB
+# What a token may be restricted to, and the rules that may come with it.
+SCOPES_PER_TOKEN_MAX: Final = 16
+# Until a client is known it may make us hold this much, its messages and ours together.
+CONNECTION_BYTES_MAX_BEFORE_HELLO: Final = 64 * KIB
 
 CURSOR_TEXT_CHARS_MAX: Final = 128 * KIB
 # A stream says of so many restores where its shards ended in the backup. Cursors that are older are refused.
@@ -236,6 +270,12 @@ assert (
     + 4 * KIB
     < MESSAGE_HEADER_BYTES_MAX
 )
+# The rows of a body are one flush, whatever they become; and a few bodies do not use up what all share.
+assert HTTP_BODY_BYTES_MAX <= PENDING_BYTES_MAX // 2
+assert 4 * HTTP_BODY_BYTES_MAX <= HTTP_BODIES_BYTES_MAX
+assert SCHEMA_BYTES_MAX < HTTP_CALL_BYTES_MAX
+# The cursor of the widest stream that can be followed fits into the head of the request that goes on.
+assert 20 * HTTP_TAIL_SHARDS_MAX + 1 * KIB < HTTP_HEAD_BYTES_MAX
 # A change of owners is a command: of each shard, two ids and a number.
 assert 32 * GROUP_CHANGE_UNITS_MAX <= COMMAND_BYTES_MAX
 # A commit is a command too: of each staged batch ten numbers, its summary if there is room, and cursors.

@@ -46,6 +46,8 @@ _LONE_SIZES: Final = 4_096
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _METADATA_V5: Final = 4
+_SCHEMA: Final = 1
+_DICTIONARY: Final = 2
 _RECORD_BATCH: Final = 3
 
 
@@ -60,6 +62,44 @@ def inspect(message: pa.Buffer, shape: Shape, codec_id: int | None, count: int) 
     sizes = spans[1::2] if codec_id is None else _claimed(message, body_at, spans)
     _inspect_nodes(shape, count, numbers, sizes)
     return int(message.size) if codec_id is None else body_at + sum(sizes)
+
+
+class Peeked(NamedTuple):
+    """What a message says that it is; nothing of it is checked."""
+
+    kind: int
+    body_len: int
+    rows: int
+    codec_id: int | None
+
+    @property
+    def is_schema(self) -> bool:
+        return self.kind == _SCHEMA
+
+    @property
+    def is_dictionary(self) -> bool:
+        return self.kind == _DICTIONARY
+
+    @property
+    def is_batch(self) -> bool:
+        return self.kind == _RECORD_BATCH
+
+
+def peek(metadata: bytes) -> Peeked:
+    """What the metadata of a message of a stream says. Raises as `inspect` does."""
+    version, kind_at, header, length, _ = _fields(metadata, _U32.unpack_from(metadata)[0])
+    if not (version and kind_at and header):
+        raise InvalidPayload("a message of the Arrow stream says nothing")
+    kind = metadata[kind_at] if kind_at < len(metadata) else -1
+    body_len = _I64.unpack_from(metadata, length)[0] if length else 0
+    if kind != _RECORD_BATCH:
+        return Peeked(kind, body_len, 0, None)
+    count, _, _, compression, _ = _fields(metadata, header + _U32.unpack_from(metadata, header)[0])
+    codec_id: int | None = None
+    if compression:
+        codec, _, *_ = _fields(metadata, compression + _U32.unpack_from(metadata, compression)[0])
+        codec_id = metadata[codec] if codec else 0
+    return Peeked(kind, body_len, _I64.unpack_from(metadata, count)[0] if count else 0, codec_id)
 
 
 class Located(NamedTuple):

@@ -11,6 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from mainstem.access.acts import details_of, is_act, name_of
+from mainstem.access.administration import AccessAdministration
+from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
+from mainstem.access.audit import Audit
+from mainstem.access.policy import AUDIT_STREAM
+from mainstem.access.principal import ANONYMOUS
 from mainstem.consume.feed import Feed
 from mainstem.consume.selections import Selections
 from mainstem.core.batch import Batch
@@ -35,6 +41,7 @@ from mainstem.hub.folder_watch import FolderWatch
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.local_subscription import LocalSubscription
+from mainstem.log.access_rows import AccessRows, ReadRows
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -46,10 +53,12 @@ from mainstem.log.folder import Folder
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.own_stream import OwnStream
 from mainstem.log.reader import LogReader
 from mainstem.log.transactions import Writer
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
+from mainstem.transport.guarding import AccessCall, ExplainAccessCall, ListAccessCall
 from mainstem.transport.port import (
     Answer,
     Answered,
@@ -81,6 +90,7 @@ class LogPort:
 
     record_bytes_max = RECORD_BYTES_MAX
     checks_values = False
+    write_share = 1.0
 
     def __init__(
         self,
@@ -102,6 +112,10 @@ class LogPort:
         self._administration = Administration(
             self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
         )
+        # Whoever has the folder has the data, so nobody is asked who they are here; what a server will ask can be set.
+        self._access = AccessAdministration(AccessRows(self.log), self.log.clock)
+        self._audit = Audit(self.log.clock)
+        self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US)
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
@@ -120,11 +134,19 @@ class LogPort:
         if isinstance(call, MembershipCall | CommitCall):
             return self._ask_and_wait(call, timeout)
         with SHORT_TURNS, DeferredInterrupt():
-            answer = self._coordinator.call(call) if isinstance(call, GroupCall) else self._administration.handle(call)
+            answer = self._carry_out(call)
+            if is_act(call, is_guarded=self._access.is_guarded):
+                record = self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call))
+                self._audit_stream.append([record.value], [record.key])
         if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:
             for subscription in self._subscriptions.get(row.id, ()):
                 subscription.read_again()
         return answer
+
+    def _carry_out(self, call: Call) -> Answer:
+        if isinstance(call, AccessCall):
+            return self._access.handle(call)
+        return self._coordinator.call(call) if isinstance(call, GroupCall) else self._administration.handle(call)
 
     def ask(self, call: Call, timeout: float, done: Answered) -> None:
         self.check_usable()
@@ -208,14 +230,18 @@ class LogPort:
 
     def _described(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches, those that are large enough with statistics: a server's gateway does the same."""
-        return [self._with_statistics(batch) if is_worth_statistics(batch.header) else batch for batch in batches]
+        return [
+            self._with_statistics(batch) if is_worth_statistics(batch.header) else Batch(batch.header, batch.payload)
+            for batch in batches
+        ]
 
     def _with_statistics(self, batch: Batch) -> Batch:
         row = self.log.ledger.load_stream(batch.header.stream)
         # If the stream is gone, or never had this schema, the log says so when it gets the batch.
         with contextlib.suppress(InvalidSchema):
-            return batch if row is None else Contents.of(row, self.log.schema).described(batch)
-        return batch
+            if row is not None:
+                return Contents.of(row, self.log.schema).described(batch)
+        return Batch(batch.header, batch.payload)
 
     def _submit_deferred(self) -> None:
         """Hand over in order what the log takes; the rest waits until it has room."""
@@ -408,6 +434,7 @@ class FolderPort:
 
     record_bytes_max = RECORD_BYTES_MAX
     checks_values = False
+    write_share = 1.0
 
     def __init__(self, path: Path) -> None:
         folder = Folder(path, LocalDisk())
@@ -437,7 +464,11 @@ class FolderPort:
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         self.check_usable()
-        answer = self._lookup.handle(checked(call))
+        call = checked(call)
+        if isinstance(call, ListAccessCall | ExplainAccessCall):
+            answer = AccessAdministration(ReadRows(self._ledger)).handle(call)
+        else:
+            answer = self._lookup.handle(call)
         self._check_epoch()
         if isinstance(call, StatisticsCall):
             counters = {**folder_figures(self._folder, self._ledger), **answer.counters}

@@ -27,6 +27,7 @@ from mainstem.core.matching import names_before
 from mainstem.core.names import check_group_name
 from mainstem.core.schema import Schema
 from mainstem.core.times import to_us
+from mainstem.hub.access import Access
 from mainstem.hub.groups import Groups
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
@@ -34,6 +35,7 @@ from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
 from mainstem.produce.transaction import Transaction, Writings
 from mainstem.registry.forms import as_schema
+from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import (
     AlterStreamCall,
     CreateStreamCall,
@@ -272,6 +274,7 @@ class Hub:
         self._port = port
         self._where = where
         self.streams = Streams(port)
+        self.access = Access(port)
         self.groups = Groups(port)
         self._writings = Writings(port)
         # Names under which this hub writes transactions, and the epoch of each.
@@ -562,8 +565,8 @@ def open_folder(path: object, *, read_only: bool | None = None, auto_create: boo
         return Hub(FolderPort(folder), f"{folder} (read only: it is being written already)")
 
 
-def connect_to(url: str, *, timeout: float) -> Hub:
+def connect_to(url: str, *, timeout: float, credentials: Credentials | None = None) -> Hub:
     """See mainstem.connect."""
     from mainstem.hub.remote import RemotePort
 
-    return Hub(RemotePort(url, timeout), url)
+    return Hub(RemotePort(url, timeout, credentials=credentials), url)

@@ -7,22 +7,32 @@ business of whoever made it.
 import asyncio
 import contextlib
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mainstem.core.clock import Clock
-from mainstem.core.errors import ConnectionLost, InvalidRequest, InvalidSetting, MainstemError, ProtocolError
+from mainstem.core.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    InvalidSetting,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+)
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.credentials import Credentials
 from mainstem.transport.retry import Backoff, GiveUp, RetryPolicy
 from mainstem.transport.wire import VERSION, VERSION_MIN, Hello, Kind, Message, Welcome, pack
 
 logger = logging.getLogger("mainstem.hub")
 
 _PORT_DEFAULT: Final = 7070
+TLS_SCHEME: Final = "mainstems"
 _TICK_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5.0
 # Reconnecting never gives up by itself: what waits has deadlines of its own.
@@ -42,8 +52,14 @@ class Link:
         *,
         on_tick: Callable[[float], None],
         linger_seconds: float,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, self._port = address
+        self._credentials = credentials or Credentials(environ={})
+        self._tls = tls
+        # What is said in the greeting, read anew for every connection.
+        self._token = ""
         self.where = f"{self._host}:{self._port}"
         self._loop = loop
         self._clock = clock
@@ -64,6 +80,8 @@ class Link:
         self._heartbeat = 5.0
         self._idle_timeout = 15.0
         self._was_welcomed = False
+        # For how many seconds the server does not want to see us.
+        self._sent_away = 0.0
         self.stopping = asyncio.Event()
         self._lost = asyncio.Event()
 
@@ -103,9 +121,17 @@ class Link:
         return is_restored
 
     def refuse(self, error: MainstemError) -> None:
-        """The server does not want us."""
-        logger.warning(Event("server refuses the connection", server=self.where, reason=error))
-        if not self._log_uuid:
+        """The server does not want us, or not yet."""
+        if isinstance(error, QuotaExceeded) and error.retry_after:
+            self._sent_away = error.retry_after
+            if not self._log_uuid:
+                # Whoever waits for the hub waits on, if it has the time.
+                self.first_error = error
+                return
+        if self._log_uuid:
+            logger.warning(Event("server refuses the connection", server=self.where, reason=error))
+        else:
+            # Whoever wanted the hub is told.
             self.first_error = error
             self.welcomed.set()
 
@@ -127,14 +153,26 @@ class Link:
             if not self.stopping.is_set():
                 delay = Backoff(_RECONNECT, RANDOMNESS).next_delay(min(attempt, 20))
                 assert not isinstance(delay, GiveUp)
+                if self._sent_away:
+                    # When it said, and a little later, each by another little.
+                    delay, self._sent_away = self._sent_away + min(delay, 0.1), 0.0
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.stopping.wait(), delay)
 
     async def _connect(self, scratch: bytearray) -> bool:
         self._was_welcomed = False
         try:
+            self._token = self._credentials.token()
             async with asyncio.timeout(_CONNECT_SECONDS):
-                await self._loop.create_connection(lambda: self._new_connection(scratch), self._host, self._port)
+                await self._loop.create_connection(
+                    lambda: self._new_connection(scratch), self._host, self._port, ssl=self._tls
+                )
+        except InvalidSetting as error:
+            self.refuse(error)
+            return False
+        except ssl.SSLCertVerificationError as error:
+            self.refuse(InvalidSetting(_not_trusted(self.where, error)))
+            return False
         except (OSError, TimeoutError) as error:
             self.first_error = self.first_error if self._log_uuid else ConnectionLost(_reason(error))
             return False
@@ -151,7 +189,7 @@ class Link:
 
     def _on_open(self, connection: FramedConnection) -> None:
         self.connection = connection
-        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name())))
+        connection.send(pack(Kind.HELLO, 0, Hello(VERSION_MIN, VERSION, program_name(), self._token)))
 
     def _on_lost(self, error: BaseException | None) -> None:
         if self.is_ready and not self.stopping.is_set():
@@ -186,12 +224,21 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
 
 
+def _not_trusted(where: str, error: ssl.SSLCertVerificationError) -> str:
+    return (
+        f"{where} shows a certificate that is not trusted: {error.verify_message}; give the authority that signed it: "
+        "ca=, --tls-ca FILE, or MAINSTEM_TLS_CA"
+    )
+
+
 def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS: {error.reason or error}"
     return "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Host and port of mainstem://host:port; InvalidSetting if it is none."""
+    """Host and port of mainstem://host:port or mainstems://host:port; InvalidSetting if it is none."""
     if not isinstance(url, str):
         raise InvalidSetting(f"an address is text like mainstem://host:port, not {type(url).__name__}")
     try:
@@ -200,6 +247,7 @@ def address_of(url: str) -> tuple[str, int]:
         (host or "").encode("idna")
     except ValueError as error:
         raise InvalidSetting(f"{url!r} is not an address: {error}; expected mainstem://host:port") from None
-    if parts.scheme != "mainstem" or not host or parts.path not in ("", "/") or parts.query or parts.username:
+    is_ours = parts.scheme in ("mainstem", TLS_SCHEME)
+    if not is_ours or not host or parts.path not in ("", "/") or parts.query or parts.username:
         raise InvalidSetting(f"{url!r} is not an address; expected mainstem://host:port")
     return host, port or _PORT_DEFAULT

@@ -33,6 +33,8 @@ from mainstem.core.errors import (
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    QuotaExceeded,
+    Unauthenticated,
     UnknownStream,
 )
 from mainstem.core.events import Event
@@ -40,7 +42,7 @@ from mainstem.core.identity import RANDOMNESS
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import RECORD_BYTES_MAX
 from mainstem.core.schema import Schema
-from mainstem.hub.link import Link, address_of
+from mainstem.hub.link import TLS_SCHEME, Link, address_of
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.requests import (
     GATHER_BYTES,
@@ -57,6 +59,7 @@ from mainstem.hub.requests import (
 from mainstem.hub.stall import Stall
 from mainstem.hub.subscription import RemoteSubscription
 from mainstem.transport import retry
+from mainstem.transport.credentials import Credentials
 from mainstem.transport.loop import new_loop
 from mainstem.transport.port import (
     Answer,
@@ -73,7 +76,7 @@ from mainstem.transport.port import (
 )
 from mainstem.transport.retry import Attempt, RetryPolicy, RetryRatio
 from mainstem.transport.sharing import CommitTransactionCall, Staging
-from mainstem.transport.wire import Append, Credit, Kind, Message, Welcome, error_from, pack
+from mainstem.transport.wire import Append, Credit, Kind, Message, Share, Welcome, error_from, pack
 
 logger = logging.getLogger("mainstem.hub")
 
@@ -91,16 +94,34 @@ _CALL = RetryPolicy(attempt_timeout=10.0, deadline=30.0, attempts_max=None, cap=
 class RemotePort:
     """The hub's side of a server. Any thread may call; the fields below the line belong to the I/O thread."""
 
-    def __init__(self, url: str, timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, url: str, timeout: float, clock: Clock = SYSTEM_CLOCK, credentials: Credentials | None = None
+    ) -> None:
         address = address_of(url)
+        credentials = credentials or Credentials()
+        is_tls = url.lower().startswith(f"{TLS_SCHEME}:")
+        if not is_tls:
+            credentials.require_private(address[0])
+        # Before anything is begun: what is wrong with them is said at once.
+        credentials.token()
+        tls = credentials.context() if is_tls else None
         self._clock = clock
         # What the server said when it was greeted last.
         self.record_bytes_max = RECORD_BYTES_MAX
         self.checks_values = True
+        # Which share of its records it wants.
+        self.write_share = 1.0
         self._liveness = Liveness("hub", self._forget_thread)
         self._loop = new_loop()
         self._link = Link(
-            address, self._loop, clock, self._on_message, on_tick=self._expire, linger_seconds=_LINGER_SECONDS
+            address,
+            self._loop,
+            clock,
+            self._on_message,
+            on_tick=self._expire,
+            linger_seconds=_LINGER_SECONDS,
+            credentials=credentials,
+            tls=tls,
         )
         self._where = self._link.where
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="mainstem-io", daemon=True)
@@ -135,6 +156,8 @@ class RemotePort:
             raise error
         if isinstance(error, Busy):
             raise Busy(f"{self._where}: {error}")
+        if isinstance(error, QuotaExceeded):
+            raise QuotaExceeded(f"{self._where}: {error}", retry_after=error.retry_after)
         reason = f" ({error})" if error is not None else ""
         raise ConnectionLost(
             f"no Mainstem server answered at {self._where} within {timeout:g} s{reason}; start one with: mainstem serve"
@@ -381,6 +404,8 @@ class RemotePort:
                 self._on_error(message.id, error_from(message.header))
             case Kind.WELCOME:
                 self._on_welcome(message.header)
+            case Kind.SHARE:
+                self._on_share(message.header)
             case Kind.GOODBYE:
                 logger.info(Event("server says goodbye", server=self._where, reason=message.header.reason))
             case _:
@@ -394,7 +419,7 @@ class RemotePort:
             raise
         if is_restored:
             self._schemas.clear()
-        self.record_bytes_max = welcome.record_bytes_max
+        self.record_bytes_max, self.write_share = welcome.record_bytes_max, 1.0
         for id_, request in list(self._requests.items()):
             if isinstance(request, AppendRequest) and self._stall.refusal is not None:
                 request.is_under_way = False
@@ -404,6 +429,14 @@ class RemotePort:
         for subscription in list(self._subscriptions.values()):
             self._add_subscription(subscription)
         self._link.welcomed.set()
+
+    def _on_share(self, header: Share) -> None:
+        if header.share < 1.0 <= self.write_share:
+            logger.warning(Event("over the quota: of what is written a share is kept", share=header.share))
+        elif header.share >= 1.0 > self.write_share:
+            logger.warning(Event("within the quota again: all that is written is kept"))
+        self.write_share = header.share
+        self._send(pack(Kind.SHARE, 0, header))
 
     def _on_error(self, id_: int, error: MainstemError) -> None:
         subscription = self._subscriptions.get(id_)
@@ -415,6 +448,9 @@ class RemotePort:
         elif id_ in self._requests:
             self._forget(id_).fail(error)
         elif id_ == 0:
+            if isinstance(error, Unauthenticated):
+                # To wait would not help; what is asked later may, if the token is another one by then.
+                self._fail_all(error)
             self._link.refuse(error)
 
     def _begin(self, request: Request) -> None:

@@ -110,8 +110,10 @@ class Contents(NamedTuple):
         """The batch with its statistics, if it is worth them."""
         header = batch.header
         if not is_worth_statistics(header):
-            return batch
-        columns = self._described_columns(header, batch.payload)
+            return Batch(header, batch.payload)
+        columns = batch.columns
+        if columns is None:
+            columns = self._described_columns(header, batch.payload)
         table = self.pieces(header, batch.payload)
         return Batch(self.with_statistics(header, columns, pieces=table), batch.payload)
 

@@ -183,6 +183,13 @@ class ForgetStream(msgspec.Struct, frozen=True, tag="forget_stream"):
     stream: int
 
 
+class ChangeAccess(msgspec.Struct, frozen=True, tag="access"):
+    """Rows that say who may do what: kind, name and value of each; without a value the row goes. The log keeps them and
+    does not know what they mean."""
+
+    rows: tuple[tuple[str, str, bytes], ...]
+
+
 class BeginEpoch(msgspec.Struct, frozen=True, tag="begin_epoch"):
     """The log was restored from a backup: what was written after that is not in it, and what comes now is other."""
 
@@ -338,6 +345,7 @@ Command = (
     | OpenWriter
     | CommitTransaction
     | ForgetTransactions
+    | ChangeAccess
 )
 
 

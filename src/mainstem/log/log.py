@@ -196,6 +196,11 @@ class Log:
                 if not self.space.release_ballast():
                     raise _no_room_to_start(folder.path) from error
 
+    @property
+    def applier(self) -> Applier:
+        """The rows of streams, shards and access as they are in memory."""
+        return self._applier
+
     # Writing.
 
     def append(self, batches: Sequence[Batch], done: Callable[[Outcomes | MainstemError], None]) -> None:
@@ -420,6 +425,7 @@ class _LiveLedger:
         self._entries = entries
         self.load_schema = schemas.find
         self.load_versions = entries.load_versions
+        self.load_producer = entries.load_producer
         self.load_moments = entries.load_moments
         self.newest_moment = entries.newest_moment
         self._epoch = epoch
@@ -439,6 +445,7 @@ class _LiveLedger:
         self._restored = entries.restored()
         # For each batch that comes: every call counts.
         self.load_stream = applier.stream
+        self.load_access = applier.access_rows
         self._missing: dict[ShardKey, _Missing] = {}
 
     def epoch(self) -> int:

@@ -124,6 +124,8 @@ class _Transaction:
     # How many of them are under way.
     under_way: int = 0
     blocks: set[int] = field(default_factory=set)
+    # The streams that it was tried to write to.
+    streams: set[int] = field(default_factory=set)
     batches: int = 0
     bytes: int = 0
     commit: _Commit | None = None
@@ -220,6 +222,7 @@ class Transactions:
         if index == len(opened.stagings):
             size = sum(batch.header.stored_len + len(batch.header.statistics) for batch in staged)
             opened.stagings.append(_Staging(len(staged), size))
+            opened.streams.update([batch.header.stream for batch in staged])
         staging = opened.stagings[index]
         if staging.batches != len(staged):
             raise InvalidRequest(f"staging {index} of transaction {opened.id:x} came again, with other batches")
@@ -429,6 +432,12 @@ class Transactions:
             floor = min((staging.floor for staging in self._under_way), default=None)
             held = {block for opened in self._open.values() for block in opened.blocks}
             return {block for block in blocks if block in held or (floor is not None and block >= floor)}
+
+    def streams(self, transaction: int) -> frozenset[int]:
+        """The streams that an open transaction writes to."""
+        with self._lock:
+            opened = self._open.get(transaction)
+            return frozenset() if opened is None else frozenset(opened.streams)
 
     def listing(self) -> list[OpenTransaction]:
         """What is open, the oldest first."""

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mainstem.core import callbacks, layouts, payload, placement
+from mainstem.core import callbacks, layouts, payload, placement, sampling
 from mainstem.core.batch import Batch
-from mainstem.core.errors import DeadlineExceeded, InvalidRequest, MainstemError
+from mainstem.core.errors import DeadlineExceeded, InvalidRequest, LeftOut, MainstemError
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
 from mainstem.produce.admission import check_atomic
@@ -49,6 +49,7 @@ class Chunk:
         "headers",
         "is_sealed",
         "is_told",
+        "kept",
         "keys",
         "owner",
         "owner_of_bytes",
@@ -58,6 +59,7 @@ class Chunk:
         "rank",
         "rows",
         "shard_of",
+        "share",
         "source",
         "stream",
         "times",
@@ -99,6 +101,9 @@ class Chunk:
         self.atomic_in: int | None = None
         self.shard_of: npt.NDArray[np.uint32] | int = 0
         self.rank: npt.NDArray[np.uint32] | None = None
+        # If a quota leaves some of it out: the share that is kept, and the place of each among those, -1 if it is none.
+        self.share = 1.0
+        self.kept: npt.NDArray[np.int64] | None = None
         # How many batches it was sent as, one for each shard, and where those that were taken begin.
         self.parts = 0
         self.bases: dict[int, int] = {}
@@ -150,6 +155,16 @@ class Chunk:
             # The owner may be between its two appends.
             self.count = min(len(self.values), len(self.keys))
 
+    def leave_out(self, share: float, source: int, first: int) -> int:
+        """Keep a share of the records, which have numbers from `first` on at their source; how many are left out. What
+        must be whole, or was encoded before, stays as it is."""
+        if self.atomic_in is not None or self.source is not None or self.kept is not None:
+            return 0
+        is_kept = sampling.kept(self.count, share, source, first)
+        self.share = share
+        self.kept = np.where(is_kept, np.cumsum(is_kept) - 1, -1)
+        return self.count - int(np.count_nonzero(is_kept))
+
     def encode(self, sticky: int, compression: str | None) -> list[Batch]:
         """The chunk as batches, one per shard it touches; producer and sequence are still to be filled in."""
         if self.ahead is not None:
@@ -168,6 +183,8 @@ class Chunk:
             self.shard_of = shard = self.chosen if isinstance(self.chosen, int) else sticky % self.stream.shards
             return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
+        if self.kept is not None:
+            batch, keys = self._sampled(batch, keys, self.kept)
         self.source = batch
         return self._split(batch, keys, sticky, compression)
 
@@ -175,6 +192,15 @@ class Chunk:
         """Do now what `encode` would do, which then only hands it over, if the stream is still cut into its shards as
         it was."""
         self.ahead = (self.stream.generation, self.encode(sticky, compression))
+
+    def _sampled(
+        self, batch: pa.RecordBatch, keys: pa.BinaryArray | None, kept: npt.NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, pa.BinaryArray | None]:
+        places = pa.array(np.flatnonzero(kept >= 0))
+        if isinstance(self.chosen, list):
+            self.chosen = [self.chosen[place] for place in places.to_pylist()]
+        batch = sampling.with_share(batch.take(places), self.share, is_rows=self.rows is not None)
+        return batch, None if keys is None else keys.take(places)
 
     def _encode_again(self, sticky: int, compression: str | None) -> list[Batch]:
         """The same records for other shards."""
@@ -196,6 +222,8 @@ class Chunk:
     def _split(
         self, batch: pa.RecordBatch, keys: pa.BinaryArray | None, sticky: int, compression: str | None
     ) -> list[Batch]:
+        if not batch.num_rows:
+            return []
         shards = self.stream.shards
         sticky = (sticky if self.pinned is None else self.pinned) % shards
         self.rank = None
@@ -210,7 +238,7 @@ class Chunk:
             self.shard_of = self._placed(keys if keys is not None else pa.nulls(batch.num_rows, pa.binary()), sticky)
             found = placement.split(batch, self.shard_of, shards)
             self.rank, pieces = found.rank, found.pieces
-        return [self._encode_piece(shard, piece, compression) for shard, piece in pieces]
+        return [self._encode_piece(shard, piece, compression, is_source=piece is batch) for shard, piece in pieces]
 
     def _placed(self, keys: pa.BinaryArray, sticky: int) -> npt.NDArray[np.uint32]:
         """The shard of each record: the one that was asked for, else that of its key."""
@@ -222,7 +250,7 @@ class Chunk:
 
     def _encode_few(self, compression: str | None) -> Encoded | None:
         """A few plain records of one shard, which take the short way; None for all others."""
-        if self.rows is not None or self.batch is not None or self.pinned is not None:
+        if self.rows is not None or self.batch is not None or self.pinned is not None or self.kept is not None:
             return None
         if self.headers is not None or self.times is not None or isinstance(self.chosen, list):
             return None
@@ -254,14 +282,14 @@ class Chunk:
         """Whether the keys may decide the shards of its records."""
         return self.stream.shards > 1 and not isinstance(self.chosen, int)
 
-    def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None) -> Batch:
+    def _encode_piece(self, shard: int, piece: pa.RecordBatch, compression: str | None, *, is_source: bool) -> Batch:
         schema = None if self.rows is None else self.rows.schema
         encoded = payload.encode(piece, compression, schema)
         times = payload.time_range(piece) if schema is None else payload.row_time_range(piece)
         low, high = times or (self.created_us, self.created_us)
-        return self._with_header(shard, encoded, low, high)
+        return self._with_header(shard, encoded, low, high, piece if is_source else None)
 
-    def _with_header(self, shard: int, encoded: Encoded, low: int, high: int) -> Batch:
+    def _with_header(self, shard: int, encoded: Encoded, low: int, high: int, columns: Any = None) -> Batch:
         header = encoded.header(
             stream=self.stream.id,
             shard=shard,
@@ -270,13 +298,23 @@ class Chunk:
             time_low=low,
             time_high=high,
         )
-        return Batch(header, encoded.payload)
+        return Batch(header, encoded.payload, columns)
+
+    def left_out(self, index: int) -> LeftOut | None:
+        """Why the record was not sent, if it was not."""
+        if self.kept is None or self.kept[index] >= 0:
+            return None
+        return LeftOut(f"over the quota: a share of {self.share:.3g} is kept, and this record is not of it")
 
     def placed(self, index: int) -> Placed:
         """(shard, offset) of a record, once acknowledged."""
         if self.error is not None:
             self.is_told = True
             raise self.error
+        if (left_out := self.left_out(index)) is not None:
+            raise left_out
+        if self.kept is not None:
+            index = int(self.kept[index])
         if not self.bases:
             raise _no_place()
         if isinstance(self.shard_of, int):
@@ -403,7 +441,7 @@ class Ack(msgspec.Struct, gc=False):
         """What went wrong, or None if the record is durable."""
         _wait(self.chunk.parcel, timeout)
         self.chunk.is_told = True
-        return self.chunk.error
+        return self.chunk.error or self.chunk.left_out(self.index)
 
     def add_done_callback(self, call: Callable[["Ack"], None]) -> None:
         """Call `call(self)` when the outcome is known, from a thread of the hub; at once if it is known.
@@ -418,6 +456,8 @@ class Ack(msgspec.Struct, gc=False):
             return f"<Ack {self.stream}: under way>"
         if self.chunk.error is not None:
             return f"<Ack {self.stream}: {type(self.chunk.error).__name__}>"
+        if self.chunk.left_out(self.index) is not None:
+            return f"<Ack {self.stream}: LeftOut>"
         if not self.chunk.bases:
             return f"<Ack {self.stream}: sent>"
         shard, offset = self.chunk.placed(self.index)
@@ -453,7 +493,7 @@ class BatchAck(msgspec.Struct, gc=False):
             if chunk.error is not None:
                 chunk.is_told = True
                 raise chunk.error
-            if not chunk.bases:
+            if not chunk.bases and chunk.kept is None:
                 raise _no_place()
             runs += [(shard, base, _count_in(chunk, shard)) for shard, base in sorted(chunk.bases.items())]
         return runs
@@ -468,7 +508,7 @@ class BatchAck(msgspec.Struct, gc=False):
 
 def _count_in(chunk: Chunk, shard: int) -> int:
     if isinstance(chunk.shard_of, int):
-        return chunk.count
+        return chunk.count if chunk.kept is None else int(np.count_nonzero(chunk.kept >= 0))
     return int(np.count_nonzero(chunk.shard_of == shard))
 
 

@@ -66,6 +66,10 @@ class Intake:
                 raise
             # Rows are counted from the first of the table.
             raise SchemaMismatch(f"{error}, counted from row {self.sent} of the input", path=error.path) from None
+        self.note(chunks)
+
+    def note(self, chunks: Iterable[Chunk]) -> None:
+        """Count what was sent as tables."""
         for chunk in chunks:
             self._note(chunk, chunk.count)
 

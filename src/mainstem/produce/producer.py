@@ -78,14 +78,17 @@ class Producer:
     acknowledged when the process ends is gone.
     """
 
-    def __init__(self, port: Port, options: ProducerOptions, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, port: Port, options: ProducerOptions, clock: Clock = SYSTEM_CLOCK, *, first_shard: int = 0
+    ) -> None:
+        """Records without a key are spread over the shards, beginning after `first_shard`."""
         options.check()
         self._port = port
         self._options = options
         self._clock = clock
         self._streams = KnownStreams(port, options, clock)
         # Its lock also guards what is here.
-        self._shipping = Shipping(port, options, clock, self._streams, self._roll)
+        self._shipping = Shipping(port, options, clock, self._streams, self._roll, first_shard)
         # What is being filled: the parcel, and in it the newest chunk of each stream.
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}
@@ -101,6 +104,11 @@ class Producer:
     def dropped(self) -> int:
         """How many records were dropped unsent: only with acks="none"."""
         return self._shipping.dropped
+
+    @property
+    def left_out(self) -> int:
+        """How many records were left out because their writer is over its quota, of which a share is kept."""
+        return self._shipping.left_out
 
     # Sending.
 

@@ -138,7 +138,7 @@ def ndjson(blocks: Iterable[bytes], key_field: str | None = None) -> Iterator[Ro
         if not line.strip():
             continue
         with place(f"line {number}"):
-            row = _decode_row(line)
+            row = decode_row(line)
             to_row = to_row or _row_maker(row.keys(), key_field)
             yield to_row(row, line.strip())
 
@@ -250,7 +250,13 @@ class place:  # noqa: N801  # reads as a statement
             raise InvalidRecord(f"{self._where}: {error}") from None
 
 
-def _decode_row(line: bytes) -> Mapping[str, Any]:
+def maker_of(line: bytes) -> Callable[[Mapping[str, Any], bytes], Row]:
+    """What makes records of rows like this line of JSON."""
+    return _row_maker(decode_row(line).keys(), None)
+
+
+def decode_row(line: bytes) -> Mapping[str, Any]:
+    """The row in a line of JSON."""
     try:
         row = _decode_json(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -295,7 +301,7 @@ def without_mark(line: bytes) -> bytes:
 def key_in(number: int, line: bytes, field: str) -> str | bytes | None:
     """The key of a row that is a line of JSON."""
     with place(f"line {number}"):
-        return key_of(_decode_row(line), field)
+        return key_of(decode_row(line), field)
 
 
 def key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:

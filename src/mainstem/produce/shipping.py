@@ -48,7 +48,13 @@ class Shipping:
     """
 
     def __init__(
-        self, port: Port, options: ProducerOptions, clock: Clock, streams: KnownStreams, roll: Callable[[], None]
+        self,
+        port: Port,
+        options: ProducerOptions,
+        clock: Clock,
+        streams: KnownStreams,
+        roll: Callable[[], None],
+        first_shard: int = 0,
     ) -> None:
         self._port = port
         self._options = options
@@ -66,7 +72,8 @@ class Shipping:
         self._rolled: deque[Parcel] = deque()
         self._buffered = 0
         self._in_flight = 0
-        self._sticky = 0
+        # Records without a key go to one shard after the other, a parcel each.
+        self._sticky = first_shard
         self._reset_wanted = False
         # Why the numbers of this epoch are void, once a batch has failed for good.
         self._void: MainstemError | None = None
@@ -77,6 +84,9 @@ class Shipping:
         # Chunks that failed since the last flush, which raises the first error that nobody has asked for.
         self._failed: deque[Chunk] = deque(maxlen=_FAILED_MAX)
         self.dropped = 0
+        # Records that a quota left out, of so many that were looked at.
+        self.left_out = 0
+        self._looked_at = 0
         # Parcels in flight, and those that came back, oldest first.
         self._waiting: list[Parcel] = []
         self._returns = Returns()
@@ -95,8 +105,9 @@ class Shipping:
 
     def encode_ahead(self, chunk: Chunk) -> None:
         """In the thread of whoever sends a table, before it is queued: the hub's thread, which ships most of them, has
-        the connection to look after. A sender that must not wait leaves it to that one."""
-        if self.takes_all:
+        the connection to look after. A sender that must not wait leaves it to that one, and so does one of whose
+        records only a share is kept: which, is known when they are shipped."""
+        if self.takes_all or self._port.write_share < 1.0:
             return
         self._sticky += 1
         try:
@@ -277,6 +288,9 @@ class Shipping:
         for chunk in parcel.chunks:
             if chunk.bases or chunk.error is not None:
                 continue  # of a parcel that came back: this one did not
+            if (share := self._port.write_share) < 1.0:
+                self.left_out += chunk.leave_out(share, self._id, self._looked_at)
+                self._looked_at += chunk.count
             try:
                 encoded = chunk.encode(self._sticky, self._options.compression)
             except MainstemError as error:
@@ -293,7 +307,7 @@ class Shipping:
         sequence = self._sequences.get(key, 0)
         self._sequences[key] = sequence + 1
         numbered = msgspec.structs.replace(header, producer=self._id, producer_epoch=self._epoch, sequence=sequence)
-        return Batch(numbered, batch.payload)
+        return Batch(numbered, batch.payload, batch.columns)
 
     def _ship_unacknowledged(self, parcel: Parcel) -> None:
         if parcel.batches is None:

@@ -81,6 +81,9 @@ class StagingPort:
     with them. `seconds_left` is how long the transaction may still last.
     """
 
+    # All of a transaction, or nothing.
+    write_share = 1.0
+
     def __init__(self, port: Port) -> None:
         self._port = port
         self.checks_values = port.checks_values

@@ -50,8 +50,8 @@ def json_lines(
             yield TypedRow(number, text, records.key_in(number, text, key_field))
             continue
         if read is None:
-            read = _reader_of(text, schema)
-        if read is _as_it_is:
+            read = reader_of(text, schema)
+        if read is as_it_is:
             yield TypedRow(number, text)
             continue
         with records.place(f"line {number}"):
@@ -59,22 +59,22 @@ def json_lines(
         yield TypedRow(number, *(row._replace(key=None) if keyed and row.value is not None else row))
 
 
-def _reader_of(line: bytes, schema: Schema) -> Callable[[bytes], records.Row]:
+def reader_of(line: bytes, schema: Schema) -> Callable[[bytes], records.Row]:
     """What makes records of lines like this one."""
     try:
         names = set(_decode_fields(line))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return _as_it_is  # whatever it is, the check of the row says so
+        return as_it_is  # whatever it is, the check of the row says so
     if records.is_records(names) and names - _known(schema):
         return _of_record
-    return _of_flat if names & _METADATA else _as_it_is
+    return _of_flat if names & _METADATA else as_it_is
 
 
 def _known(schema: Schema) -> set[str]:
     return {name for field in schema.arrow for name in (field.name, *aliases_of(field))}
 
 
-def _as_it_is(line: bytes) -> records.Row:
+def as_it_is(line: bytes) -> records.Row:
     return records.Row(line)
 
 

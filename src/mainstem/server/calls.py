@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from mainstem.core.errors import InternalError, MainstemError
 from mainstem.core.events import Event
@@ -20,6 +21,7 @@ from mainstem.transport.port import (
 )
 
 logger = logging.getLogger("mainstem.server")
+T = TypeVar("T")
 
 Answered = Callable[[Answer | MainstemError], None]
 
@@ -57,12 +59,22 @@ class CallQueue:
     def is_busy(self) -> bool:
         return bool(self._unanswered)
 
-    def add(self, client: Hashable, call: Call, answered: Answered) -> None:
+    def add(
+        self, client: Hashable, call: Call, answered: Answered, then: Callable[[Answer], Answer] | None = None
+    ) -> None:
+        """`then` is what becomes of the answer, in the same thread, before it is given."""
         lane = self._lanes[_lane_of(call)]
         line = self._lines.get(client) or self._lines.setdefault(client, Line(lane, 1))
-        future = line.submit_to(lane, self._carry_out, call)
+        carry_out = self._carry_out
+        future = line.submit_to(lane, (lambda: then(carry_out(call))) if then else partial(carry_out, call))
         self._unanswered[future] = answered
         asyncio.wrap_future(future).add_done_callback(lambda done: self._finish(future, call, done))
+
+    def run(self, client: Hashable, work: Callable[[], T], *, is_long: bool) -> Future[T]:
+        """Have work that is like a call done in the client's turn. What it raises is in the future."""
+        lane = self._lanes[_LONG if is_long else _SHORT]
+        line = self._lines.get(client) or self._lines.setdefault(client, Line(lane, 1))
+        return line.submit_to(lane, work)
 
     def forget(self, client: Hashable) -> None:
         """The client is gone: what has not begun is not carried out."""

@@ -18,12 +18,14 @@ import uvloop
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.events import Event
+from mainstem.core.hosts import is_loopback
 from mainstem.core.kinds import Address
 from mainstem.core.log_lines import configure_logging, log_failed_threads
 from mainstem.core.settings import Settings
 from mainstem.server.server import Server
 from mainstem.server.service_manager import notify
 from mainstem.server.sockets import address_of, bind
+from mainstem.transport.tls import ServerTls
 
 logger = logging.getLogger("mainstem.server")
 
@@ -59,8 +61,16 @@ def _bind(opened: ExitStack, address: Address | None, where: str, other: str) ->
 
 
 async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_sockets: Sequence[socket.socket]) -> int:
-    server = Server(settings, name=f"mainstem {_version()}")
+    tls = None
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        tls = ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    server = Server(settings, name=f"mainstem {_version()}", tls=tls)
     server.on_failure = _end_process
+    try:
+        _require_guarded(server)
+    except InvalidSetting:
+        server.log.close()
+        raise
     try:
         await server.start(sockets)
     except OSError as error:
@@ -70,20 +80,16 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
             f"cannot listen on {settings.listen}: {error.strerror}; choose another --listen"
         ) from error
     ready = {"data": address_of(sockets)}
-    http = None
-    http_task = None
+    app = http = http_task = None
     if http_sockets:
-        from mainstem.server.health import HttpListener
+        from mainstem.server.http.app import HttpApp
+        from mainstem.server.http.listener import HttpListener
         from mainstem.server.metrics import Exposition
 
         exposition = Exposition(settings, server.name, server.log, server.counters, server.groups)
-        http = HttpListener(
-            http_sockets,
-            lambda: server.is_ready,
-            exposition.render,
-            lambda: server.is_disk_full,
-            lambda: server.damage,
-        )
+        app = HttpApp(server, exposition.render, server.guard)
+        server.is_http_busy, server.http_counters = (lambda: app.is_busy), app.counters
+        http = HttpListener(http_sockets, app, settings.connections_max, None if tls is None else tls.context)
         ready["http"] = address_of(http_sockets)
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()
@@ -96,12 +102,28 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
     begun = SYSTEM_CLOCK.monotonic()
     logger.info(Event("stopping; clients are answered first", signal=name))
     notify("STOPPING", "answering clients")
+    if app is not None:
+        app.stop()
     await server.stop()
-    if http is not None and http_task is not None:
+    if app is not None and http is not None and http_task is not None:
         http.stop()
         await http_task
+        app.close()
     logger.info(Event("stopped", seconds=SYSTEM_CLOCK.monotonic() - begun))
     return 0
+
+
+def _require_guarded(server: Server) -> None:
+    """Who listens where other machines can connect knows who may."""
+    settings = server.settings
+    if server.guard.is_guarded:
+        return
+    for name, address in (("listen", settings.listen), ("http", settings.http)):
+        if address is not None and not is_loopback(address.host):
+            raise InvalidSetting(
+                f"{name} = '{address}' would let everybody in, as there is no token yet. Make one first: mainstem "
+                f"token create NAME --admin --data {settings.data}"
+            )
 
 
 def _settle_memory() -> None:

@@ -16,6 +16,7 @@ from mainstem.core.limits import PENDING_BYTES_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.log import Log
+from mainstem.server import kafka_names
 from mainstem.transport.sharing import GroupInfo
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,6 +93,12 @@ METRICS: Final = (
         "Requests for a stream that does not exist.",
         "unknown_streams",
     ),
+    Metric(
+        "mainstem_requests_forbidden_total",
+        COUNTER,
+        "Requests of clients that are not known, or may not do what they asked for.",
+        "requests_forbidden",
+    ),
     # Reading.
     Metric("mainstem_connections", GAUGE, "Clients connected now.", "connections"),
     Metric("mainstem_connections_total", COUNTER, "Clients that have connected.", "connections_total"),
@@ -101,6 +108,11 @@ METRICS: Final = (
         "Clients turned away because connections_max were there.",
         "connections_refused",
     ),
+    Metric("mainstem_http_requests_total", COUNTER, "Requests over HTTP that were answered.", "http_requests"),
+    Metric("mainstem_http_requests_failed_total", COUNTER, "Of these, with an error.", "http_requests_failed"),
+    Metric("mainstem_http_tails", GAUGE, "Tails over HTTP now.", "http_tails"),
+    Metric("mainstem_http_body_bytes", GAUGE, "Memory of bodies under way.", "http_body_bytes"),
+    Metric("mainstem_http_answer_bytes", GAUGE, "Memory of answers under way.", "http_answer_bytes"),
     Metric("mainstem_receive_bytes", GAUGE, "Memory of incomplete large messages.", "receive_bytes"),
     Metric("mainstem_subscriptions", GAUGE, "Readers that are being pushed to.", "subscriptions"),
     Metric(
@@ -234,6 +246,9 @@ GROUP_METRICS: Final = (
     Metric("mainstem_group_members", GAUGE, "Members of the group.", "member_count"),
 )
 
+# The same, and offsets of shards, under the names that dashboards made for Kafka know.
+KAFKA_METRICS: Final = tuple(Metric(name, GAUGE, text, "") for name, text in kafka_names.NAMES.items())
+
 # What no counter holds: about the process, and constants to compare with.
 OTHER_METRICS: Final = (
     Metric("mainstem_build_info", GAUGE, "1, with what is running as labels.", ""),
@@ -278,28 +293,32 @@ class Exposition:
             elif counters.get(metric.source, -1) >= 0:  # below 0: not known
                 page.add(metric.name, counters[metric.source] * metric.scale, metric.labels)
         page.add("mainstem_pending_bytes_max", PENDING_BYTES_MAX)
-        self._add_streams(page)
-        self._add_groups(page)
+        streams = self._add_streams(page)
+        self._add_groups(page, streams)
         for name, value in _process_figures():
             page.add(name, value)
         page.add("mainstem_scrape_seconds", time.perf_counter() - begun)
         return page.text()
 
-    def _add_streams(self, page: "_Page") -> None:
+    def _add_streams(self, page: "_Page") -> list[StreamRow]:
+        """And which are named."""
         named, other, count = self._streams.look(self._log)
         page.add("mainstem_streams", count)
-        rows = [(_labels({"stream": name}), row) for name, row in named]
+        rows = [(_labels({"stream": stream.name}), row) for stream, row in named]
         if other is not None:
             rows.append((_labels({"stream": OTHER}), other))
         for metric in STREAM_METRICS:
             for labels, row in rows:
                 page.add(metric.name, getattr(row, metric.source), labels)
+        return [stream for stream, _ in named]
 
-    def _add_groups(self, page: "_Page") -> None:
+    def _add_groups(self, page: "_Page", streams: Sequence[StreamRow]) -> None:
         groups = sorted(self._groups(), key=lambda group: (-group.records, group.name))[: self._groups_max]
         for metric in GROUP_METRICS:
             for group in groups:
                 page.add(metric.name, getattr(group, metric.source), _labels({"group": group.name}))
+        for sample in kafka_names.samples(self._log, streams, groups):
+            page.add(sample.name, sample.value, _labels(sample.labels))
 
 
 class _StreamSum(NamedTuple):
@@ -327,13 +346,13 @@ class _StreamSums:
         self._other_appended = 0
         self._other_trimmed = 0
 
-    def look(self, log: Log) -> tuple[list[tuple[str, _StreamSum]], _StreamSum | None, int]:
+    def look(self, log: Log) -> tuple[list[tuple[StreamRow, _StreamSum]], _StreamSum | None, int]:
         """Named streams, the sum of the others if there are any, and how many there are."""
         streams = {row.id: row for row in log.ledger.list_streams() if not row.deleted_us}
         sums = _summed(log, streams)
         self._choose(sums)
         others = [(stream, row) for stream, row in sums.items() if stream not in self._named]
-        named = sorted((streams[stream].name, sums[stream]) for stream in self._named)
+        named = sorted(((streams[stream], sums[stream]) for stream in self._named), key=lambda pair: pair[0].name)
         return named, self._sum_of(others), len(sums)
 
     def _choose(self, sums: Mapping[int, _StreamSum]) -> None:
@@ -433,7 +452,7 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-_HEADS: Final = _heads((*METRICS, *STREAM_METRICS, *GROUP_METRICS, *OTHER_METRICS))
+_HEADS: Final = _heads((*METRICS, *STREAM_METRICS, *GROUP_METRICS, *KAFKA_METRICS, *OTHER_METRICS))
 
 
 def _process_figures() -> Iterator[tuple[str, float]]:

@@ -7,16 +7,26 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
+from mainstem.access.bucket import Turnstile
 from mainstem.cluster.group import GroupOptions
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import Busy, MainstemError, ProtocolError, ServerStopping, UnknownStream
+from mainstem.core.errors import (
+    Busy,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+    ServerStopping,
+    Unauthenticated,
+    UnknownStream,
+)
 from mainstem.core.events import Event
+from mainstem.core.hosts import is_loopback
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
 from mainstem.core.settings import Settings
 from mainstem.log.administration import Administration
@@ -30,10 +40,12 @@ from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
+from mainstem.server.guard import Guard
 from mainstem.server.line import Line
-from mainstem.server.session import PendingAppend, Session
-from mainstem.server.subscription import PushEncoder, PushSubscription, PushTotals, ReadsUnderWay
+from mainstem.server.session import Session
+from mainstem.server.subscription import PushEncoder, PushTotals, ReadsUnderWay
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
+from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     Answer,
     Call,
@@ -43,10 +55,18 @@ from mainstem.transport.port import (
     MembershipCall,
     StatisticsCall,
 )
-from mainstem.transport.sharing import DeleteGroupCall, GetGroupCall, GroupInfo, ListGroupsCall, ResetGroupCall
+from mainstem.transport.sharing import (
+    DeleteGroupCall,
+    GetGroupCall,
+    GroupInfo,
+    ListGroupsCall,
+    ResetGroupCall,
+)
+from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX, ServerTls
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
+T = TypeVar("T")
 
 _READ_THREADS: Final = 2
 # Long looks at what clients send: one at a time, so that at most one batch is decompressed for them, and the loop has
@@ -54,8 +74,59 @@ _READ_THREADS: Final = 2
 _ADMISSION_THREADS: Final = 1
 _BACKLOG: Final = 1_024
 _TICK_SECONDS: Final = 1.0
+HTTP_COUNTERS: Final = (
+    "http_requests",
+    "http_requests_failed",
+    "http_tails",
+    "http_body_bytes",
+    "http_answer_bytes",
+)
 # A connection must say hello within this time.
 _HELLO_SECONDS: Final = 5.0
+
+
+class Submitter(Protocol):
+    """Who hands appends to the log in its turn: a session, or a request over HTTP. The loop's thread."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether appends are still to be handed over."""
+        ...
+
+    def submit_waiting(self) -> bool:
+        """Hand them over, in order, as far as the log takes them; whether it took all."""
+        ...
+
+    def expire_waiting(self) -> None:
+        """Refuse those whose time is over."""
+        ...
+
+    def pace(self) -> None:
+        """Take no more while some wait."""
+        ...
+
+    def finish_append(self, pending: Any, result: Outcomes | MainstemError) -> None:
+        """The flush with this append is committed."""
+        ...
+
+
+class Follower(Protocol):
+    """Who is told that a stream has grown. The loop's thread."""
+
+    @property
+    def stream(self) -> int: ...
+
+    def touch(self, shard: int) -> None: ...
+
+    def push(self) -> None: ...
+
+    def end_deleted(self) -> None: ...
+
+
+class Pending(Protocol):
+    """An append that was handed over."""
+
+    size: int
 
 
 class Server:
@@ -65,8 +136,17 @@ class Server:
     pushes.
     """
 
-    def __init__(self, settings: Settings, *, name: str, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
         self.settings = settings
+        self.tls = tls
         self.name = name
         self.clock = clock
         options = LogOptions(
@@ -97,6 +177,9 @@ class Server:
             rebalance_interval=settings.group_rebalance_interval,
         )
         self.coordinator = Coordinator(self.log, times)
+        self.guard = Guard(self.log, self.carry_out, clock)
+        self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
+        self._auditing: asyncio.Future[None] | None = None
         self.gateway = Gateway(
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
@@ -105,16 +188,17 @@ class Server:
         self.selections = Selections(self.log.schema, "lz4")
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
-        self._calls = CallQueue(self._carry_out)
+        self._calls = CallQueue(self.carry_out)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._receive_budget = ReceiveBudget()
         self._sessions: set[Session] = set()
+        self._turnstile = Turnstile(settings.connects_per_second, clock)
         # Sessions with appends to submit at the end of this turn of the loop.
-        self._submitting: dict[Session, None] = {}
+        self._submitting: dict[Submitter, None] = {}
         # Sessions whose appends found the log full, first come first served: nobody who comes later gets before them.
-        self._in_line: dict[Session, None] = {}
-        self._followers: dict[int, set[PushSubscription]] = {}
-        self._completed: deque[tuple[Session, PendingAppend, Outcomes | MainstemError]] = deque()
+        self._in_line: dict[Submitter, None] = {}
+        self._followers: dict[int, set[Follower]] = {}
+        self._completed: deque[tuple[Submitter, Pending, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: list[asyncio.AbstractServer] = []
@@ -122,6 +206,9 @@ class Server:
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
         self.is_ready = False
+        # Whether HTTP has requests to answer, and what it counts.
+        self.is_http_busy: Callable[[], bool] = lambda: False
+        self.http_counters: Callable[[], dict[str, int]] = lambda: dict.fromkeys(HTTP_COUNTERS, 0)
         self.on_failure: Callable[[MainstemError], None] = lambda error: None
         # Batches that were sent again although they had arrived, and got the answer of the first time.
         self.batches_repeated = 0
@@ -147,9 +234,22 @@ class Server:
             self._threads.append(thread)
         self.log.upkeep.start()
         for bound in sockets:
-            self._listeners.append(await loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG))
+            self._listeners.append(await self._listen(bound))
         self._ticker = loop.create_task(self._tick())
         self.is_ready = True
+
+    async def _listen(self, bound: socket.socket) -> asyncio.AbstractServer:
+        assert self._loop is not None
+        if self.tls is None:
+            return await self._loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG)
+        return await self._loop.create_server(
+            self._new_connection,
+            sock=bound,
+            backlog=_BACKLOG,
+            ssl=self.tls.context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX,
+            ssl_shutdown_timeout=_TICK_SECONDS,
+        )
 
     async def stop(self) -> None:
         """Drain: refuse new work, answer what was taken, then close everything."""
@@ -174,15 +274,22 @@ class Server:
         self._calls.close()
         for pool in (self.admission_pool, self._read_pool):
             pool.shutdown(wait=True, cancel_futures=True)
+        if records := self.guard.audit.take():
+            await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.guard.record, records)
+        self._audit_pool.shutdown(wait=True)
         self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
         for thread in self._threads:
             thread.join(timeout=5.0)
 
     def _is_draining(self) -> bool:
-        return self._calls.is_busy or any(
-            not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
-            for session in self._sessions
+        return (
+            self._calls.is_busy
+            or self.is_http_busy()
+            or any(
+                not session.is_idle or (session.connection is not None and session.connection.unsent_bytes)
+                for session in self._sessions
+            )
         )
 
     def _on_log_failure(self, error: MainstemError) -> None:
@@ -221,11 +328,33 @@ class Server:
             self._connections_refused += 1
             connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
             return
+        if wait := self._turnstile.enter():
+            self._connections_refused += 1
+            told = f"{self.settings.connects_per_second} clients a second are let in; come back in {wait:.3g} s"
+            connection.fail(QuotaExceeded(told, retry_after=round(wait, 3)))
+            return
         self._sessions.add(session)
         self._connections_total += 1
 
+    def let_in(self, session: Session, token: str) -> None:
+        """Find out who a client is; Unauthenticated if that is nobody, QuotaExceeded if it has too many connections."""
+        connection = session.connection
+        assert connection is not None
+        principal = session.gate.open(
+            token, connection.certificate, connection.peer, is_local=is_loopback(connection.peer_host)
+        )
+        try:
+            self.guard.quotas.hold(principal, "connections", 1)
+            session.is_counted = True
+        except QuotaExceeded as error:
+            session.gate.note_quota("connect", error)
+            raise
+
     def on_session_lost(self, session: Session) -> None:
         self._sessions.discard(session)
+        if session.is_counted and session.gate.principal is not None:
+            session.is_counted = False
+            self.guard.quotas.let_go(session.gate.principal, "connections", 1)
         self._in_line.pop(session, None)
         self._calls.forget(session)
         connection = session.connection
@@ -256,6 +385,9 @@ class Server:
                 self._guard(partial(self._look_at, session, now))
                 self._guard(session.mark)
             self._guard(self._look_at_line)
+            self._guard(self._write_audit)
+            if self.tls is not None:
+                self._guard(self.tls.look)
             # Also if nobody writes: it is logged when the disk becomes full and when it is no longer.
             self.log.space.look()
 
@@ -275,11 +407,15 @@ class Server:
             # It was told why, and had a moment to hear it.
             if now - connection.failed_at > _TICK_SECONDS:
                 connection.abort()
+        elif session.is_welcomed and not self._is_let_stay(session):
+            return
         elif not session.is_welcomed and now - session.opened_at > _HELLO_SECONDS:
             connection.fail(ProtocolError(f"no hello within {_HELLO_SECONDS:g} s"))
         elif connection.is_overdue(now):
             connection.fail(ProtocolError(f"a message was not complete within {RECEIVE_SECONDS_MAX} s"))
         elif connection.is_paused:
+            # What another connection of the same principal held may be free by now.
+            session.pace()
             # It may be asking whether we are there, and we do not read that.
             if not connection.is_blocked:
                 connection.pong()
@@ -288,6 +424,30 @@ class Server:
                 Event("client silent; disconnected", client=session.client, address=connection.peer, seconds=silent)
             )
             connection.abort()
+
+    def _is_let_stay(self, session: Session) -> bool:
+        """Whether the client is still who it was; if not, it is told so."""
+        connection = session.connection
+        assert connection is not None
+        try:
+            if session.gate.is_stale:
+                session.look_at_rights()
+            else:
+                session.gate.look()
+        except Unauthenticated as error:
+            connection.fail(error)
+            return False
+        session.look_at_share()
+        return True
+
+    def _write_audit(self) -> None:
+        """Have refusals written, in a thread of its own; those that come meanwhile wait for the next time."""
+        if self._auditing is not None and not self._auditing.done():
+            return
+        records = self.guard.audit.take()
+        if records:
+            assert self._loop is not None
+            self._auditing = self._loop.run_in_executor(self._audit_pool, self.guard.record, records)
 
     def _look_at_line(self) -> None:
         for session in tuple(self._in_line):
@@ -312,8 +472,10 @@ class Server:
         """Carry out a call that waits for a flush or for the disk, away from the loop."""
         if self.is_stopping:
             answered(_stopping())
-        else:
-            self._calls.add(session, call, answered)
+            return
+        principal = session.gate.principal
+        assert principal is not None
+        self._calls.add(session, call, answered, partial(self.guard.seen, principal, session.address, call))
 
     def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
         """Have a member's request answered, some time, in the loop."""
@@ -334,8 +496,8 @@ class Server:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(answered, answer)
 
-    def _carry_out(self, call: Call) -> Answer:
-        """In a thread of the calls."""
+    def carry_out(self, call: Call) -> Answer:
+        """Any thread but the loop's: it waits for the disk."""
         match call:
             case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
                 return self.coordinator.call(call)
@@ -343,8 +505,18 @@ class Server:
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
                 return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
+            case _ if isinstance(call, AccessCall):
+                return self.guard.administration.handle(call)
             case _:
                 return self._administration.handle(call)
+
+    def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> "asyncio.Future[T]":
+        """Do what waits for the disk in a thread of the calls, in the client's turn."""
+        return asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
+
+    def forget_client(self, client: Hashable) -> None:
+        """Who asked for something to be done aside is gone."""
+        self._calls.forget(client)
 
     def groups(self) -> list[GroupInfo]:
         """All groups of readers, without their shards. Any thread but the loop's."""
@@ -384,6 +556,8 @@ class Server:
             "batches_transcoded_shared": self.selections.tally.shared,
             "transcoded_bytes": self.log.reader.shared.made_bytes,
             "receive_bytes": self._receive_budget.used,
+            "requests_forbidden": self.guard.audit.refused,
+            **self.http_counters(),
         }
 
     def new_read_line(self) -> Line:
@@ -392,7 +566,7 @@ class Server:
 
     # Flushes.
 
-    def submit_soon(self, session: Session) -> None:
+    def submit_soon(self, session: Submitter) -> None:
         """Submit what the session has waiting when everything that can be read now has been read: the messages of
         many clients become one flush, and the commit threads are woken once."""
         if not self._submitting:
@@ -421,7 +595,7 @@ class Server:
             del self._in_line[session]
         self.log.batcher.wake()
 
-    def complete(self, session: Session, pending: PendingAppend, result: Outcomes | MainstemError) -> None:
+    def complete(self, session: Submitter, pending: Pending, result: Outcomes | MainstemError) -> None:
         """In a commit thread: these batches are committed. Delivered with the flush."""
         self._completed.append((session, pending, result))
 
@@ -447,7 +621,7 @@ class Server:
             self._append_bytes += pending.size
             session.finish_append(pending, result)
         self._serve_line()
-        touched: set[PushSubscription] = set()
+        touched: set[Follower] = set()
         while self._notices:
             notice = self._notices.popleft()
             for stream in notice.deleted:
@@ -460,10 +634,10 @@ class Server:
         for subscription in touched:
             subscription.push()
 
-    def follow(self, subscription: PushSubscription) -> None:
+    def follow(self, subscription: Follower) -> None:
         self._followers.setdefault(subscription.stream, set()).add(subscription)
 
-    def unfollow(self, subscription: PushSubscription) -> None:
+    def unfollow(self, subscription: Follower) -> None:
         followers = self._followers.get(subscription.stream)
         if followers is not None:
             followers.discard(subscription)

@@ -8,16 +8,21 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from mainstem.access.action import Action
+from mainstem.access.quotas import FREELY, Grant
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.errors import (
     Busy,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    QuotaExceeded,
     RecordTooLarge,
     ServerStopping,
+    Unauthenticated,
 )
 from mainstem.core.events import Event
 from mainstem.core.limits import (
@@ -40,6 +45,7 @@ from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.coordinator import committed_answer
 from mainstem.log.flush import Appended, Rejected, Staged
 from mainstem.log.transactions import Writer
+from mainstem.server.gate import Gate
 from mainstem.server.subscription import PushSubscription
 from mainstem.transport.connection import FramedConnection
 from mainstem.transport.port import Answer, CommitCall, GetStreamCall, MembershipCall
@@ -47,6 +53,7 @@ from mainstem.transport.sharing import CommitTransactionCall, Staging
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_ACCESS,
     VERSION_OF_SHARDS,
     Append,
     Credit,
@@ -54,6 +61,7 @@ from mainstem.transport.wire import (
     Hello,
     Kind,
     Message,
+    Share,
     Stage,
     Subscribe,
     Welcome,
@@ -72,6 +80,10 @@ logger = logging.getLogger("mainstem.server")
 
 # Unanswered bytes of one connection; beyond this it is not read until some are answered.
 _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+# By how much, of itself, a share must change for the client to be told.
+_SHARE_STEP: Final = 0.02
+# Why nothing is read of who has used up its quota.
+_QUOTA: Final = "quota"
 # How long before its deadline a client is told that the disk is full.
 _HEARD_SECONDS: Final = 1.0
 # How long the batches of one message are looked at before everybody else has a turn.
@@ -157,8 +169,15 @@ class Session:
         self._waiting: deque[PendingAppend] = deque()
         # Whether an append is being looked at, in several turns of the loop, and some batches of it by another thread.
         self._is_admitting = False
+        # How often it was slowed down by a quota, and not yet sped up again.
+        self._slowed = 0
+        # Which share of its records the client was told to keep, and which it says that it keeps.
+        self._share_told = self._share_kept = 1.0
         self._aside: asyncio.Future[list[_LookedAt]] | None = None
         self._welcomed = False
+        self.gate = Gate(server.guard.authority, server.guard.audit)
+        # Whether it is among the connections of its principal.
+        self.is_counted = False
         # Of the protocol, as agreed with the client.
         self._version = VERSION_MIN
         self.opened_at = server.clock.monotonic()
@@ -176,6 +195,7 @@ class Session:
             Kind.SUBSCRIBE: self._on_subscribe,
             Kind.CREDIT: self._on_credit,
             Kind.UNSUBSCRIBE: self._on_unsubscribe,
+            Kind.SHARE: self._on_share,
         }
 
     @property
@@ -203,6 +223,8 @@ class Session:
         if not self._welcomed:
             self._on_hello(message)
             return
+        if self.gate.is_stale:
+            self.look_at_rights()
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise ProtocolError(f"a client does not send {Kind(message.kind).name.lower()} messages")
@@ -230,6 +252,18 @@ class Session:
             self._aside.cancel()
         self._server.on_session_lost(self)
 
+    def look_at_rights(self) -> None:
+        """What may be done may have changed: Unauthenticated if that is everything, and who may not read any more is
+        not sent anything more."""
+        self.gate.look()
+        for id_, subscription in tuple(self.subscriptions.items()):
+            try:
+                self.gate.check(Action.READ, subscription.stream_name)
+            except MainstemError as error:
+                del self.subscriptions[id_]
+                subscription.end(error)
+                self._server.unfollow(subscription)
+
     # Requests.
 
     def _on_hello(self, message: Message) -> None:
@@ -243,10 +277,11 @@ class Session:
                 f"{VERSION_MIN} to {VERSION}; upgrade the older side"
             )
         self.client = hello.client[:CLIENT_NAME_CHARS_MAX]
+        assert self.connection is not None
+        self._server.let_in(self, hello.token)
         self._welcomed = True
         self._version = version
-        logger.debug(Event("client connected", client=self.client, address=self.address))
-        assert self.connection is not None
+        logger.debug(Event("client connected", client=self.client, address=self.address, principal=self.gate.principal))
         self.connection.allow_large()
         settings, log = self._server.settings, self._server.log
         welcome = Welcome(
@@ -263,15 +298,15 @@ class Session:
 
     def _on_call(self, message: Message) -> None:
         call = message.header
-        if isinstance(call, GetStreamCall):
-            try:
-                answer = self._server.lookup(call)
-            except MainstemError as error:
-                self._send(Kind.ERROR, message.id, wire_error(error))
-                return
-            if answer is not None:
-                self._send(Kind.ANSWER, message.id, answer)
-                return
+        try:
+            self._server.guard.check_call(self.gate, call)
+            answer = self._server.lookup(call) if isinstance(call, GetStreamCall) else None
+        except MainstemError as error:
+            self._send(Kind.ERROR, message.id, wire_error(error))
+            return
+        if answer is not None:
+            self._send(Kind.ANSWER, message.id, answer)
+            return
         if isinstance(call, MembershipCall | CommitCall):
             self._on_member(message.id, call)
             return
@@ -329,13 +364,96 @@ class Session:
         ):
             self._refuse_bulk(pending)
             return
-        self._admit(pending, enumerate(zip(append.batches, message.payloads, strict=True)))
+        try:
+            if commit is not None:
+                self._server.guard.check_call(self.gate, commit)
+            self._charge_write(append)
+        except (Forbidden, QuotaExceeded, Unauthenticated) as error:
+            if isinstance(error, QuotaExceeded):
+                self.gate.note_quota("write", error)
+            self._refuse_all(pending, error)
+            return
+        batches = enumerate(zip(append.batches, message.payloads, strict=True))
+        refusals = self._write_refusals(append)
+        self._admit(pending, self._without_refused(pending, batches, refusals) if refusals else batches)
+
+    def _charge_write(self, append: Append | Stage) -> None:
+        """Count what is written, and read nothing more for as long as the quota of who writes it says."""
+        quotas = self._server.guard.quotas
+        if quotas.are_set and self.gate.principal is not None:
+            size = sum([header.stored_len for header in append.batches])
+            # Of a transaction nothing is left out.
+            share = 1.0 if isinstance(append, Stage) else self._share_kept
+            grant = quotas.charge(self.gate.principal, "write", size, size / share)
+            self._slow_down(grant.pause)
+            self._tell_share(grant.share)
+
+    def _tell_share(self, share: float) -> None:
+        """Have the client keep another share of what it writes, if the difference is worth a word."""
+        told = self._share_told
+        if self._version >= VERSION_OF_ACCESS and (abs(share - told) > _SHARE_STEP * told or share >= 1.0 > told):
+            self._share_told = share
+            self._send(Kind.SHARE, 0, Share(share))
+
+    def look_at_share(self) -> None:
+        """Who was told to keep a share may write so little by now that nothing of it arrives."""
+        if self._share_told < 1.0 and self.gate.principal is not None:
+            self._tell_share(self._server.guard.quotas.share(self.gate.principal, "write"))
+
+    def _on_share(self, message: Message) -> None:
+        """The client keeps a share from now on. One that it was not told is not believed."""
+        share: Share = message.header
+        self._share_kept = max(share.share, self._share_told)
+
+    def _slow_down(self, seconds: float) -> None:
+        if seconds > 0 and self.connection is not None:
+            self._slowed += 1
+            self.connection.pause(_QUOTA)
+            asyncio.get_running_loop().call_later(seconds, self._speed_up)
+
+    def _speed_up(self) -> None:
+        self._slowed -= 1
+        if not self._slowed and self.connection is not None:
+            self.connection.resume(_QUOTA)
+
+    def _charge_read(self, size: int, offered: int) -> Grant:
+        """Count what is pushed, and what would have been if nothing had been left out."""
+        quotas = self._server.guard.quotas
+        if not quotas.are_set or self.gate.principal is None:
+            return FREELY
+        try:
+            return quotas.charge(self.gate.principal, "read", size, offered)
+        except QuotaExceeded as error:
+            self.gate.note_quota("read", error)
+            raise
+
+    def _write_refusals(self, append: Append | Stage) -> dict[int, MainstemError]:
+        """Why batches of which streams may not be written. Of a stream that does not exist the gateway tells."""
+        refusals: dict[int, MainstemError] = {}
+        for stream in {header.stream for header in append.batches}:
+            if not self.gate.is_writable(stream) and (row := self._server.log.ledger.load_stream(stream)) is not None:
+                refusal = self.gate.write_refusal(stream, row.name)
+                if refusal is not None:
+                    refusals[stream] = refusal
+        return refusals
+
+    def _without_refused(
+        self, pending: PendingAppend, batches: _Batches, refusals: dict[int, MainstemError]
+    ) -> _Batches:
+        for index, (header, payload) in batches:
+            if (refusal := refusals.get(header.stream)) is not None:
+                pending.errors[index] = refusal
+            else:
+                yield index, (header, payload)
 
     def _refuse_bulk(self, pending: PendingAppend) -> None:
         error = RecordTooLarge(
             f"the {pending.total} batches of this append are over {APPEND_RAW_BYTES_MAX} bytes once they are "
             "decompressed; send fewer at a time"
         )
+        self._refuse_all(pending, error)
+
+    def _refuse_all(self, pending: PendingAppend, error: MainstemError) -> None:
         self._server.gateway.note_refused(pending.total)
         pending.errors = dict.fromkeys(range(pending.total), error)
         self._waiting.append(pending)
@@ -422,10 +540,15 @@ class Session:
         """Read on only when no append waits and not too much is unanswered."""
         connection = self.connection
         if connection is not None:
-            if self._waiting or self.in_flight_bytes > _IN_FLIGHT_BYTES_MAX:
+            if self._waiting or self.in_flight_bytes > _IN_FLIGHT_BYTES_MAX or self._holds_too_much():
                 connection.pause("appends")
             else:
                 connection.resume("appends")
+
+    def _holds_too_much(self) -> bool:
+        """Whether what its principal has unanswered, on all connections, is over its quota of memory."""
+        quotas, principal = self._server.guard.quotas, self.gate.principal
+        return quotas.are_set and principal is not None and quotas.is_over(principal, "memory_bytes")
 
     def _try_submit(self, pending: PendingAppend) -> bool:
         if self._server.is_stopping:
@@ -447,6 +570,8 @@ class Session:
             else:
                 self.in_flight += 1
                 self.in_flight_bytes += pending.size
+                if self.gate.principal is not None:
+                    self._server.guard.quotas.add(self.gate.principal, "memory_bytes", pending.size)
         return True
 
     def _submit(self, pending: PendingAppend) -> None:
@@ -480,13 +605,16 @@ class Session:
         """The flush with this request's batches is committed."""
         self.in_flight -= 1
         self.in_flight_bytes -= pending.size
+        if self.gate.principal is not None:
+            self._server.guard.quotas.let_go(self.gate.principal, "memory_bytes", pending.size)
         self.appends += 1
         self.append_bytes += pending.size
         if isinstance(result, MainstemError):
             self._refuse(pending, result)
         else:
             self.answer_append(pending, result)
-        if self._waiting or self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX:
+        is_paced = self.in_flight_bytes + pending.size > _IN_FLIGHT_BYTES_MAX or self._server.guard.quotas.are_set
+        if self._waiting or is_paced:
             self._server.submit_soon(self)
 
     def answer_append(self, pending: PendingAppend, outcomes: Outcomes) -> None:
@@ -526,6 +654,7 @@ class Session:
                 raise InvalidRequest(f"at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions on one connection")
             server = self._server
             row = server.log.reader.require_stream(subscribe.stream)
+            self.gate.check(Action.READ, row.name)
             if self._version < VERSION_OF_SHARDS and len(subscribe.offsets) != row.shards:
                 raise InvalidRequest(f"stream {row.name!r} has {row.shards} shards; give one offset for each")
             if subscribe.window_us and not WINDOW_US_MIN <= subscribe.window_us <= WINDOW_US_MAX:
@@ -560,6 +689,7 @@ class Session:
             server.pushed,
             server.reads_under_way,
             server.clock,
+            self._charge_read,
         )
         self.subscriptions[message.id] = subscription
         server.follow(subscription)

@@ -8,10 +8,19 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
+from mainstem.access.quotas import FREELY, Grant
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import BatchHeader, FetchedBatch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.errors import DataLoss, InternalError, MainstemError, ProtocolError, StaleGeneration, StreamDeleted
+from mainstem.core.errors import (
+    DataLoss,
+    InternalError,
+    MainstemError,
+    ProtocolError,
+    QuotaExceeded,
+    StaleGeneration,
+    StreamDeleted,
+)
 from mainstem.core.events import Event
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
@@ -21,11 +30,13 @@ from mainstem.core.limits import (
     PAYLOAD_STORED_BYTES_MAX,
     READ_BYTES_MAX,
 )
+from mainstem.core.sampling import is_kept
 from mainstem.log.hot_tail import HotTail
 from mainstem.server.line import Line
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
+    VERSION_OF_ACCESS,
     VERSION_OF_SCHEMAS,
     VERSION_OF_SPANS,
     Batches,
@@ -135,8 +146,13 @@ class PushSubscription:
         totals: PushTotals | None = None,
         under_way: ReadsUnderWay | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        charge: Callable[[int, int], Grant] = lambda size, offered: FREELY,
     ) -> None:
         self.id = id_
+        # Counts bytes that are sent, of how many; says what that means for those that come next.
+        self._charge = charge
+        self._share = 1.0
+        self._is_slowed = False
         self._version = version
         self.stream = feed.stream.id
         self.stream_name = feed.stream.name
@@ -187,14 +203,14 @@ class PushSubscription:
         """Send what can be sent now."""
         if self._reading or self._ended or self._goes_on:
             return
-        while self._credit > 0 and not self._connection.is_blocked and not self._ended:
+        while self._credit > 0 and not self._connection.is_blocked and not self._is_slowed and not self._ended:
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self._totals.batches_hot += len(batches)
-                self._send(batches, self._encoder.encode)
+                self._offer(batches, self._encoder.encode)
             elif batches := self._feed.shared(min(self._credit, READ_BYTES_MAX)):
                 self._totals.batches_shared += len(batches)
-                self._send(batches, self._encode_read if self._feed.is_selected else self._encoder.encode)
+                self._offer(batches, self._encode_read if self._feed.is_selected else self._encoder.encode)
                 # Of this there may be much: others have their turn first.
                 self._go_on_soon()
                 return
@@ -226,7 +242,7 @@ class PushSubscription:
         self.push()
 
     def _note_stall(self) -> None:
-        if not self._feed.is_ready:
+        if not self._feed.is_ready or self._is_slowed:
             self._stalled_at = 0.0
         elif not self._stalled_at:
             self._stalled_at = self._clock.monotonic()
@@ -276,7 +292,7 @@ class PushSubscription:
             return
         elif future.result():
             self._totals.batches_disk += len(future.result())
-            self._send(future.result(), self._encode_read)
+            self._offer(future.result(), self._encode_read)
         self.push()
 
     def _encode_read(self, batches: Sequence[FetchedBatch]) -> bytes:
@@ -284,6 +300,13 @@ class PushSubscription:
         before, self._told = self._told, (counts.opened, counts.skipped, counts.undecoded)
         opened, skipped, undecoded = map(int.__sub__, self._told, before)
         return encode_batches(batches, (opened, skipped, undecoded))
+
+    def _offer(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
+        """Send batches, some of them without their records if the reader is over a quota of which a share is kept."""
+        if self._share < 1.0:
+            self._send(self._sampled(batches), self._encode_read)
+        else:
+            self._send(batches, encode)
 
     def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
         if self._version < VERSION_OF_SCHEMAS:
@@ -309,6 +332,32 @@ class PushSubscription:
         self._totals.records += sum(batch.header.count for batch in batches)
         self._stalled_at = 0.0
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
+        self._count(size, size + sum(batch.header.raw_len for batch in batches if not batch.header.count))
+
+    def _count(self, size: int, offered: int) -> None:
+        try:
+            grant = self._charge(size, offered)
+        except QuotaExceeded as error:
+            self.end(error)
+            return
+        # Who speaks less could not be told what was left out.
+        self._share = grant.share if self._version >= VERSION_OF_ACCESS else 1.0
+        if grant.pause and not self._is_slowed:
+            self._is_slowed = True
+            asyncio.get_running_loop().call_later(grant.pause, self._speed_up)
+
+    def _sampled(self, batches: Sequence[FetchedBatch]) -> list[FetchedBatch]:
+        """The batches, some of them left out: they keep their offsets, and say how many bytes there were."""
+        return [
+            batch
+            if not batch.header.count or is_kept(self._share, self.stream, batch.header.shard, batch.base)
+            else _left_out(batch)
+            for batch in batches
+        ]
+
+    def _speed_up(self) -> None:
+        self._is_slowed = False
+        self.push()
 
     def _is_understood(self, batch: FetchedBatch) -> bool:
         return _version_of(batch) <= self._version and batch.header.shard < self.shards
@@ -351,3 +400,10 @@ def _version_of(batch: FetchedBatch) -> int:
     if batch.header.schema_id:
         return VERSION_OF_SCHEMAS
     return VERSION_OF_SPANS if batch.header.span else VERSION_MIN
+
+
+def _left_out(batch: FetchedBatch) -> FetchedBatch:
+    header, span = batch.header, batch.end - batch.base
+    # Without records, `raw_len` says how many bytes they had.
+    empty = BatchHeader(header.stream, header.shard, 0, 0, 0, 0, len(batch.payload), *(0,) * 8, span=span)
+    return FetchedBatch(batch.base, empty, b"")

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from mainstem.access.authority import Authority
 from mainstem.cluster.group import Group
 from mainstem.consume.barriers import Barriers
 from mainstem.core import bloom, payload, schema
@@ -48,6 +49,7 @@ from mainstem.log.shared_reads import SharedReads
 from mainstem.log.upgrade import Backup
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import promotion
+from mainstem.server import server
 from mainstem.transport.wire import MessageReader
 
 _MISSING: Final[Any] = object()
@@ -331,6 +333,23 @@ def trust_messages() -> Iterator[None]:
 
 
 @_bug
+def allow_everything() -> Iterator[None]:
+    """Whether who asks may is not looked at."""
+    with (
+        _patched(Authority, "allow", lambda self, principal, action, stream="": None),
+        _patched(Authority, "allow_for_any", lambda self, principal, action: None),
+    ):
+        yield
+
+
+@_bug
+def wait_for_ever() -> Iterator[None]:
+    """A client that says nothing is waited for."""
+    with _patched(server, "_HELLO_SECONDS", 1e9):
+        yield
+
+
+@_bug
 def end_on_garbage() -> Iterator[None]:
     """What a client sends wrong is taken for an error of one's own, and the process ends."""
     received = MessageReader.received
@@ -521,6 +540,56 @@ def filter_too_little() -> Iterator[None]:
         return build(hashes[1:], bytes_max)
 
     with _patched(bloom, "build", build_wrong):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------- HTTP
+
+
+@_bug
+def forget_keys() -> Iterator[None]:
+    """A request that is sent again with its key is written again."""
+    from mainstem.server.http.posts import Posts
+
+    with _patched(Posts, "_earlier", lambda self, info, key: None), _patched(appends, "original_base", _no_original):
+        yield
+
+
+def _no_original(header: Any, row: Any) -> None:
+    return None
+
+
+@_bug
+def stumble_over_limits() -> Iterator[None]:
+    """What a request says is believed to be a number."""
+    from mainstem.server.http import reads
+
+    with _patched(reads, "_limit_of", lambda text: None if text is None else int(text)):
+        yield
+
+
+@_bug
+def stumble_over_arrow() -> Iterator[None]:
+    """A message of an Arrow stream is believed to point into itself."""
+    from mainstem.core.ipc_stream import IpcReader
+    from mainstem.core.message import peek
+
+    with _patched(IpcReader, "_peek", lambda self, metadata: peek(metadata)):
+        yield
+
+
+@_bug
+def hoard_for_connections() -> Iterator[None]:
+    """Memory is set aside for whoever connects."""
+    from mainstem.server.http.listener import GuardedProtocol
+
+    made = GuardedProtocol.connection_made
+
+    def generous(self: Any, transport: Any) -> None:
+        made(self, transport)
+        self.hoard = bytearray(b"x") * (1 << 20)
+
+    with _patched(GuardedProtocol, "connection_made", generous):
         yield
 
 

@@ -33,6 +33,8 @@ class ServerProcess:
     def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.address = "127.0.0.1:0"
+        # Where HTTP is served, if an argument says that it is.
+        self.http = ""
         # From the start of the process until it said that it accepts.
         self.start_seconds = 0.0
         self._arguments = arguments
@@ -42,7 +44,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return f"mainstem://{self.address}"
+        return f"mainstem{'s' * ('--tls-cert' in self._arguments)}://{self.address}"
 
     @property
     def pid(self) -> int:
@@ -68,6 +70,7 @@ class ServerProcess:
             raise ServerFailed(f"{error}\n{self.stderr()}") from None
         self.start_seconds = time.perf_counter() - started
         self.address = self._child.addresses["data"]
+        self.http = self._child.addresses.get("http", "")
         return self
 
     def kill(self) -> None:

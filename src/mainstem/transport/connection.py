@@ -8,6 +8,7 @@ from mainstem.core.batch import Buffer
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import MainstemError, ProtocolError
 from mainstem.core.limits import RECEIVE_SECONDS_MAX
+from mainstem.transport.tls import common_name
 from mainstem.transport.wire import Kind, Message, MessageReader, ReceiveBudget, pack, wire_error
 
 # Received bytes of all connections of a loop go through one buffer of this size.
@@ -67,6 +68,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         self.error: MainstemError | None = None
         # Who is at the other end, for people.
         self.peer = "unknown"
+        self.peer_host = ""
+        # The common name in the certificate that the peer has shown and TLS has verified; empty without one.
+        self.certificate = ""
         self.failed_at = 0.0
 
     # Called by the owner.
@@ -160,7 +164,9 @@ class FramedConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         found = transport.get_extra_info("peername")
-        self.peer = f"{found[0]}:{found[1]}" if found else self.peer
+        if found:
+            self.peer, self.peer_host = f"{found[0]}:{found[1]}", found[0]
+        self.certificate = common_name(transport.get_extra_info("peercert"))
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._on_open(self)
 

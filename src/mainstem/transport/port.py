@@ -18,6 +18,7 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
+from mainstem.transport.guarding import AccessCall, Explanation, Quota, Rule, TokenInfo
 from mainstem.transport.sharing import (
     AbortTransactionCall,
     BeatGroupCall,
@@ -321,6 +322,7 @@ Call = (
     | CommitTransactionCall
     | AbortTransactionCall
     | OpenWriterCall
+    | AccessCall
 )
 # What a member asks for. Answered when there is something to say, not when it was carried out.
 MembershipCall = JoinGroupCall | BeatGroupCall | LeaseGroupCall | LeaveGroupCall
@@ -383,6 +385,10 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     committed: tuple[Committed, ...] = ()
     writer_epoch: int = 0
     leases: Leases | None = None
+    tokens: tuple[TokenInfo, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    explanation: Explanation | None = None
 
 
 # Told what came of a call, from any thread; it must not block.
@@ -473,6 +479,11 @@ class Port(Protocol):
 
     # Whether the values in every batch are looked at by the other side before it takes them.
     checks_values: bool
+
+    @property
+    def write_share(self) -> float:
+        """Which share of the records that are written should be kept: below 1 while a quota is exceeded."""
+        ...
 
     def call(self, call: Call, timeout: float | None = None) -> Answer:
         """Administration; raises what went wrong, after at most `timeout` seconds where the log is far."""

@@ -17,12 +17,14 @@ must not send what the other would pass over and should not:
     4   groups: the calls join_group, beat_group, lease_group, leave_group, commit_cursors, list_groups, get_group,
         reset_group and delete_group; transactions: stage, and the calls commit_transaction, abort_transaction and
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
+    5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
+        list_access and explain_access; the message share; ranges that a quota leaves out
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -31,6 +33,7 @@ from mainstem.core.errors import (
     DataLoss,
     MainstemError,
     ProtocolError,
+    QuotaExceeded,
     SchemaMismatch,
     StaleGeneration,
     UndecodedRecords,
@@ -45,6 +48,7 @@ from mainstem.core.limits import (
     RECEIVE_BYTES_MAX,
     RECEIVE_SHARE_BYTES,
 )
+from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
@@ -77,7 +81,7 @@ from mainstem.transport.sharing import (
     Staging,
 )
 
-VERSION: Final = 4
+VERSION: Final = 5
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -88,6 +92,7 @@ VERSION_OF_SHARDS: Final = 3
 VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
+VERSION_OF_ACCESS: Final = 5
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -117,6 +122,7 @@ class Kind(IntEnum):
     GOODBYE = 15
     STAGE = 16
     MARK = 17
+    SHARE = 18
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +132,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     version_max: int
     client: str
     token: str = ""
+
+    def __repr__(self) -> str:
+        """Without the token, which no log and no error may show."""
+        return f"Hello({self.version_min}, {self.version_max}, {self.client!r})"
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
@@ -170,6 +180,13 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
     staging: Staging
     timeout_ms: U32 = 0
     commit: CommitTransactionCall | None = None
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """Which share of its records a client should keep, from 0 to 1, because they are more than its quota; it answers
+    with the same once it does. Who keeps more is slowed down. From version 5 on."""
+
+    share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True):
@@ -250,6 +267,7 @@ _HEADERS: Final[dict[Kind, type]] = {
     Kind.GOODBYE: Goodbye,
     Kind.STAGE: Stage,
     Kind.MARK: Mark,
+    Kind.SHARE: Share,
 }
 assert set(_HEADERS) == set(Kind)
 _DECODERS: Final[list[msgspec.msgpack.Decoder[Any] | None]] = [
@@ -283,7 +301,7 @@ def version_needed(call: Call) -> int:
         case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
             return 4
         case _:
-            return 2
+            return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -308,9 +326,12 @@ def pack_encoded(kind: Kind, id: int, encoded: bytes, payloads: Sequence[Buffer]
     return [PREFIX.pack(size, kind, 0, 0, id, len(encoded)) + encoded, *payloads]
 
 
+_WITH_FACTS: Final = (DataLoss, QuotaExceeded, SchemaMismatch, StaleGeneration, UndecodedRecords)
+
+
 def wire_error(error: MainstemError, chars_max: int = ERROR_TEXT_CHARS_MAX) -> WireError:
     """The error as it is sent: its text may repeat what a peer said, at any length, and is cut."""
-    facts = error.facts() if isinstance(error, DataLoss | SchemaMismatch | StaleGeneration | UndecodedRecords) else {}
+    facts = error.facts() if isinstance(error, _WITH_FACTS) else {}
     text = str(error)
     return WireError(error.code, text if len(text) <= chars_max else f"{text[: chars_max - 1]}…", facts)
 

@@ -170,7 +170,8 @@ def test_settings_made_in_code_are_checked_too(name: str, value: object):
 def test_every_setting_is_described_and_its_example_works(setting: Setting):
     assert setting.help.endswith(".")
     assert setting.parse(setting.default_text) == setting.default
-    load({setting.name: setting.example}, {})
+    tls = {"tls_cert": "server.crt", "tls_key": "server.key"} if setting.name.startswith("tls_") else {}
+    load({**tls, setting.name: setting.example}, {})
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -184,7 +185,7 @@ def test_values_out_of_bounds_are_refused(setting: Setting):
 
 def test_for_command_gives_what_a_command_takes():
     names = {setting.name for setting in settings.for_command("tail")}
-    assert names == {"url", "log_format", "log_level"}
+    assert names == {"url", "token_file", "tls_ca", "log_format", "log_level"}
     assert "url" not in {setting.name for setting in settings.for_command("serve")}
     assert "listen" in {setting.name for setting in settings.for_command("serve")}
 
@@ -295,7 +296,7 @@ def test_loopback_is_allowed(host: str):
     "host", ["0.0.0.0", "::", "192.168.1.4", "10.0.0.1", "example.com", "localhost.evil.com", "127.1"]
 )
 def test_elsewhere_is_refused_with_the_reason(host: str):
-    with pytest.raises(InvalidSetting, match=r"neither TLS nor tokens .* Listen on 127\.0\.0\.1:7070"):
+    with pytest.raises(InvalidSetting, match=r"--tls-cert .* mainstem token create .* listen on 127\.0\.0\.1:7070"):
         require_loopback(Address(host, 7070))
 
 
@@ -303,6 +304,21 @@ def test_elsewhere_is_refused_with_the_reason(host: str):
 def test_load_refuses_to_listen_elsewhere(name: str):
     message = refusal({name: "0.0.0.0:7999"})
     assert message.startswith(f"{name} = '0.0.0.0:7999' (flag --{name}) would let other machines connect")
+
+
+def test_elsewhere_is_allowed_with_tls():
+    chosen = flag(listen="0.0.0.0:7999", http="0.0.0.0:7998", tls_cert="a.crt", tls_key="a.key")
+    assert (chosen.listen, chosen.http) == (Address("0.0.0.0", 7999), Address("0.0.0.0", 7998))
+    assert (chosen.tls_cert, chosen.tls_client_ca) == (Path("a.crt"), None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tls_cert": "a.crt"}, {"tls_key": "a.key"}, {"tls_client_ca": "a.crt"}],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_part_of_tls_is_of_no_use(given):
+    assert "of no use without" in refusal(given)
 
 
 def test_kafka_accepts_only_off():

@@ -9,6 +9,7 @@ from mainstem.core import statistics
 from mainstem.core.batch import Batch
 from mainstem.core.errors import DataLoss, InvalidSchema
 from mainstem.core.limits import STATISTICS_BYTES_MAX, STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
+from mainstem.core.schema import Schema
 from mainstem.log.blocks.local import LocalBlocks
 from mainstem.log.contents import Contents
 from mainstem.log.disk import LocalDisk
@@ -49,6 +50,28 @@ def test_small_batches_have_no_statistics():
     assert described(keyed(1)).header.statistics
     # A few large records are worth it too.
     assert described(make_batch([bytes(STATISTICS_STORED_BYTES_MIN)] * 2)).header.statistics
+
+
+def test_columns_at_hand_say_the_same_as_the_payload_and_go_no_further():
+    for count in (COUNT - 1, COUNT):
+        batch = keyed(1, count=count)
+        at_hand = Batch(batch.header, batch.payload, Contents().decode(batch.header, batch.payload))
+        assert described(at_hand) == described(batch)
+        assert described(at_hand).columns is None
+
+
+def test_rows_at_hand_are_not_opened_again(monkeypatch):
+    def schema_of(schema: int) -> Schema:
+        return FIRST
+
+    contents = Contents(schema_of, key=("id",), schema_id=1)
+    rows = [{"id": f"id {number}", "n": number, "tags": []} for number in range(COUNT)]
+    batch = row_batch(rows, FIRST, 1, stream=1, times=[NOW_US] * COUNT)
+    at_hand = Batch(batch.header, batch.payload, contents.decode(batch.header, batch.payload))
+    known = contents.described(batch)
+    monkeypatch.setattr(Contents, "decode", None)
+    monkeypatch.setattr(Contents, "_described_columns", None)
+    assert contents.described(at_hand) == known
 
 
 def test_what_is_known_of_records_without_a_schema():

@@ -37,8 +37,8 @@ class Client:
         self._messages.allow_large()
         self._got: list[Message] = []
 
-    async def hello(self, name: str = "test") -> "Client":
-        await self.send(Kind.HELLO, 1, Hello(1, 1, name))
+    async def hello(self, name: str = "test", *, token: str = "", version: int = 1) -> "Client":
+        await self.send(Kind.HELLO, 1, Hello(1, version, name, token))
         assert (await self.next()).kind == Kind.WELCOME
         return self
 

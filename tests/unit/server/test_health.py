@@ -2,13 +2,12 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from mainstem.core.kinds import Address
-from mainstem.server.health import HttpListener
-from mainstem.server.sockets import bind
+from mainstem.server.http.probes import Probes
 
 
 @pytest.mark.parametrize(
@@ -22,8 +21,8 @@ from mainstem.server.sockets import bind
     ],
 )
 def test_whether_a_server_is_ready(is_ready, is_disk_full, damage, code, body):
-    [bound] = bind(Address("127.0.0.1", 0))
-    with bound:
-        listener = HttpListener([bound], lambda: is_ready, lambda: "", lambda: is_disk_full, lambda: damage)
-        response = asyncio.run(listener._readyz(cast("Any", None)))
+    state = SimpleNamespace(is_ready=is_ready, is_disk_full=is_disk_full, damage=damage)
+    probes = Probes(state, lambda: "")
+    response = asyncio.run(probes.readyz(cast("Any", None), cast("Any", None), ""))
+    probes.close()
     assert (response.status_code, json.loads(bytes(response.body))) == (code, body)

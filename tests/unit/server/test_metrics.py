@@ -4,18 +4,24 @@ import asyncio
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request
 
 from mainstem.core.errors import Closed
 from mainstem.core.kinds import Address
 from mainstem.core.settings import Settings
 from mainstem.log.flush import DeleteStream, TrimShard
 from mainstem.log.log import Log
-from mainstem.server.health import HttpListener
+from mainstem.server import kafka_names
+from mainstem.server.door import PASSER
+from mainstem.server.http.listener import HttpListener
+from mainstem.server.http.probes import Probes
 from mainstem.server.metrics import (
     GROUP_METRICS,
     HISTOGRAM,
+    KAFKA_METRICS,
     METRICS,
     OTHER_METRICS,
     STREAM_METRICS,
@@ -23,6 +29,7 @@ from mainstem.server.metrics import (
     _labels,
 )
 from mainstem.server.sockets import address_of, bind
+from mainstem.transport.sharing import GroupInfo
 from tests.unit.log.parts import append_values, make_stream
 from tests.unit.server.exposition import lint, parse
 from tests.unit.server.parts import run, serving
@@ -177,13 +184,21 @@ async def get(address: str, path: str) -> tuple[str, str]:
 
 async def listening(gather, test) -> None:
     sockets = bind(Address("127.0.0.1", 0))
-    listener = HttpListener(sockets, lambda: True, gather)
+    probes = Probes(SimpleNamespace(is_ready=True, is_disk_full=False, damage=""), gather)
+    handlers = {"/livez": probes.livez, "/healthz": probes.livez, "/readyz": probes.readyz, "/metrics": probes.metrics}
+
+    async def app(scope, receive, send) -> None:
+        response = await handlers[scope["path"]](Request(scope), PASSER, "")
+        await response(scope, receive, send)
+
+    listener = HttpListener(sockets, app, 100)
     task = asyncio.ensure_future(listener.serve())
     try:
         await test(address_of(sockets))
     finally:
         listener.stop()
         await task
+        probes.close()
 
 
 def test_over_http(tmp_path):
@@ -282,5 +297,45 @@ def test_a_page_while_the_disk_hangs(tmp_path, monkeypatch):
 
 def test_the_names_of_the_table_are_those_of_the_operations_guide():
     guide = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
-    names = {metric.name for metric in (*METRICS, *STREAM_METRICS, *GROUP_METRICS, *OTHER_METRICS)}
+    names = {metric.name for metric in (*METRICS, *STREAM_METRICS, *GROUP_METRICS, *KAFKA_METRICS, *OTHER_METRICS)}
     assert {name for name in names if f"`{name}`" not in guide} == set()
+
+
+def test_lag_under_the_names_that_dashboards_for_kafka_ask_for(log):
+    orders, clicks = make_stream(log, "orders", shards=2), make_stream(log, "clicks")
+    append_values(log, orders, b"a", b"b", b"c", shard=0)
+    append_values(log, orders, b"d", shard=1)
+    log.execute(TrimShard(orders, 0, 1))
+    owners = [(orders, 0, 7), (orders, 1, 7), (clicks, 0, 7)]
+    log.groups.assign("billing", 1, owners, lambda outcome: None)
+    log.groups.commit("billing", 7, [(orders, 0, 2)], lambda outcome: None)
+    make_stream(log, "later")  # whatever waits is committed with it
+    page = Exposition(
+        Settings(data=log.path),
+        "mainstem 1",
+        log,
+        log.counters,
+        lambda: [GroupInfo("billing", 1, 1, 1, ("orders",), 2, 0.0, 1), GroupInfo("gone", 1, 1, 1, (), 0, 0.0)],
+    )
+    families = parse(page.render())
+    assert {metric.name for metric in KAFKA_METRICS} <= set(families)
+    lag, sums = families["kafka_consumergroup_lag"], families["kafka_consumergroup_lag_sum"]
+    assert lag.value(consumergroup="billing", topic="orders", partition="0") == 1
+    assert lag.value(consumergroup="billing", topic="orders", partition="1") == 1
+    assert sums.value(consumergroup="billing", topic="orders") == 2
+    assert sums.value(consumergroup="billing", topic="clicks") == 0
+    offsets = families["kafka_consumergroup_current_offset"]
+    assert offsets.value(consumergroup="billing", topic="orders", partition="0") == 2
+    assert families["kafka_consumergroup_members"].value(consumergroup="billing") == 1
+    assert families["kafka_topic_partitions"].value(topic="orders") == 2
+    assert families["kafka_topic_partition_current_offset"].value(topic="orders", partition="0") == 3
+    assert families["kafka_topic_partition_oldest_offset"].value(topic="orders", partition="0") == 1
+
+
+def test_single_shards_are_told_of_up_to_a_limit(log, monkeypatch):
+    monkeypatch.setattr(kafka_names, "_SHARDS_MAX", 3)
+    make_stream(log, "one", shards=2)
+    make_stream(log, "two", shards=2)
+    families = parse(exposition(log).render())
+    assert len(families["kafka_topic_partition_current_offset"].samples) == 3
+    assert len(families["kafka_topic_partitions"].samples) == 2

@@ -1,18 +1,26 @@
 """What several settings must agree on, and what this version cannot do yet."""
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
 from mainstem.core.errors import InvalidSetting
+from mainstem.core.hosts import is_loopback
 from mainstem.core.kinds import Address, render_duration
 from mainstem.core.settings.setting import said_from
 
 
 def check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Refuse values that do not go together, with an InvalidSetting."""
+    if (values["tls_cert"] is None) != (values["tls_key"] is None):
+        given, missing = ("tls_cert", "tls_key") if values["tls_key"] is None else ("tls_key", "tls_cert")
+        raise InvalidSetting(f"{given}{said_from(origins.get(given, ''))} is of no use without {missing}. Give both.")
+    if values["tls_client_ca"] is not None and values["tls_cert"] is None:
+        raise InvalidSetting(
+            f"tls_client_ca{said_from(origins.get('tls_client_ca', ''))} is of no use without TLS. Give tls_cert and"
+            " tls_key too."
+        )
     for name in ("listen", "http"):
-        if values[name] is not None:
+        if values[name] is not None and values["tls_cert"] is None:
             require_loopback(values[name], name, origins.get(name, ""))
     if values["kafka"] is not None:
         raise InvalidSetting(
@@ -28,20 +36,14 @@ def require_loopback(address: Address, name: str = "listen", origin: str = "") -
 
     A host name other than `localhost` is refused too: what it means is decided elsewhere and can change.
     """
-    if address.host.lower() == "localhost" or _is_loopback(address.host):
+    if is_loopback(address.host):
         return
     raise InvalidSetting(
-        f"{name} = {str(address)!r}{said_from(origin)} would let other machines connect, and this version has neither"
-        f" TLS nor tokens to protect the log from them. Listen on 127.0.0.1:{address.port} and reach it from elsewhere"
-        " through an SSH tunnel or a proxy that authenticates."
+        f"{name} = {str(address)!r}{said_from(origin)} would let other machines connect, and what they say would be"
+        " open to everybody on the way. Give --tls-cert FILE and --tls-key FILE, and make a token first: mainstem token"
+        f" create NAME --admin --data FOLDER. Or listen on 127.0.0.1:{address.port} and reach it from elsewhere through"
+        " an SSH tunnel or a proxy that authenticates."
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_ports(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from mainstem.core.kinds import (
     BytesKind,
     ChoiceKind,
     DurationKind,
+    FileKind,
     IntKind,
     Kind,
     PathKind,
@@ -25,7 +26,10 @@ from mainstem.core.settings.setting import Setting, check
 
 # The commands that run a server, and those that talk to one.
 SERVER: Final = ("serve", "demo")
-CLIENT: Final = ("stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "bench")
+CLIENT: Final = (
+    *("stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "bench"),
+    *("token", "access", "quota"),
+)
 
 
 def _setting(kind: Kind, default: str, help: str, *, example: str, **facts: Any) -> Any:  # noqa: A002
@@ -51,15 +55,39 @@ class Settings:
     listen: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),
         "127.0.0.1:7070",
-        "Where the native protocol is served. Loopback only, as there is no TLS and there are no tokens yet.",
+        "Where the native protocol is served. Elsewhere than on loopback it takes `tls_cert`, `tls_key` and a token.",
         example="127.0.0.1:7070",
         commands=SERVER,
     )
     http: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),
         "127.0.0.1:7071",
-        "Where HTTP is served: health, metrics and the REST routes. Loopback only, for the same reason.",
+        "Where HTTP is served: health, metrics and the REST routes. Elsewhere than on loopback it takes `tls_cert`,"
+        " `tls_key` and a token.",
         example="127.0.0.1:0",
+        commands=SERVER,
+    )
+    tls_cert: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The certificate that the server shows, with those between it and its authority, in PEM format. With it the"
+        " server speaks TLS only, HTTPS included. A new file is taken within a second, without a restart.",
+        example="/etc/mainstem/server.crt",
+        commands=SERVER,
+    )
+    tls_key: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The private key of `tls_cert`, in PEM format and not encrypted.",
+        example="/etc/mainstem/server.key",
+        commands=SERVER,
+    )
+    tls_client_ca: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The authority whose certificates say who a client is: the common name in one is the principal, if a rule names"
+        " it.",
+        example="/etc/mainstem/clients.crt",
         commands=SERVER,
     )
     metrics_streams_max: int = _setting(
@@ -215,6 +243,16 @@ class Settings:
         minimum=1,
         maximum=100_000,
     )
+    connects_per_second: int = _setting(
+        IntKind(),
+        "1000",
+        "How many clients are let in each second, and twice as many at once after a rest. Others are told when to come "
+        "back, so that not all come at the same moment when a server starts again.",
+        example="50",
+        commands=SERVER,
+        minimum=1,
+        maximum=1_000_000,
+    )
     heartbeat: float = _setting(
         DurationKind(),
         "5s",
@@ -284,6 +322,21 @@ class Settings:
         "mainstem://127.0.0.1:7070",
         "The server that client commands talk to.",
         example="mainstem://localhost:7070",
+        commands=CLIENT,
+    )
+    token_file: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The file with the token that client commands show, read at every connection; `-` asks for the token. The"
+        " variable MAINSTEM_TOKEN has the token itself.",
+        example="~/.mainstem/token",
+        commands=CLIENT,
+    )
+    tls_ca: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The authority that has signed the server's certificate, in PEM format; `off`: those that the system trusts.",
+        example="/etc/mainstem/ca.crt",
         commands=CLIENT,
     )
     log_format: str = _setting(

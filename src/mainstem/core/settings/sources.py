@@ -23,6 +23,7 @@ DEFAULT: Final = "default"
 # Variables with our prefix that are not settings. Name: what it does.
 OTHER_VARIABLES: Final[Mapping[str, str]] = {
     CONFIG_VARIABLE: "the TOML file to read, like `--config`",
+    "MAINSTEM_TOKEN": "the token that clients show, if neither a token nor a `token_file` is given",
     "MAINSTEM_DEBUG": "1: the command line shows where in the code an error arose",
 }
 

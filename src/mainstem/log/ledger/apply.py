@@ -13,6 +13,7 @@ from mainstem.log.flush import (
     AlterStream,
     AssignShards,
     BeginEpoch,
+    ChangeAccess,
     CommitCursors,
     CommitTransaction,
     CreateStream,
@@ -46,6 +47,7 @@ from mainstem.log.ledger.base import Changes
 from mainstem.log.ledger.current import CurrentRows
 from mainstem.log.ledger.pending import PendingRows
 from mainstem.log.ledger.rules import (
+    access,
     blocks,
     epochs,
     groups,
@@ -87,6 +89,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     CommitTransaction: transactions.commit,
     WrittenTransaction: transactions.commit_whole,
     ForgetTransactions: transactions.forget,
+    ChangeAccess: access.change,
 }
 
 

@@ -197,6 +197,8 @@ class AppliedPlace(NamedTuple):
 
 ShardKey = tuple[int, int]
 ProducerKey = tuple[int, int, int]
+# The kind of a row that says who may do what, and its name.
+AccessKey = tuple[str, str]
 # Group, stream, shard.
 GroupShardKey = tuple[int, int, int]
 
@@ -256,6 +258,8 @@ class Changes:
     epoch_ends: dict[ShardKey, int] = field(default_factory=dict)
     # Of groups and transactions, which most flushes have nothing of.
     shared: SharedChanges | None = None
+    # Rows that say who may do what; None for one that goes.
+    access: dict[AccessKey, bytes | None] = field(default_factory=dict)
 
 
 class OldestEntries(NamedTuple):
@@ -357,6 +361,10 @@ class LedgerReader(Protocol):
 
     def list_group_shards(self, group: int) -> Sequence[tuple[ShardKey, GroupShardRow]]:
         """Every shard that the group ever read, in order."""
+        ...
+
+    def load_access(self) -> Mapping[AccessKey, bytes]:
+        """All rows that say who may do what."""
         ...
 
     def close(self) -> None: ...

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 from mainstem.core.batch import TIME_US_MAX
 from mainstem.log.ledger.base import (
+    AccessKey,
     BlockRow,
     Changes,
     GenerationRow,
@@ -56,6 +57,10 @@ class CurrentRows:
         self._groups: dict[str, GroupRow] = {row.name: row for row in ledger.list_groups()}
         self._group_shards: OrderedDict[GroupShardKey, GroupShardRow] = OrderedDict()
         self._group_id_max = ledger.group_id_max()
+        # Replaced as a whole by a flush that changes it: other threads read it.
+        self._access: dict[AccessKey, bytes] = dict(ledger.load_access())
+        # How often that happened since these rows were loaded.
+        self.times_access_changed = 0
         self.applied = ledger.applied().number
 
     def stream(self, stream: int) -> StreamRow | None:
@@ -103,6 +108,9 @@ class CurrentRows:
         if found is not None:
             self._moments[stream] = found
         return found
+
+    def access_rows(self) -> dict[AccessKey, bytes]:
+        return self._access
 
     def schemas_of(self, stream: int) -> frozenset[int]:
         """The ids of all schemas that the stream ever had."""
@@ -154,13 +162,9 @@ class CurrentRows:
         for key in changes.thinned:
             self._thinned[key] = self._thinned.get(key, 0) + 1
         for stream in changes.forgotten_streams:
-            row = self._streams.pop(stream)
-            self._generations.pop(stream, None)
-            self._moments.pop(stream, None)
-            self._schemas_of.pop(stream, None)
-            for shard in range(row.shards):
-                self._shards.pop((stream, shard), None)
-                self._thinned.pop((stream, shard), None)
+            self._forget_stream(stream)
+        if changes.access:
+            self._remember_access(changes)
         for block in changes.blocks.values():
             self._block = block
         if self._block is not None and self._block.id in changes.forgotten_blocks:
@@ -175,6 +179,20 @@ class CurrentRows:
             producers.popitem(last=False)
         if changes.shared is not None:
             self._remember_groups(changes.shared)
+
+    def _forget_stream(self, stream: int) -> None:
+        row = self._streams.pop(stream)
+        self._generations.pop(stream, None)
+        self._moments.pop(stream, None)
+        self._schemas_of.pop(stream, None)
+        for shard in range(row.shards):
+            self._shards.pop((stream, shard), None)
+            self._thinned.pop((stream, shard), None)
+
+    def _remember_access(self, changes: Changes) -> None:
+        merged = {**self._access, **changes.access}
+        self._access = {key: value for key, value in merged.items() if value is not None}
+        self.times_access_changed += 1
 
     def _remember_groups(self, changes: SharedChanges) -> None:
         for group in [row for row in self._groups.values() if row.id in changes.deleted_groups]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import length_of
 from mainstem.log.ledger.base import (
+    AccessKey,
     AppliedPlace,
     BlockRow,
     BlockTotals,
@@ -55,6 +56,7 @@ class MemoryLedger:
         self._transactions: dict[int, TransactionRow] = {}
         self._writers: dict[str, WriterRow] = {}
         self._moments: dict[int, list[MomentRow]] = defaultdict(list)
+        self._access: dict[AccessKey, bytes] = {}
         self._lock = threading.Lock()
 
     def applied(self) -> AppliedPlace:
@@ -215,6 +217,10 @@ class MemoryLedger:
     def writers_before(self, time_us: int) -> int:
         return sum(row.seen_us < time_us for row in self._writers.values())
 
+    def load_access(self) -> dict[AccessKey, bytes]:
+        with self._lock:
+            return dict(self._access)
+
     def store(self, changes: Changes) -> None:
         with self._lock:
             self._drop(changes)
@@ -243,22 +249,27 @@ class MemoryLedger:
                 del self._blocks[block]
                 self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[1] != block})
             for stream in changes.forgotten_streams:
-                del self._streams[stream]
-                self._versions.pop(stream, None)
-                self._generations.pop(stream, None)
-                self._moments.pop(stream, None)
-                self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
-                self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
-                self._forget_ends(stream)
+                self._forget_stream(stream)
             if changes.epoch:
                 if changes.epoch_ends:
                     self._restored[self._epoch] = dict(changes.epoch_ends)
                 self._epoch = changes.epoch
+            rows = {**self._access, **changes.access}
+            self._access = {key: value for key, value in rows.items() if value is not None}
             before, (first, last) = changes.forget_producers_before_us, changes.forget_producers_ids
             idle = [key for key, row in self._producers.items() if first <= key[0] <= last and row.seen_us < before]
             for key in idle:
                 del self._producers[key]
             self._applied = changes.applied
+
+    def _forget_stream(self, stream: int) -> None:
+        del self._streams[stream]
+        self._versions.pop(stream, None)
+        self._generations.pop(stream, None)
+        self._moments.pop(stream, None)
+        self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
+        self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
+        self._forget_ends(stream)
 
     def _store_moments(self, changes: Changes) -> None:
         for moment in changes.moments.values():

@@ -41,6 +41,11 @@ def store_changes(execute: Execute, changes: Changes) -> None:
     if changes.shared is not None:
         _store_groups(execute, changes.shared)
         _store_transactions(execute, changes.shared)
+    for (kind, name), value in changes.access.items():
+        if value is None:
+            execute("DELETE FROM access WHERE kind = ? AND name = ?", (kind, name))
+        else:
+            execute("INSERT OR REPLACE INTO access VALUES (?, ?, ?)", (kind, name, value))
     execute("UPDATE applied SET number = ?, block = ?, commit_position = ?", changes.applied)
 
 

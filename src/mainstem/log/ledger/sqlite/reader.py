@@ -13,6 +13,7 @@ from mainstem.core.errors import FolderUnusable, LedgerDamaged
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import length_of
 from mainstem.log.ledger.base import (
+    AccessKey,
     AppliedPlace,
     BlockRow,
     BlockTotals,
@@ -260,6 +261,9 @@ class SqliteLedgerReader:
 
     def writers_before(self, time_us: int) -> int:
         return int(self._rows("SELECT count(*) FROM writers WHERE seen_us < ?", (time_us,))[0][0])
+
+    def load_access(self) -> dict[AccessKey, bytes]:
+        return {(row[0], row[1]): row[2] for row in self._rows("SELECT kind, name, value FROM access")}
 
     def oldest_entries(self, stream: int, shard: int, before: int, limit: int) -> OldestEntries:
         sql = (

@@ -9,7 +9,7 @@ from typing import Any, Final
 from mainstem.core.limits import PRODUCER_RECENT_MAX
 from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow, TransactionRow
 
-LEDGER_FORMAT: Final = 4
+LEDGER_FORMAT: Final = 5
 
 # What a ledger of format 1 had already, with the columns of today.
 _SCHEMA_1 = """
@@ -72,7 +72,12 @@ CREATE TABLE writers(name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, seen_us INTE
 CREATE TABLE moments(
     stream INTEGER, time_us INTEGER, ends BLOB NOT NULL, PRIMARY KEY(stream, time_us)) WITHOUT ROWID;
 """
-SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4
+# The same of format 5.
+_SCHEMA_5 = """
+CREATE TABLE access(
+    kind TEXT, name TEXT, value BLOB NOT NULL, PRIMARY KEY(kind, name)) WITHOUT ROWID;
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4 + _SCHEMA_5
 
 # From format 1 to 2. The database puts new columns last, which is where the schema above has them.
 _UPGRADE_1 = (
@@ -103,7 +108,7 @@ ALTER TABLE streams ADD COLUMN compatibility TEXT NOT NULL DEFAULT 'backward';
 
 # From format 3 to 4. Nobody ever wrote to the table of cursors.
 _UPGRADE_3 = "DROP TABLE cursors;" + _SCHEMA_4
-UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2, 3: _UPGRADE_3}
+UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2, 3: _UPGRADE_3, 4: _SCHEMA_5}
 
 ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 STREAM_COLUMNS = (

@@ -1,0 +1,112 @@
+"""The policy: everything that is in force at one moment, and what follows from it."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from mainstem.access import store
+from mainstem.access.action import ALL, ALLOWED_BY, Action
+from mainstem.access.pattern import is_match
+from mainstem.access.principal import ANONYMOUS, EVERYBODY, Principal
+from mainstem.access.store import RowKey, TokenRow
+from mainstem.transport.guarding import Explanation, Quota, Rule, Scope
+
+AUDIT_STREAM: Final = "_audit"
+# What nobody does to the audit: it is written by the server, and kept for as long as its retention says.
+_NEVER_TO_AUDIT: Final = frozenset({Action.WRITE, Action.DELETE, Action.CREATE})
+_LOOKING: Final = frozenset({Action.READ, Action.DESCRIBE})
+
+
+class Policy:
+    """Immutable; any thread. `is_guarded` from the first token or rule on: then whoever is not allowed is refused."""
+
+    def __init__(self, rows: Mapping[RowKey, bytes]) -> None:
+        self.tokens: dict[str, TokenRow] = {}
+        self.quotas: dict[RowKey, Quota] = {}
+        rules: defaultdict[str, list[Rule]] = defaultdict(list)
+        for (kind, name), value in sorted(rows.items()):
+            if kind == store.TOKEN:
+                self.tokens[name] = store.decode_token(value)
+            elif kind == store.RULE:
+                rule = store.decode_rule(value)
+                rules[rule.principal].append(rule)
+            elif kind == store.QUOTA:
+                self.quotas[kind, name] = store.decode_quota(value)
+        self._rules = dict(rules)
+        self.is_guarded = bool(self.tokens or self._rules)
+
+    def rules_of(self, principal: str) -> list[Rule]:
+        """Those that are about it, its own first."""
+        return [*self._rules.get(principal, ()), *self._rules.get(EVERYBODY, ())]
+
+    def is_known(self, principal: str) -> bool:
+        """Whether a rule names it: then a certificate can be its."""
+        return principal in self._rules
+
+    def quota(self, principal: str, measure: str) -> Quota | None:
+        own = self.quotas.get(store.quota_key(principal, measure))
+        return own or self.quotas.get(store.quota_key(EVERYBODY, measure))
+
+    def explain(self, principal: Principal, action: Action, stream: str) -> Explanation:
+        """Whether it may, and why. A rule that denies wins over all that allow."""
+        if stream == AUDIT_STREAM and action in _NEVER_TO_AUDIT:
+            return Explanation(False, f"{AUDIT_STREAM} is written by the server alone")
+        if not self.is_guarded:
+            return Explanation(True, "there is no principal yet, so whoever reaches the server may do everything")
+        if principal == ANONYMOUS:
+            return Explanation(False, "who asks is not known")
+        rules = self.rules_of(principal.name)
+        if denying := _first(rules, "deny", {action, ALL}, stream):
+            return _decided(denying)
+        scopes = self._scopes(principal)
+        if scopes is not None and not any(
+            scope.action in ALLOWED_BY[action] and _reaches(scope.action, scope.pattern, action, stream)
+            for scope in scopes
+        ):
+            return Explanation(False, f"token {principal.token} is not for this: its scope does not reach so far")
+        if allowing := _first(rules, "allow", ALLOWED_BY[action], stream):
+            return _decided(allowing)
+        # Who administers the log may look at what it keeps about itself.
+        is_look = stream.startswith("_") and action in _LOOKING
+        if is_look and (allowing := _first(rules, "allow", ALLOWED_BY[Action.ADMIN], "")):
+            return _decided(allowing)
+        return Explanation(False, "no rule allows it")
+
+    def may_for_any(self, principal: Principal, action: Action) -> bool:
+        """Whether there is a rule that allows the action for some stream, whichever that is: then a list is answered,
+        with those streams in it that the principal may see."""
+        if not self.is_guarded:
+            return True
+        return principal != ANONYMOUS and any(
+            rule.effect == "allow" and rule.action in ALLOWED_BY[action] for rule in self.rules_of(principal.name)
+        )
+
+    def has_administrator(self, now_us: int) -> bool:
+        """Whether somebody can still change the policy: with a token that is valid and reaches so far."""
+        return any(
+            row.is_valid(now_us) and self.explain(Principal(row.principal, id_), Action.ADMIN, "").is_allowed
+            for id_, row in self.tokens.items()
+        )
+
+    def _scopes(self, principal: Principal) -> Iterable[Scope] | None:
+        row = self.tokens.get(principal.token)
+        return row.scopes if row is not None and row.scopes else None
+
+
+def _first(rules: Iterable[Rule], effect: str, actions: Iterable[str], stream: str) -> Rule | None:
+    return next(
+        (rule for rule in rules if rule.effect == effect and rule.action in actions and is_match(rule.pattern, stream)),
+        None,
+    )
+
+
+def _reaches(scope: str, pattern: str, action: Action, stream: str) -> bool:
+    """A scope for everything, or for administration, reaches what the log keeps about itself."""
+    if is_match(pattern, stream):
+        return True
+    return stream.startswith("_") and action in _LOOKING and scope in (ALL, Action.ADMIN) and pattern == "*"
+
+
+def _decided(rule: Rule) -> Explanation:
+    verb = "allows" if rule.effect == "allow" else "denies"
+    return Explanation(rule.effect == "allow", f"the rule {rule.text!r} {verb} it", rule.text)

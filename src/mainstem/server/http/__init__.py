@@ -1,0 +1,1 @@
+"""HTTP: the same log for whoever has no library of ours."""

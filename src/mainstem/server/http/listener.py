@@ -1,0 +1,223 @@
+"""The HTTP listener: uvicorn in the server's own loop, with limits for connections that it has none for."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+import h11
+import uvicorn
+from h11._readers import ContentLengthReader
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mainstem.core.errors import Busy, MainstemError, ProtocolError
+from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
+from mainstem.server.http.bodies import Arrived
+from mainstem.server.http.problems import answer
+from mainstem.server.http.sending import ABORT, Connection
+from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX
+
+_errors = logging.getLogger("mainstem.server.http")
+_errors.setLevel(logging.ERROR)
+
+_BACKLOG: Final = 1_024
+_KEEP_ALIVE_SECONDS: Final = 60
+# How long answers may take once the listener stops.
+_STOP_SECONDS: Final = 5
+_TLS_STOP_SECONDS: Final = 1.0
+
+
+class HttpListener:
+    """Serves an application on sockets that are bound already, with TLS if there is a context for it. The loop's thread
+    only."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        app: ASGIApp,
+        connections_max: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=partial(GuardedProtocol, connections_max),  # type: ignore[arg-type]
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            # Who connects is who asks: nobody is believed who says to ask for somebody else.
+            proxy_headers=False,
+            server_header=False,
+            h11_max_incomplete_event_size=HTTP_HEAD_BYTES_MAX,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+            backlog=_BACKLOG,
+        )
+        config.load()
+        # Not by its files: whoever has made it loads them anew when they change.
+        config.ssl = tls
+        self._server = _Embedded(config)
+        self._sockets = list(sockets)
+        for bound in self._sockets:
+            # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
+            bound.listen(_BACKLOG)
+
+    async def serve(self) -> None:
+        await self._server.serve(sockets=self._sockets)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+
+class _Embedded(uvicorn.Server):
+    """uvicorn without its own signal handlers: the process has one owner of signals."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn has it, but that who connects must greet in TLS in time."""
+        config = self.config
+        new = partial(
+            cast("Callable[..., asyncio.Protocol]", config.http_protocol_class),
+            config=config,
+            server_state=self.server_state,
+            app_state={},
+        )
+        loop, has_tls = asyncio.get_running_loop(), config.ssl is not None
+        self.servers = [
+            await loop.create_server(
+                new,
+                sock=bound,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX if has_tls else None,
+                ssl_shutdown_timeout=_TLS_STOP_SECONDS if has_tls else None,
+            )
+            for bound in sockets or ()
+        ]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class GuardedProtocol(H11Protocol):
+    """A connection whose requests must come in time, and of which there are not too many.
+
+    The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
+    next request may take.
+    """
+
+    def __init__(self, connections_max: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._connections_max = connections_max
+        self._head_timer: asyncio.TimerHandle | None = None
+        # What there is to say about requests that are no HTTP was answered.
+        self.logger = _errors
+        self._plain_app = self.app
+        self.app = self._run
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ABORT] = Connection(self.transport)
+        arrived = Arrived.of(scope)
+
+        async def receive_all() -> Message:
+            message = await receive()
+            if arrived.size and message["type"] == "http.request":
+                message["body"] = arrived.take(message["body"])
+            return message
+
+        await self._plain_app(scope, receive_all, send)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._connections_max:
+            self._refuse(Busy(f"{self._connections_max} clients are connected, which is the limit"))
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._take_body(data):
+            return
+        super().data_received(data)
+        if self._is_between_requests:
+            self._await_head()
+        else:
+            self._forget_timer()
+
+    def _take_body(self, data: bytes) -> bool:
+        """Hand on bytes from the middle of a body whose length is known, as they came: h11 would copy them three times.
+        Where that is not what they are, and for the end of the body, h11 has its say."""
+        conn: Any = self.conn
+        reader = conn._reader
+        if (
+            type(reader) is not ContentLengthReader
+            or not len(data) < reader._remaining
+            or conn._receive_buffer
+            or conn.our_state is h11.DONE
+        ):
+            return False
+        reader._remaining -= len(data)
+        cycle = self.cycle
+        if cycle.body:
+            # What came with the head was not taken yet; this is behind it.
+            cycle.body += data
+            is_enough = len(cycle.body) > HTTP_BODY_AHEAD_BYTES
+        else:
+            is_enough = Arrived.of(cast("Scope", cycle.scope)).add(data)
+        if is_enough:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+        return True
+
+    @property
+    def _is_between_requests(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is None or bool(cycle.response_complete)
+
+    def _await_head(self) -> None:
+        """A request must begin, and its head be complete, in time."""
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HTTP_HEAD_SECONDS_MAX, self._on_late)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_late(self) -> None:
+        self._head_timer = None
+        if self._is_between_requests:
+            self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            # Who asked takes none of the answer.
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ProtocolError("this is no request of HTTP/1.1, or its head is too large"))
+
+    def _refuse(self, error: MainstemError) -> None:
+        """Answer with an error, if nothing was answered yet, and end the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = answer(error, closes=True)
+            head = h11.Response(status_code=response.status_code, headers=response.raw_headers)
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                sent = self.conn.send(event)
+                if sent:
+                    self.transport.write(sent)
+        if not self._is_between_requests:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()

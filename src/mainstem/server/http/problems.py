@@ -1,0 +1,101 @@
+"""Problems: every error as RFC 9457 says it, with the code of the native protocol.
+
+    {"type": "urn:mainstem:error:unknown-stream", "title": "UnknownStream", "status": 404, "detail": "...",
+     "code": 110, "retriable": false, ...}
+
+Beside these a problem has what the error knows: the field that does not fit, the offsets that are gone. What only HTTP
+can get wrong (a method, a type of body) is an InvalidRequest with a status of its own.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from mainstem.core import errors
+from mainstem.core.errors import InvalidRequest, MainstemError, Unauthenticated
+from mainstem.core.limits import ERROR_TEXT_CHARS_MAX
+
+MEDIA_TYPE: Final = "application/problem+json"
+_encode = msgspec.json.Encoder().encode
+
+# The nearest class of an error decides.
+_STATUS: Final[dict[type[MainstemError], int]] = {
+    MainstemError: 500,
+    errors.InvalidRequest: 400,
+    errors.RecordTooLarge: 413,
+    errors.InvalidRecord: 422,
+    errors.SchemaMismatch: 422,
+    errors.UnknownStream: 404,
+    errors.UnknownGroup: 404,
+    errors.StreamExists: 409,
+    errors.StreamDeleted: 410,
+    errors.IncompatibleSchema: 409,
+    errors.Refused: 409,
+    errors.ReadOnly: 403,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.QuotaExceeded: 429,
+    errors.FolderUnusable: 503,
+    errors.Retriable: 503,
+    errors.DiskFull: 507,
+    errors.DeadlineExceeded: 504,
+    errors.DataLoss: 410,
+    errors.UndecodedRecords: 422,
+    errors.Closed: 503,
+}
+_RETRY_SECONDS: Final = 1
+
+
+class HttpRefusal(Exception):
+    """An answer that is an error, with a status that the error alone would not have."""
+
+    def __init__(
+        self, status: int, error: MainstemError, headers: Mapping[str, str] | None = None, **facts: Any
+    ) -> None:
+        super().__init__(str(error))
+        self.status, self.error, self.headers, self.facts = status, error, dict(headers or {}), facts
+
+
+def refusal(status: int, detail: str, **headers: str) -> HttpRefusal:
+    """What only HTTP can get wrong."""
+    return HttpRefusal(status, InvalidRequest(detail), {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+def status_of(error: MainstemError) -> int:
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def problem_of(error: MainstemError, status: int | None = None, **more: Any) -> dict[str, Any]:
+    """The document that says what went wrong."""
+    name = type(error).__name__
+    facts: Any = getattr(error, "facts", dict)
+    return {
+        "type": "urn:mainstem:error:" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(),
+        "title": name,
+        "status": status or status_of(error),
+        "detail": str(error)[:ERROR_TEXT_CHARS_MAX],
+        "code": error.code,
+        "retriable": error.retriable,
+        **{fact: value for fact, value in facts().items() if value not in ("", None)},
+        **more,
+    }
+
+
+def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: Any) -> Response:
+    """The response that says what went wrong. `closes`: and the connection ends."""
+    headers: dict[str, str] = {}
+    if isinstance(error, HttpRefusal):
+        headers, more = dict(error.headers), {**error.facts, **more}
+    found, status = (error.error, error.status) if isinstance(error, HttpRefusal) else (error, status_of(error))
+    if found.retriable:
+        # Whole seconds, as HTTP has them; who was told how long waits at least that.
+        headers.setdefault("retry-after", str(max(_RETRY_SECONDS, math.ceil(getattr(found, "retry_after", 0)))))
+    if isinstance(found, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    if closes:
+        headers["connection"] = "close"
+    return Response(_encode(problem_of(found, status, **more)) + b"\n", status, headers, MEDIA_TYPE)

@@ -1,0 +1,104 @@
+"""A request that is repeated with its key is written once."""
+
+import http.client
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.integration.http.client import Answer, Client
+
+SCHEMA = {"id": "int64", "name": "string"}
+
+
+def lines(*ids: int) -> bytes:
+    return b"".join(json.dumps({"id": number, "name": "n"}).encode() + b"\n" for number in ids)
+
+
+def test_a_repeated_request_is_answered_like_the_first(client: Client):
+    client.create("once", schema=SCHEMA, key="id", shards=4)
+    first = client.post("once", lines(*range(20)), idempotency_key="k1").json()
+    client.post("once", lines(100), idempotency_key="k2")
+    again = client.post("once", lines(*range(20)), idempotency_key="k1").json()
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    assert again == {**first, "duplicate": True}
+    assert client.get("/streams/once").json()["records"] == 21
+
+
+def test_more_shards_between_two_tries_change_nothing(client: Client):
+    client.create("grown", schema=SCHEMA, key="id", shards=2)
+    first = client.post("grown", lines(*range(50)), idempotency_key="k").json()
+    assert client.ask("PATCH", "/streams/grown", {"shards": 5}).status == 200
+    again = client.post("grown", lines(*range(50)), idempotency_key="k").json()
+    assert again == {**first, "duplicate": True}
+    assert client.get("/streams/grown").json()["records"] == 50
+
+
+def test_dead_letters_are_kept_once_too(client: Client):
+    client.create("dead_once", schema=SCHEMA)
+    body = b'{"id": "x"}\n'
+    for is_again in (False, True):
+        answer = client.post("dead_once", body, query="?on_bad=dead_letter", idempotency_key="k").json()
+        assert (answer["records"], answer["dead"], answer["duplicate"]) == (0, 1, is_again)
+    assert client.get("/streams/dead_once.dead").json()["records"] == 1
+
+
+def test_a_key_is_for_one_request_of_one_stream(client: Client):
+    for name in ("mine", "yours"):
+        client.create(name, schema=SCHEMA)
+        assert client.post(name, lines(1, 2), idempotency_key="k").json()["duplicate"] is False
+    answer = client.post("mine", lines(1, 2, 3), idempotency_key="k")
+    assert (answer.status, answer.json()["title"]) == (422, "InvalidRequest")
+    assert client.post("mine", lines(1), idempotency_key="x" * 256).status == 400
+    # A request that was refused has used no key.
+    assert client.post("mine", b'{"id": "x"}\n', idempotency_key="fresh").status == 422
+    assert client.post("mine", lines(7), idempotency_key="fresh").json()["duplicate"] is False
+
+
+def test_the_same_request_many_times_at_once(client: Client, server):
+    client.create("crowd", schema=SCHEMA)
+    start = threading.Barrier(8)
+
+    def post(_: int) -> Answer:
+        with Client(server.http) as own:
+            start.wait()
+            return own.post("crowd", lines(*range(100)), idempotency_key="k")
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [answer.json() for answer in pool.map(post, range(8))]
+    assert sorted(answer["duplicate"] for answer in answers) == [False] + [True] * 7
+    assert {str(answer["offsets"]) for answer in answers} == {str(answers[0]["offsets"])}
+    assert client.get("/streams/crowd").json()["records"] == 100
+
+
+@pytest.mark.slow("a server is killed and started again, several times")
+def test_killed_in_the_middle_of_requests_nothing_is_lost_or_there_twice(own_server):
+    rounds, count = 4, 12
+    with Client(own_server.http) as client:
+        client.create("killed", schema=SCHEMA, key="id", shards=3)
+    for round_ in range(rounds):
+        begins = range(round_ * count * 100, (round_ + 1) * count * 100, 100)
+
+        def post(begin: int) -> dict:
+            for _ in range(1_000):
+                try:
+                    with Client(own_server.http, timeout=10) as client:
+                        answer = client.post("killed", lines(*range(begin, begin + 100)), idempotency_key=f"k{begin}")
+                        if answer.status == 200:
+                            return answer.json()
+                except (OSError, http.client.HTTPException):
+                    pass
+                threading.Event().wait(0.1)
+            raise AssertionError("never answered")
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(post, begin) for begin in begins]
+            answers[round_].result()
+            own_server.kill()
+            own_server.start()
+            written = [answer.result() for answer in answers]
+        assert all(answer["records"] == 100 for answer in written)
+    with Client(own_server.http) as client:
+        found = [row["id"] for row in client.get("/streams/killed/records?columns=id").rows()]
+    assert sorted(found) == list(range(rounds * count * 100))

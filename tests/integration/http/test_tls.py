@@ -1,0 +1,160 @@
+"""HTTP with TLS: the same certificates, the same principals and the same rules as the native protocol has."""
+
+import http.client
+import json
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import mainstem
+from mainstem.hub.access import NewToken
+from mainstem.testing import certificates
+from mainstem.testing.certificates import Authority, Issued
+from mainstem.testing.server import ServerFailed, ServerProcess
+
+# How long a change may take to be in force.
+SECONDS_MAX = 5.0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if not certificates.is_possible():
+        pytest.skip("no openssl; enable: apt install openssl")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+class Encrypted(NamedTuple):
+    """A server with TLS and an administrator."""
+
+    server: ServerProcess
+    root: NewToken
+    authority: Authority
+
+    def connection(self, shown: Issued | None = None, host: str = "") -> http.client.HTTPSConnection:
+        context = ssl.create_default_context(cafile=self.authority.certificate)
+        if shown is not None:
+            context.load_cert_chain(shown.certificate, shown.key)
+        address = self.server.http.replace("0.0.0.0", "127.0.0.1")
+        name, _, port = address.rpartition(":")
+        return http.client.HTTPSConnection(host or name, int(port), timeout=20, context=context)
+
+    def ask(
+        self, path: str, shown: Issued | None = None, *, method: str = "GET", body: Any = None, **headers: str
+    ) -> Any:
+        connection = self.connection(shown)
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def as_root(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.root.secret}"}
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path, authority: Authority) -> Iterator[Encrypted]:
+    made = authority.issue("localhost", addresses=["127.0.0.1"])
+    shutil.copy(made.certificate, tmp_path / "server.crt")
+    shutil.copy(made.key, tmp_path / "server.key")
+    with mainstem.open(tmp_path / "data") as hub:
+        root = hub.access.create_token("root", admin=True)
+        hub.streams.create("orders")
+    arguments = ["--tls-cert", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key")]
+    arguments += ["--tls-client-ca", str(authority.certificate), "--http", "0.0.0.0:0"]
+    with ServerProcess(tmp_path / "data", *arguments) as server:
+        yield Encrypted(server, root, authority)
+        print(server.stderr())
+
+
+def come_to(is_so: Any) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_rows_cross_tls(encrypted):
+    body = b"".join(b'{"value": "%d"}\n' % number for number in range(50_000))
+    headers = encrypted.as_root()
+    status, answer = encrypted.ask("/streams/orders/records", method="POST", body=body, **headers)
+    assert (status, json.loads(answer)["records"]) == (200, 50_000)
+    status, answer = encrypted.ask("/streams/orders/records", **headers)
+    assert (status, answer.count(b"\n")) == (200, 50_000)
+    # By whatever name: the client has seen a certificate for it. A page of another site is another matter.
+    assert encrypted.ask("/streams", **headers, Host="log.example")[0] == 200
+    assert encrypted.ask("/streams", **headers, Origin="https://evil.example")[0] == 403
+    # Probes are for everybody, everything else is not.
+    assert encrypted.ask("/livez")[0] == 200
+    assert encrypted.ask("/streams")[0] == 401
+
+
+def test_a_certificate_is_a_principal(encrypted, tmp_path):
+    billing = encrypted.authority.issue("billing")
+    status, answer = encrypted.ask("/streams", billing)
+    assert (status, "whom no rule names" in answer.decode()) == (401, True)
+    with mainstem.connect(
+        encrypted.server.url, token=encrypted.root.secret, ca=encrypted.authority.certificate
+    ) as root:
+        root.access.allow("billing", "write", "orders")
+        posted = {"method": "POST", "body": b'{"value": "1"}\n'}
+        assert encrypted.ask("/streams/orders/records", billing, **posted)[0] == 200
+        status, answer = encrypted.ask("/streams/orders/records", billing)
+        assert (status, "billing may not read" in answer.decode()) == (403, True)
+        root.access.delete_rule("allow", "billing", "write", "orders")
+        come_to(lambda: encrypted.ask("/streams/orders/records", billing, **posted)[0] == 401)
+    forged = Authority(tmp_path / "forger").issue("root")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        encrypted.ask("/streams", forged)
+
+
+def presented(encrypted: Encrypted) -> bytes:
+    connection = encrypted.connection()
+    connection.connect()
+    try:
+        return bytes(connection.sock.getpeercert(True) or b"")
+    finally:
+        connection.close()
+
+
+def test_a_certificate_is_loaded_anew_without_a_restart(encrypted, tmp_path):
+    first = presented(encrypted)
+    kept = encrypted.connection()
+    kept.request("GET", "/streams", headers=encrypted.as_root())
+    assert kept.getresponse().read()
+    renewed = encrypted.authority.issue("localhost", addresses=["127.0.0.1"])
+    shutil.copy(renewed.certificate, tmp_path / "server.crt")
+    shutil.copy(renewed.key, tmp_path / "server.key")
+    come_to(lambda: presented(encrypted) != first)
+    # Who was there stays.
+    kept.request("GET", "/streams", headers=encrypted.as_root())
+    assert kept.getresponse().status == 200
+    kept.close()
+
+
+@pytest.mark.slow("the time that a handshake has")
+def test_who_does_not_greet_is_left(encrypted):
+    host, _, port = encrypted.server.http.replace("0.0.0.0", "127.0.0.1").rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as silent:
+        began = time.monotonic()
+        assert silent.recv(1) == b""
+        assert time.monotonic() - began < 3 * SECONDS_MAX
+
+
+def test_elsewhere_needs_tls_and_a_token(tmp_path, authority):
+    def start(*arguments: str) -> str:
+        with pytest.raises(ServerFailed) as failed, ServerProcess(tmp_path / "data", "--http", "0.0.0.0:0", *arguments):
+            pass
+        return str(failed.value)
+
+    made = authority.issue("localhost", addresses=["127.0.0.1"])
+    tls = ("--tls-cert", str(made.certificate), "--tls-key", str(made.key))
+    assert "--tls-cert" in start()
+    assert f"mainstem token create NAME --admin --data {tmp_path / 'data'}" in start(*tls)

@@ -1,0 +1,71 @@
+"""What the audit says, and how much of it."""
+
+import json
+
+from mainstem.access.acts import details_of, is_act, name_of
+from mainstem.access.audit import REFUSALS_MAX, Audit
+from mainstem.access.principal import Principal
+from mainstem.access.token import mint
+from mainstem.testing.clock import SimulatedClock
+from mainstem.transport.guarding import CreateTokenCall, ListAccessCall, Rule, Scope
+from mainstem.transport.port import CreateStreamCall, EraseKeyCall, ListStreamsCall
+
+EVE = Principal("eve")
+
+
+def test_the_same_refusal_is_one_record_with_its_count():
+    clock = SimulatedClock()
+    audit = Audit(clock)
+    for _ in range(1_000):
+        audit.refuse(EVE, "10.0.0.1:5", "read", "orders", "no rule allows it")
+        clock.advance(0.0005)
+    (record,) = audit.take()
+    found = json.loads(record.value)
+    assert record.key == b"eve"
+    assert (found["count"], found["stream"], found["first"] < found["last"]) == (1_000, "orders", True)
+    assert audit.take() == []
+    assert audit.refused == 1_000
+
+
+def test_a_flood_of_different_refusals_is_bounded_and_none_is_forgotten():
+    audit = Audit(SimulatedClock())
+    for number in range(10_000):
+        audit.refuse(EVE, "", "read", f"stream-{number}", "no rule allows it")
+    records = [json.loads(record.value) for record in audit.take()]
+    assert len(records) == REFUSALS_MAX + 1
+    assert sum(record["count"] for record in records) == 10_000
+
+
+def test_long_texts_are_cut_and_tokens_are_not_shown():
+    audit, made = Audit(SimulatedClock()), mint()
+    audit.refuse(EVE, "", "read", "x" * 100_000, f"because of {made.secret}")
+    (record,) = audit.take()
+    assert len(record.value) < 1_000
+    assert made.secret[-64:].encode() not in record.value
+    assert made.id.encode() in record.value
+
+
+def test_an_act_says_what_was_asked_for_and_nothing_secret():
+    made = mint()
+    call = CreateTokenCall(made.id, made.digest, "bob", (Scope("read", "a"),), 5, (Rule("allow", "bob", "read", "a"),))
+    details = details_of(call)
+    assert name_of(call) == "create_token"
+    assert details == {
+        "id": made.id,
+        "principal": "bob",
+        "scopes": "read:a",
+        "expires_us": 5,
+        "rules": "allow bob read a",
+    }
+    record = Audit(SimulatedClock()).act(EVE, "here", name_of(call), details)
+    assert made.digest.hex().encode() not in record.value
+    # The key of a person who is to be forgotten is not kept for ninety days more.
+    assert details_of(EraseKeyCall("orders", b"alice")) == {"name": "orders"}
+
+
+def test_what_is_an_act():
+    assert is_act(CreateTokenCall("", b"", ""), is_guarded=False)
+    assert is_act(CreateStreamCall("a"), is_guarded=True)
+    assert not is_act(CreateStreamCall("a"), is_guarded=False)
+    assert not is_act(ListStreamsCall(), is_guarded=True)
+    assert not is_act(ListAccessCall("token"), is_guarded=True)

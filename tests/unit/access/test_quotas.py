@@ -1,0 +1,181 @@
+"""Token buckets, and what quotas make of them."""
+
+import pytest
+
+from mainstem.access import store
+from mainstem.access.bucket import Bucket, Turnstile
+from mainstem.access.policy import Policy
+from mainstem.access.principal import Principal
+from mainstem.access.quotas import Quotas
+from mainstem.core.errors import QuotaExceeded
+from mainstem.core.sampling import is_kept
+from mainstem.testing.clock import SimulatedClock
+from mainstem.transport.guarding import Quota
+
+ALICE, BOB = Principal("alice"), Principal("bob")
+
+
+def quotas_of(clock: SimulatedClock, *rows: Quota) -> Quotas:
+    policy = Policy({store.quota_key(row.principal, row.measure): store.encode_row(row) for row in rows})
+    return Quotas(lambda: policy, clock)
+
+
+def test_a_bucket_gives_its_rate_and_a_burst():
+    clock = SimulatedClock()
+    bucket = Bucket(10, clock)
+    assert bucket.take(20) == 0.0
+    assert bucket.take(5) == 0.5
+    clock.advance(0.5)
+    assert bucket.take(5) == 0.0
+    clock.advance(1_000)
+    assert bucket.take(20) == 0.0
+    assert bucket.take(1) == 0.1
+
+
+def test_what_is_larger_than_a_bucket_passes_and_leaves_a_debt():
+    clock = SimulatedClock()
+    bucket = Bucket(10, clock)
+    assert bucket.take(100) == 0.0
+    assert bucket.wait() == 8.0
+
+
+@pytest.mark.parametrize("size", [100, 1_000, 50_000])
+def test_a_limit_slows_down_to_the_rate(size):
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 10_000))
+    written = 0
+    while clock.monotonic() < 100:
+        pause = quotas.charge(ALICE, "write", size).pause
+        written += size
+        clock.advance(max(pause, 0.001))
+    assert written == pytest.approx(10_000 * (clock.monotonic() + 2), rel=0.05)
+
+
+def test_who_can_be_told_is_told_how_long_to_wait():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_requests", 2))
+    for _ in range(5):
+        quotas.begin(ALICE, "write")
+    with pytest.raises(QuotaExceeded) as found:
+        quotas.begin(ALICE, "write")
+    assert found.value.retry_after == 0.5
+    clock.advance(0.5)
+    quotas.begin(ALICE, "write")
+
+
+def test_block_takes_nothing_while_too_much_is_asked_for():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 500, "block"))
+    taken_at = []
+    for _ in range(300):
+        try:
+            quotas.charge(ALICE, "write", 100)
+            taken_at.append(clock.monotonic())
+        except QuotaExceeded:
+            pass
+        clock.advance(0.1)
+    # Twice the rate: the burst, then nothing.
+    assert max(taken_at) < 5
+    clock.advance(5)
+    quotas.charge(ALICE, "write", 100)
+
+
+@pytest.mark.parametrize("demand", [6_000, 10_000, 100_000])
+def test_sample_keeps_the_share_that_fits(demand):
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    sent, estimated, slowed, share, size = 0, 0.0, 0, 1.0, demand // 600
+    for number in range(36_000):
+        # A client that keeps the share it was told.
+        if is_kept(share, 7, number):
+            sent += size
+            estimated += size / share
+            grant = quotas.charge(ALICE, "write", size, size / share)
+            share, slowed = grant.share, slowed + (grant.pause > 0.2)
+        clock.advance(size / demand)
+    seconds = clock.monotonic()
+    assert sent == pytest.approx(5_000 * (seconds + 1), rel=0.1)
+    assert estimated == pytest.approx(demand * seconds, rel=0.05)
+    assert slowed < 100
+
+
+def test_who_keeps_more_than_its_share_is_slowed_down():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    sent = 0
+    while clock.monotonic() < 100:
+        sent += 100
+        clock.advance(max(0.01, quotas.charge(ALICE, "write", 100).pause))
+    assert sent == pytest.approx(5_000 * 102, rel=0.05)
+
+
+def test_the_share_rises_again_when_less_is_written():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    for _ in range(1_000):
+        clock.advance(0.01)
+        share = quotas.charge(ALICE, "write", 50, 100).share
+    assert share == pytest.approx(0.5, rel=0.1)
+    for _ in range(1_000):
+        clock.advance(0.1)
+        share = quotas.charge(ALICE, "write", 100, 100).share
+    assert share == 1.0
+
+
+def test_the_share_comes_back_while_nothing_is_written():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    for _ in range(100):
+        clock.advance(0.01)
+        share = quotas.charge(ALICE, "write", 1_000, 10_000).share
+    assert share < 0.01
+    clock.advance(60)
+    assert quotas.share(ALICE, "write") == 1.0
+    assert quotas.share(BOB, "write") == quotas.share(ALICE, "read") == 1.0
+
+
+def test_a_turnstile_tells_each_when_it_is_its_turn():
+    clock = SimulatedClock()
+    turnstile = Turnstile(50, clock, 100)
+    waits = [turnstile.enter() for _ in range(300)]
+    assert waits[:100] == [0.0] * 100
+    assert waits[100:] == pytest.approx([number / 50 for number in range(1, 201)])
+    # Who comes when it was told to is let in.
+    inside = 0
+    for wait in waits[100:]:
+        clock.advance(max(0.0, wait - clock.monotonic()) + 0.0001)
+        inside += not turnstile.enter()
+    assert inside == 200
+
+
+def test_the_same_thing_is_kept_or_not_whoever_asks():
+    kept = {number for number in range(10_000) if is_kept(0.3, 1, number)}
+    assert kept == {number for number in range(10_000) if is_kept(0.3, 1, number)}
+    assert len(kept) == pytest.approx(3_000, rel=0.1)
+    # A smaller share is a part of a larger one.
+    assert kept <= {number for number in range(10_000) if is_kept(0.5, 1, number)}
+
+
+def test_one_principal_does_not_use_the_quota_of_another():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("*", "write_bytes", 100))
+    assert quotas.charge(ALICE, "write", 10_000).pause > 1
+    assert quotas.charge(BOB, "write", 100).pause == 0.0
+    assert quotas.charge(ALICE, "read", 10_000).pause == 0.0
+
+
+def test_an_own_quota_takes_the_place_of_the_one_for_everybody():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("*", "write_bytes", 100), Quota("alice", "write_bytes", 1_000_000))
+    assert quotas.charge(ALICE, "write", 10_000).pause == 0.0
+
+
+def test_what_is_held_is_given_back():
+    quotas = quotas_of(SimulatedClock(), Quota("alice", "connections", 2))
+    quotas.hold(ALICE, "connections", 1)
+    quotas.hold(ALICE, "connections", 1)
+    quotas.hold(BOB, "connections", 1)
+    with pytest.raises(QuotaExceeded, match="2 connections"):
+        quotas.hold(ALICE, "connections", 1)
+    quotas.let_go(ALICE, "connections", 1)
+    quotas.hold(ALICE, "connections", 1)

@@ -1,0 +1,130 @@
+"""Which requests pass the gate."""
+
+from types import SimpleNamespace
+
+import pytest
+from starlette.requests import Request
+
+from mainstem.access.action import Action
+from mainstem.core.errors import QuotaExceeded, Unauthenticated
+from mainstem.server.door import PASSER, Visitor
+from mainstem.server.http.gate import Gate
+from mainstem.server.http.problems import HttpRefusal, answer
+from mainstem.server.http.routes import ROUTES, Row
+from mainstem.server.http.sending import ABORT, Connection
+
+READ = next(row for row in ROUTES if row.handler == "read_records")
+OWN = {"host": "localhost"}
+
+
+def request(client: str = "127.0.0.1", peer: object = None, scheme: str = "http", **headers: str) -> Request:
+    raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": "/", "scheme": scheme, "query_string": b"", "headers": raw}
+    transport = SimpleNamespace(get_extra_info=lambda name: peer if name == "peercert" else None)
+    return Request({**scope, "client": (client, 1), "server": ("127.0.0.1", 7071), ABORT: Connection(transport)})
+
+
+@pytest.mark.parametrize(
+    ("headers", "scheme", "status"),
+    [
+        ({"host": "127.0.0.1:7071"}, "http", 0),
+        ({"host": "LOCALHOST"}, "http", 0),
+        ({"host": "localhost."}, "http", 0),
+        ({"host": "[::1]:7071"}, "http", 0),
+        ({"host": "10.0.0.7"}, "http", 0),
+        ({"host": "box.example"}, "http", 421),
+        ({"host": "box.example:7071"}, "https", 0),
+        ({"host": "box.example", "origin": "https://box.example"}, "https", 0),
+        ({"host": "box.example", "origin": "http://box.example"}, "https", 403),
+        ({"host": "box.example", "origin": "https://evil.example"}, "https", 403),
+        ({"host": "evil.example"}, "http", 421),
+        ({"host": "127.0.0.1.evil.example"}, "http", 421),
+        ({"host": ""}, "http", 421),
+        ({}, "http", 421),
+        ({"host": "localhost", "origin": "http://localhost"}, "http", 0),
+        ({"host": "localhost", "origin": "http://localhost:80"}, "http", 403),
+        ({"host": "localhost", "origin": "null"}, "http", 403),
+        ({"host": "localhost", "origin": "http://["}, "http", 403),
+        ({"host": "localhost", "origin": "http://localhost.evil.example"}, "http", 403),
+        ({"host": "localhost", "sec_fetch_site": "same-site"}, "http", 403),
+        ({"host": "localhost", "sec_fetch_site": "none"}, "http", 0),
+        ({"host": "localhost", "authorization": "Bearer t"}, "http", 0),
+        ({"host": "localhost", "authorization": "Basic dDp0"}, "http", 400),
+        ({"host": "localhost", "authorization": "Bearer "}, "http", 400),
+    ],
+)
+def test_who_passes(headers, scheme, status):
+    guard = Guard()
+    gate = Gate(guard)
+    if not status:
+        gate.admit(request(scheme=scheme, **headers), READ, "orders")
+        assert guard.turned_away == []
+        return
+    with pytest.raises(HttpRefusal) as refused:
+        gate.admit(request(scheme=scheme, **headers), READ, "orders")
+    assert refused.value.status == status
+    # Nobody was asked who that is, and it is noted.
+    assert (guard.asked, guard.turned_away) == ([], [("127.0.0.1", str(refused.value))])
+
+
+class Guard:
+    """Lets everybody in and notes what was asked."""
+
+    is_guarded = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.turned_away: list[tuple[str, str]] = []
+
+    def turn_away(self, address: str, reason: str) -> None:
+        self.turned_away.append((address, reason))
+
+    def admit(self, token: str, certificate: str, address: str) -> Visitor:
+        self.asked.append((token, certificate, address))
+        guard = self
+
+        class Noted(type(PASSER)):  # type: ignore[misc]
+            def check(self, action: str, name: str) -> None:
+                guard.asked.append((action, name))
+
+            def check_any(self, action: str) -> None:
+                guard.asked.append((action,))
+
+        found: Visitor = Noted()
+        return found
+
+
+@pytest.mark.parametrize("row", ROUTES, ids=lambda row: f"{row.method} {row.path}")
+def test_every_route_asks_for_its_right(row: Row):
+    guard = Guard()
+    peer = {"subject": ((("organizationName", "x"),), (("commonName", "alice"),))}
+    gate = Gate(guard)
+    gate.admit(request(peer=peer, authorization="bearer abc", **OWN), row, "orders" if row.is_named else "")
+    if not row.action:
+        assert (row.is_open, guard.asked) == (True, [])
+        return
+    assert row.action in set(Action)
+    assert guard.asked[0] == ("abc", "alice", "127.0.0.1")
+    assert guard.asked[1:] == [
+        (row.action, "orders") if row.is_named else (row.action, "") if row.is_open else (row.action,)
+    ]
+
+
+def test_what_the_guard_refuses_is_refused():
+    class Closed(Guard):
+        def admit(self, token: str, certificate: str, address: str) -> Visitor:
+            raise Unauthenticated("nobody")
+
+    for row in ROUTES:
+        if row.action:
+            with pytest.raises(Unauthenticated, match="nobody") as refused:
+                Gate(Closed()).admit(request(**OWN), row, "orders")
+            response = answer(refused.value)
+            assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        else:
+            assert Gate(Closed()).admit(request(), row, "") is PASSER
+
+
+def test_a_quota_says_how_long_to_wait():
+    response = answer(QuotaExceeded("slow down", retry_after=2.2))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")

@@ -1,0 +1,229 @@
+"""HTTP behind a guard: what the guard says happens, before a request, while it lasts, and to what it may see."""
+
+import http.client
+import time
+
+import pytest
+
+from mainstem.core.sampling import SHARE_HEADER
+from mainstem.server.http import tails
+from mainstem.transport.guarding import Quota, Rule
+from tests.integration.http.client import Answer, Client, Events
+from tests.unit.server.http.serving import SCHEMA, GuardedHttp, guarded
+
+RECORDS = "/streams/rows/records"
+
+
+def line(number: int, text: str = "a") -> bytes:
+    return b'{"id": %d, "text": "%s"}\n' % (number, text.encode())
+
+
+def prepare(server: GuardedHttp) -> None:
+    assert server.ask(server.root, "PUT", "/streams/rows", {"schema": SCHEMA}).status == 201
+
+
+def post(server: GuardedHttp, token: object, body: bytes, query: str = "", **headers: str) -> Answer:
+    return server.ask(token, "POST", RECORDS + query, body, **headers)  # type: ignore[arg-type]
+
+
+def test_calls_are_checked_one_by_one(tmp_path):
+    """Whatever a route does beside what it is for passes the same table as the calls of every other client."""
+
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        post(server, server.root, line(1))
+        cursor = server.ask(server.root, "GET", RECORDS).headers["mainstem-cursor"]
+        server.allow(Rule("allow", "other", "group", "billing"))
+        commit = {"stream": "rows", "cursor": cursor}
+        assert server.ask(server.other, "POST", "/groups/billing/commit", commit).status == 403
+        server.allow(Rule("allow", "other", "read", "rows"))
+        assert server.ask(server.other, "POST", "/groups/billing/commit", commit).status == 204
+        # Who reads for a group must have a right to that, too.
+        assert server.ask(server.other, "GET", f"{RECORDS}?group=reports").status == 403
+        assert server.ask(server.other, "GET", f"{RECORDS}?group=billing").body == b""
+
+    guarded(tmp_path, test)
+
+
+def test_lists_have_what_may_be_seen(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.allow(Rule("allow", "other", "read", "ro*"))
+        found = server.ask(server.other, "GET", "/streams").json()
+        assert [stream["name"] for stream in found["streams"]] == ["rows"]
+
+    guarded(tmp_path, test)
+
+
+def test_dead_letters_are_written_by_who_may(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.allow(Rule("allow", "other", "write", "rows"))
+        bad = b'{"id": "x"}\n'
+        assert post(server, server.other, bad, "?on_bad=dead_letter").status == 403
+        server.allow(Rule("allow", "other", "write", "rows.dead"), Rule("allow", "other", "create", "rows.dead"))
+        assert post(server, server.other, bad, "?on_bad=dead_letter").json()["dead"] == 1
+
+    guarded(tmp_path, test)
+
+
+def test_a_stream_that_comes_into_being_by_itself_needs_the_right_to_create(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        server.allow(Rule("allow", "other", "write", "rows"))
+        assert post(server, server.other, b'{"value": "x"}\n').status == 403
+        server.allow(Rule("allow", "other", "create", "rows"))
+        assert post(server, server.other, b'{"value": "x"}\n').status == 200
+
+    guarded(tmp_path, test, auto_create=True)
+
+
+def test_what_was_done_and_what_was_refused_is_in_the_audit(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        assert server.ask(server.other, "DELETE", "/streams/rows").status == 403
+        server.rig.server.guard.record(server.rig.server.guard.audit.take())
+        server.allow(Rule("allow", "root", "read", "_audit"))
+        records = server.ask(server.root, "GET", "/streams/_audit/records?metadata=true").rows()
+        said = b"".join(str(record).encode() for record in records)
+        assert b'"act": "create"' in said
+        assert b"no rule allows it" in said
+        assert server.root.secret.encode() not in said
+
+    guarded(tmp_path, test)
+
+
+def test_a_limit_slows_down_and_tells_when_to_come_back(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "write_bytes", 10_000))
+        body = line(1, "x" * 20_000)
+        # What may be used at once, and a little.
+        began = time.monotonic()
+        assert post(server, server.root, body).status == 200
+        assert time.monotonic() - began < 5
+        before = server.refusals()
+        answer = post(server, server.root, body)
+        assert answer.status == 429
+        told = answer.json()
+        assert (told["title"], int(answer.headers["retry-after"]) >= told["retry_after"] > 0) == ("QuotaExceeded", True)
+        assert server.refusals() == before + 1
+        server.rig.clock.advance(10)
+        assert post(server, server.root, line(2)).status == 200
+
+    guarded(tmp_path, test)
+
+
+def test_who_is_blocked_from_reading_is_told_so(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "read_requests", 1, "block"))
+        statuses = [server.ask(server.root, "GET", RECORDS, accept="text/csv").status for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        assert server.ask(server.root, "GET", RECORDS, accept="text/event-stream").status == 429
+
+    guarded(tmp_path, test)
+
+
+def test_who_posts_too_much_keeps_a_share_and_is_told_which(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        body = b"".join(map(line, range(1_000)))
+        server.limit(Quota("root", "write_bytes", len(body), "sample"))
+        written = left_out = 0
+        share = 1.0
+        for _ in range(20):
+            server.rig.clock.advance(0.5)
+            answer = post(server, server.root, body).json()
+            written += answer["records"]
+            left_out += answer.get("left_out", 0)
+            share = answer.get("share", 1.0)
+            assert answer["records"] + answer.get("left_out", 0) == 1_000
+        # Half of it fits.
+        assert written + left_out == 20_000
+        assert written == pytest.approx(10_000, rel=0.3)
+        assert share == pytest.approx(0.5, abs=0.25)
+        # Those that are kept say so, and what may come again is whole.
+        server.allow(Rule("allow", "other", "read", "rows"))
+        query = f"{RECORDS}?columns=_headers&where=_offset%20%3E%3D%20{written - 1}"
+        (last,) = server.ask(server.other, "GET", query).rows()
+        assert SHARE_HEADER in last["_headers"]
+        assert post(server, server.root, line(1), idempotency_key="k").json()["records"] == 1
+
+    guarded(tmp_path, test)
+
+
+def test_who_reads_too_much_is_told_what_is_left_out(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        with Client(server.http) as client:
+            for number in range(80):
+                assert client.ask("POST", RECORDS, line(number, "x" * 50), **server.known(server.root)).status == 200
+        size = len(server.ask(server.root, "GET", RECORDS).body)
+        server.limit(Quota("other", "read_bytes", size // 20, "sample"))
+        server.allow(Rule("allow", "other", "read", "rows"))
+        cursor, read, left_out = "earliest", 0, 0
+        for _ in range(60):
+            server.rig.clock.advance(0.5)
+            page = server.ask(server.other, "GET", f"{RECORDS}?limit=10&from={cursor}")
+            cursor = page.headers["mainstem-cursor"]
+            read += len(page.rows())
+            told = page.headers.get("mainstem-left-out", "records=0, share=1")
+            left_out += int(told.partition(",")[0].partition("=")[2])
+            if page.headers["mainstem-end"] == "true":
+                break
+        assert read + left_out == 80
+        assert 0 < left_out < 80
+        # A tail says it in between.
+        with Events(server.http, f"{RECORDS}?from=earliest", token=server.other.secret) as events:
+            found = {"message": 0, "left-out": 0}
+            for event in events:
+                found[event.kind] += event.data["records"] if event.kind == "left-out" else 1
+                if sum(found.values()) == 80:
+                    break
+            assert found["left-out"] > 0
+
+    guarded(tmp_path, test)
+
+
+def test_limits_of_what_is_held(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "connections", 1), Quota("root", "memory_bytes", 1_000))
+        with Events(server.http, RECORDS, token=server.root.secret) as events:
+            events.skip_to_position()
+            assert server.ask(server.root, "GET", "/streams").status == 429
+            # A probe is nobody's.
+            assert server.ask(server.root, "GET", "/livez").status == 200
+        deadline = time.monotonic() + 10
+        while server.ask(server.root, "GET", "/streams").status == 429:
+            assert time.monotonic() < deadline
+        assert post(server, server.root, line(1, "x" * 2_000)).status == 429
+        assert post(server, server.root, line(1, "x" * 500)).status == 200
+        assert {key for key in server.rig.server.guard.quotas._held if key[0] == "root"} == set()
+
+    guarded(tmp_path, test)
+
+
+def test_who_is_revoked_gets_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(tails, "_LOOK_SECONDS", 0.05)
+
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        reader = server.token("reader", Rule("allow", "reader", "read", "rows"))
+        rows = b"".join(line(number, "x" * 500) for number in range(30_000))
+        assert post(server, server.root, rows).status == 200
+        # A long answer, of which some has come, and a tail that waits.
+        connection = http.client.HTTPConnection(server.http, timeout=20)
+        connection.request("GET", RECORDS, headers=server.known(reader))
+        response = connection.getresponse()
+        assert len(response.read(1_000)) == 1_000
+        with Events(server.http, RECORDS, token=reader.secret) as events:
+            events.skip_to_position()
+            server.revoke(reader)
+            (event,) = events.take(1)
+            assert (event.kind, event.data["title"]) == ("error", "Unauthenticated")
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+        connection.close()
+
+    guarded(tmp_path, test)

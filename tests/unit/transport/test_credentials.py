@@ -1,0 +1,60 @@
+"""What a client shows, and that nobody else sees it."""
+
+import pytest
+
+from mainstem.core.errors import InvalidSetting
+from mainstem.transport.credentials import TOKEN_BYTES_MAX, Credentials
+from mainstem.transport.wire import Hello
+
+SECRET = "mst_0123456789abcdef_" + "5" * 64
+
+
+def test_the_nearest_token_counts(tmp_path):
+    environ = {"MAINSTEM_TOKEN": "of-the-environment"}
+    path = tmp_path / "token"
+    path.write_text(f"  {SECRET}\n")
+    assert Credentials(environ=environ).token() == "of-the-environment"
+    assert Credentials("given", environ=environ).token() == "given"
+    assert Credentials(token_file=path, environ=environ).token() == SECRET
+    assert Credentials(environ={}).token() == ""
+    assert not Credentials(environ={"MAINSTEM_TOKEN": ""}).has_token
+
+
+def test_a_file_is_read_every_time(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("first")
+    credentials = Credentials(token_file=path, environ={})
+    assert credentials.token() == "first"
+    path.write_text("second")
+    assert credentials.token() == "second"
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two\nlines", "ä", "x" * (TOKEN_BYTES_MAX + 1)])
+def test_a_file_that_holds_no_token(tmp_path, content):
+    path = tmp_path / "token"
+    path.write_text(content)
+    with pytest.raises(InvalidSetting, match="cannot be a token"):
+        Credentials(token_file=path, environ={}).token()
+
+
+def test_a_token_is_nowhere_to_be_seen():
+    for shown in (Credentials(SECRET, environ={}), Hello(1, 5, "me", SECRET)):
+        assert SECRET[-64:] not in f"{shown!r} {shown}"
+    with pytest.raises(InvalidSetting) as found:
+        Credentials(SECRET + "\n", environ={})
+    assert SECRET[-64:] not in str(found.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_token_stays_on_this_machine_without_tls(host):
+    Credentials(SECRET, environ={}).require_private(host)
+    Credentials(environ={}).require_private("example.com")
+    with pytest.raises(InvalidSetting, match="mainstems://"):
+        Credentials(SECRET, environ={}).require_private("example.com")
+
+
+def test_a_certificate_needs_its_key(tmp_path):
+    with pytest.raises(InvalidSetting, match="give both"):
+        Credentials(certificate=tmp_path / "a.crt", environ={})
+    with pytest.raises(InvalidSetting, match="cannot be used"):
+        Credentials(ca=tmp_path / "missing.crt", environ={}).context()
