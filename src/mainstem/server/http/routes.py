@@ -77,10 +77,13 @@ _ROWS: Final[dict[str, Any]] = {
     "application/vnd.apache.parquet": {"description": "A Parquet file."},
     EVENTS: {"type": "string", "description": "One record an event; its id is a cursor."},
 }
+_NO_ROW: Final = {
+    "description": "Anything else is no row: it is refused with 422, or a dead letter if `on_bad` says so."
+}
 _TAKEN: Final = {
     kind: _ROWS.get(kind, _ROWS["application/x-ndjson"])
     if kind != _JSON
-    else {"oneOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
+    else {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}, _NO_ROW]}
     for kind in READERS
 }
 _PAGE: Final = {kind: _ROWS[kind] for kind in RENDERINGS}
