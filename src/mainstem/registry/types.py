@@ -54,6 +54,8 @@ FRIENDLY: Final[dict[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "duration": pa.duration("us"),
 }
+# The types that have no parts, by all their names.
+TYPE_NAMES: Final = (*_PLAIN, *FRIENDLY)
 # Classes of Python that may stand in place of a type text.
 OF_PYTHON: Final[dict[type, pa.DataType]] = {
     bool: pa.bool_(),

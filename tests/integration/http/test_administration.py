@@ -51,7 +51,7 @@ def test_schemas(client: Client):
     answer = client.ask("PUT", "/streams/typed/schema", {"schema": {"id": "string"}})
     assert (answer.status, answer.json()["title"]) == (409, "IncompatibleSchema")
     twice = client.ask("PUT", "/streams/typed/schema", b'{"schema": {"a": "int64", "a": "string"}}')
-    assert (twice.status, twice.json()["title"]) == (400, "InvalidSchema")
+    assert (twice.status, twice.json()["title"]) == (422, "InvalidSchema")
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,14 @@ def test_a_group_is_set_elsewhere_and_forgotten(client: Client):
     ("method", "path", "body", "status"),
     [
         ("POST", "/groups/g/commit", {}, 400),
-        ("POST", "/groups/g/commit", {"stream": "nowhere", "cursor": "ms1:x"}, 400),
+        ("POST", "/groups/g/commit", {"stream": "nowhere", "cursor": "ms1:x"}, 422),
         ("POST", "/groups/g/reset", {}, 400),
         ("POST", "/groups/g/reset", {"to": 7}, 400),
         ("POST", "/groups/g/reset", {"to": "latest", "offsets": []}, 400),
         ("POST", "/groups/g/reset", {"offsets": [{"stream": "s"}]}, 400),
+        ("POST", "/groups/g/reset", {"offsets": [{"stream": "s", "shard": 0, "offset": 1 << 63}]}, 400),
+        ("POST", "/groups/g/reset", {"offsets": [{"stream": "s", "shard": True, "offset": 1}]}, 400),
+        ("POST", "/groups/nobody/reset", {"offsets": [{"stream": "s", "shard": 0.0, "offset": 1.0}]}, 404),
         ("POST", "/groups/g/reset", {"to": "latest", "dry_run": 1}, 400),
         ("POST", "/groups/nobody/reset", {"to": "latest"}, 404),
         ("DELETE", "/groups/nobody", None, 404),
@@ -103,7 +106,7 @@ def test_a_cursor_of_another_stream_moves_nobody(client: Client):
     client.create("two")
     cursor = client.get("/streams/one/records").headers["mainstem-cursor"]
     answer = client.ask("POST", "/groups/lost/commit", {"stream": "two", "cursor": cursor})
-    assert (answer.status, "'two'" in answer.json()["detail"]) == (400, True)
+    assert (answer.status, "'two'" in answer.json()["detail"]) == (422, True)
     assert client.get("/groups/lost").status == 404
 
 

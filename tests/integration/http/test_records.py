@@ -193,13 +193,14 @@ def test_where_columns_and_times(client: Client):
 @pytest.mark.parametrize(
     ("query", "status", "title"),
     [
-        ("?where=id+%3D", 400, "InvalidPredicate"),
-        ("?where=nothing+%3D+1", 400, "InvalidPredicate"),
-        ("?columns=nothing", 400, "InvalidSetting"),
+        ("?where=id+%3D", 422, "InvalidPredicate"),
+        ("?where=nothing+%3D+1", 422, "InvalidPredicate"),
+        ("?columns=nothing", 422, "InvalidSetting"),
         ("?limit=-1", 400, "InvalidSetting"),
         ("?limit=%D9%A3", 400, "InvalidSetting"),
         ("?from=yesterday", 400, "InvalidSetting"),
-        ("?from=ms1:nonsense", 400, "InvalidCursor"),
+        ("?from=2026-02-30T12:00:00Z", 422, "InvalidSetting"),
+        ("?from=ms1:nonsense", 422, "InvalidCursor"),
         ("?form=latest", 400, "InvalidSetting"),
         ("?limit=1&limit=2", 400, "InvalidSetting"),
     ],

@@ -48,7 +48,7 @@ class Administration:
         for name, raw in fields.items():
             if bytes(raw) == b"null":
                 raise InvalidSetting(f"{name} is null; leave it out if it is to stay as it is, or as it is usual")
-        return {name: _whole(value) for name, value in given.items()}
+        return {name: whole(value) for name, value in given.items()}
 
     async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
         try:
@@ -57,7 +57,7 @@ class Administration:
             self._server.forget_client(request)
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """A number without a fraction is a whole one, however it is written."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

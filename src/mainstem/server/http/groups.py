@@ -16,8 +16,9 @@ from mainstem.core.errors import InvalidSetting, UnknownGroup
 from mainstem.core.names import check_group_name
 from mainstem.hub.groups import Groups, ShardReset, To
 from mainstem.server.door import Visitor
-from mainstem.server.http.administration import Administration, flag_of, json_answer, time_text
+from mainstem.server.http.administration import Administration, flag_of, json_answer, time_text, whole
 from mainstem.server.http.port import ServerPort
+from mainstem.server.http.problems import understood
 from mainstem.server.http.reads import start_of
 from mainstem.transport.port import GetStreamCall, StreamInfo
 from mainstem.transport.sharing import CommitCursorsCall, GroupInfo, GroupShard, ListGroupsCall
@@ -53,9 +54,10 @@ class GroupRoutes(Administration):
         to, streams = self._to(given), _names_of(given.get("streams"))
         is_dry = flag_of(given, "dry_run", True)
         groups = self._groups(visitor)
-        changes = await self._aside(
-            request, lambda: groups.reset(name, to, streams=streams, dry_run=is_dry), is_long=True
-        )
+        with understood():
+            changes = await self._aside(
+                request, lambda: groups.reset(name, to, streams=streams, dry_run=is_dry), is_long=True
+            )
         return json_answer({"dry_run": is_dry, "shards": [_reset_json(change) for change in changes]})
 
     async def commit(self, request: Request, visitor: Visitor, name: str) -> Response:
@@ -64,10 +66,11 @@ class GroupRoutes(Administration):
         if not isinstance(given.get("stream"), str) or not isinstance(given.get("cursor"), str):
             raise InvalidSetting('say of which stream and how far: {"stream": "orders", "cursor": "ms1:..."}')
         cursor, port = Cursor.parse(given["cursor"]), ServerPort(self._server, visitor)
-        info = await self._aside(request, lambda: port.call(GetStreamCall(given["stream"])).streams[0])
-        places = tuple((info.id, shard, offset) for shard, offset in enumerate(_checked(cursor, info).offsets))
-        call = CommitCursorsCall(name, 0, places)
-        await self._aside(request, lambda: self._commit(port, call))
+        with understood():
+            info = await self._aside(request, lambda: port.call(GetStreamCall(given["stream"])).streams[0])
+            places = tuple((info.id, shard, offset) for shard, offset in enumerate(_checked(cursor, info).offsets))
+            call = CommitCursorsCall(name, 0, places)
+            await self._aside(request, lambda: self._commit(port, call))
         return Response(status_code=204)
 
     async def delete(self, request: Request, visitor: Visitor, name: str) -> Response:
@@ -149,11 +152,17 @@ def _names_of(given: Any) -> list[str] | None:
     return given
 
 
+def _are_counts(*numbers: int) -> bool:
+    return all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+
+
 def _offsets_of(given: Any) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     for each in given if isinstance(given, list) else [None]:
-        match each:
-            case {"stream": str(stream), "shard": int(shard), "offset": int(offset), **rest} if not rest:
+        match {name: whole(value) for name, value in each.items()} if isinstance(each, dict) else each:
+            case {"stream": str(stream), "shard": int(shard), "offset": int(offset), **rest} if (
+                not rest and _are_counts(shard, offset)
+            ):
                 found[stream, shard] = offset
             case _:
                 raise InvalidSetting('offsets is a list of {"stream": "orders", "shard": 0, "offset": 120}')

@@ -3,14 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from mainstem.log.administration import RETENTION_BYTES_MAX
+from mainstem.registry.types import TYPE_NAMES
 from mainstem.server.http.problems import MEDIA_TYPE
-from mainstem.server.http.routes import NAME, ROUTES, START, STREAM_NAME, Row
+from mainstem.server.http.routes import CURSOR, NAME, NEW_STREAM_NAME, ROUTES, START, STREAM_NAME, Row
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
-_COUNT: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
+_COUNT: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
 _NAMES: Final = {"type": "array", "items": _TEXT}
 _NAME_OR_NAMES: Final = {"oneOf": [_TEXT, _NAMES]}
-_DURATION: Final = {**_TEXT, "pattern": r"^[0-9]+(\.[0-9]+)? ?(us|ms|s|m|h|d)$"}
+# From a second to centuries, and from nothing on.
+_RETENTION: Final = {
+    **_TEXT,
+    "pattern": r"^([1-9][0-9]{6,15}us|[1-9][0-9]{3,12} ?ms|[1-9][0-9]{0,4}(\.[0-9]{1,3})? ?(s|m|h|d))$",
+}
+_DURATION: Final = {**_TEXT, "pattern": r"^([0-9]{1,15}us|[0-9]{1,5}(\.[0-9]{1,3})? ?(ms|s|m|h|d))$"}
 _TIME: Final = {"type": ["string", "null"], "format": "date-time"}
 
 
@@ -24,23 +31,36 @@ def _object(properties: dict[str, Any], required: Sequence[str] = (), *, closed:
 
 
 _LIFE: Final[dict[str, Any]] = {
-    "retention": {**_DURATION, "description": "How long records are kept, such as `7d`."},
-    "retention_bytes": {**_COUNT, "description": "How large the stream may grow; 0: however large."},
+    "retention": {**_RETENTION, "description": "How long records are kept, such as `7d`."},
+    "retention_bytes": {
+        **_COUNT,
+        "maximum": RETENTION_BYTES_MAX,
+        "description": "How large the stream may grow; 0: however large.",
+    },
     "cleanup": {**_TEXT, "enum": ["delete", "compact", "compact,delete"]},
     "tombstones": {**_DURATION, "description": "How long a compacted stream keeps deletions."},
     "shards": {"type": "integer", "minimum": 1, "maximum": 4096},
 }
-_SCHEMA: Final = {
-    "type": "object",
-    "minProperties": 1,
-    "description": 'Names and types, such as {"id": "int64", "at": "timestamp"}, or an Avro record schema.',
-}
+_SCHEMA: Final = {"$ref": "#/components/schemas/Schema"}
+_TYPE: Final = {"$ref": "#/components/schemas/Type"}
 _COMPATIBILITY: Final = {
     "type": "string",
     "enum": [
         "backward", "backward_transitive", "forward", "forward_transitive", "full", "full_transitive", "none",
     ],
 }  # fmt: skip
+_PLACE: Final = {
+    **_TEXT,
+    "pattern": START,
+    "description": "`earliest`, `latest`, a cursor, a time (`2026-01-31T12:00:00Z`), how long ago (`15m`).",
+}
+_OFFSET: Final = _object(
+    {"stream": _TEXT, "shard": _COUNT, "offset": _COUNT}, ["stream", "shard", "offset"], closed=True
+)
+_RESET: Final = {
+    "streams": {**_NAMES, "description": "Only these of its streams."},
+    "dry_run": {"type": "boolean", "default": True},
+}
 _SCHEMAS: Final[dict[str, Any]] = {
     "Status": _object({"status": _TEXT, "reason": _TEXT, "disk": _TEXT}, ["status"]),
     "Problem": _object(
@@ -54,6 +74,23 @@ _SCHEMAS: Final[dict[str, Any]] = {
         },
         ["type", "title", "status", "detail", "code", "retriable"],
     ),
+    "Schema": {
+        "description": 'Names and types, such as {"id": "int64", "at": "timestamp"}, or an Avro record schema.',
+        "anyOf": [
+            {"type": "object", "minProperties": 1, "additionalProperties": _TYPE},
+            _object({"type": {"const": "record"}, "name": _TEXT, "fields": {"type": "array"}}, ["type", "fields"]),
+        ],
+        "examples": [{"id": "int64", "name": "string", "at": "timestamp"}],
+    },
+    "Type": {
+        "description": "The name of a type, an object for a struct or with a `type` and more, a list of one type.",
+        "anyOf": [
+            {**_TEXT, "enum": list(TYPE_NAMES)},
+            {**_TEXT, "minLength": 1, "description": "One with parts, such as `decimal(10, 2)` or `list<string>`."},
+            {"type": "object", "minProperties": 1},
+            {"type": "array", "items": _TYPE, "minItems": 1, "maxItems": 1},
+        ],
+    },
     "Stream": _object(
         {
             "name": _TEXT,
@@ -89,11 +126,14 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "hash": {**_TEXT, "enum": ["crc32", "murmur2"]},
         },
         closed=True,
-    ),
+    )
+    | {"dependentRequired": {"key": ["schema"], "index": ["schema"]}},
     "StreamChanges": _object(dict(_LIFE), closed=True),
     "Trim": {
-        **_object({"before": {**_TEXT, "format": "date-time"}, "offset": _COUNT, "shard": _COUNT}, closed=True),
-        "oneOf": [{"required": ["before"]}, {"required": ["offset"]}],
+        "oneOf": [
+            _object({"before": {**_TEXT, "format": "date-time"}, "shard": _COUNT}, ["before"], closed=True),
+            _object({"offset": _COUNT, "shard": _COUNT}, ["offset"], closed=True),
+        ]
     },
     "Erase": _object(
         {
@@ -161,25 +201,12 @@ _SCHEMAS: Final[dict[str, Any]] = {
         },
         ["stream", "shard", "offset", "end", "records"],
     ),
-    "Reset": _object(
-        {
-            "to": {
-                **_TEXT,
-                "pattern": START,
-                "description": "`earliest`, `latest`, a cursor, a time (`2026-01-31T12:00:00Z`), how long ago (`15m`).",
-            },
-            "offsets": {
-                "type": "array",
-                "items": _object(
-                    {"stream": _TEXT, "shard": _COUNT, "offset": _COUNT}, ["stream", "shard", "offset"], closed=True
-                ),
-            },
-            "streams": {**_NAMES, "description": "Only these of its streams."},
-            "dry_run": {"type": "boolean", "default": True},
-        },
-        closed=True,
-    )
-    | {"oneOf": [{"required": ["to"]}, {"required": ["offsets"]}]},
+    "Reset": {
+        "oneOf": [
+            _object({"to": _PLACE, **_RESET}, ["to"], closed=True),
+            _object({"offsets": {"type": "array", "items": _OFFSET}, **_RESET}, ["offsets"], closed=True),
+        ]
+    },
     "ResetResult": _object(
         {
             "dry_run": {"type": "boolean"},
@@ -198,7 +225,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "stream": _TEXT,
             "cursor": {
                 **_TEXT,
-                "pattern": "^ms1:",
+                "pattern": CURSOR,
                 "description": "As `Mainstem-Cursor` or the id of an event says it.",
             },
         },
@@ -255,11 +282,19 @@ def _operation(row: Row) -> dict[str, Any]:
         responses["default"] = problem
     operation: dict[str, Any] = {"operationId": _operation_id(row), "summary": row.summary, "responses": responses}
     parameters: list[dict[str, Any]] = [
-        {"name": each.name, "in": each.place, "description": each.text, "schema": dict(each.schema)}
+        {
+            "name": each.name,
+            "in": each.place,
+            "description": each.text,
+            "required": each.is_required,
+            "schema": dict(each.schema),
+        }
         for each in row.parameters
     ]
     if "{name}" in row.path:
         pattern = STREAM_NAME if row.path.startswith("/streams") else NAME
+        if row.handler == "create_stream":
+            pattern = NEW_STREAM_NAME
         text = {"type": "string", "pattern": pattern, "maxLength": 249}
         parameters.insert(0, {"name": "name", "in": "path", "required": True, "schema": text})
     if parameters:

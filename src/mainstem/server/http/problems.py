@@ -9,7 +9,8 @@ can get wrong (a method, a type of body) is an InvalidRequest with a status of i
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,10 @@ _STATUS: Final[dict[type[MainstemError], int]] = {
     MainstemError: 500,
     errors.InvalidRequest: 400,
     errors.RecordTooLarge: 413,
+    # What is said right and means nothing; a document can tell what is said wrong, which is 400.
+    errors.InvalidCursor: 422,
+    errors.InvalidPredicate: 422,
+    errors.InvalidSchema: 422,
     errors.InvalidRecord: 422,
     errors.SchemaMismatch: 422,
     errors.UnknownStream: 404,
@@ -63,6 +68,17 @@ class HttpRefusal(Exception):
 def refusal(status: int, detail: str, **headers: str) -> HttpRefusal:
     """What only HTTP can get wrong."""
     return HttpRefusal(status, InvalidRequest(detail), {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """What was asked was said right: what is refused in here is refused for what it means."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if status_of(error) != 400:
+            raise
+        raise HttpRefusal(422, error) from None
 
 
 def status_of(error: MainstemError) -> int:

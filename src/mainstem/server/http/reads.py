@@ -10,6 +10,7 @@ for whole.
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,9 @@ from mainstem.core.times import from_us
 from mainstem.hub.groups import Groups
 from mainstem.server.door import Visitor
 from mainstem.server.http.port import ReaderPort
+from mainstem.server.http.problems import HttpRefusal, understood
 from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
+from mainstem.server.http.routes import START
 from mainstem.server.http.sending import CutOff, Sender, Unfinished
 from mainstem.transport.port import GetStreamCall
 
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from mainstem.server.server import Server
 
 _LIMIT_MAX: Final = 1 << 31
+_START: Final = re.compile(START)
 # So many rows are written before it is known how large they are.
 _ROWS_FIRST: Final = 1_000
 _ROW_BYTES: Final = 100
@@ -107,10 +111,12 @@ def start_of(text: str, now_us: int, parameter: str = "from") -> str | datetime 
         # A plus that was not escaped comes as a blank.
         found = datetime.fromisoformat(text.replace(" ", "+") if text.count(" ") == 1 and "T" in text else text)
     except ValueError:
-        raise InvalidSetting(
+        error = InvalidSetting(
             f"{parameter} is earliest, latest, a cursor, a time (2026-01-31T12:00:00Z) or how long ago (15m), not "
             f"{text[:60]!r}"
-        ) from None
+        )
+        # A day that no calendar has, for one.
+        raise HttpRefusal(422, error) if _START.fullmatch(text) else error from None
     if found.tzinfo is None:
         raise InvalidSetting(f"{parameter}: the time needs a zone; {text[:60]}Z is UTC")
     return found
@@ -348,7 +354,10 @@ class Reads:
         visitor.begin("read")
         rendering: Rendering = RENDERINGS[media_type]()
         line = self._server.new_read_line()
-        reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=False))
+        with understood():
+            reading = await aside(
+                line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=False)
+            )
         if wanted.limit is not None:
             return await self._page(request, line, reading, rendering, media_type)
         first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])

@@ -5,7 +5,7 @@ are both made of this table.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mainstem.produce.posting import READERS
@@ -22,6 +22,7 @@ class Parameter:
     text: str
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
     place: str = "query"
+    is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,16 @@ def _ref(name: str) -> dict[str, str]:
 # What groups may be called, and streams; those with `_` in front are the log's own.
 NAME: Final = "^[a-zA-Z0-9._-]{1,249}$"
 STREAM_NAME: Final = r"^\.{0,2}[a-zA-Z0-9_][a-zA-Z0-9._-]*$"
-# Where reading may begin; of a time only that it begins with a digit.
-START: Final = "^(earliest|latest|ms1:.+|[0-9].*)$"
+NEW_STREAM_NAME: Final = r"^(\.{1,2}[a-zA-Z0-9_]|[a-zA-Z0-9])[a-zA-Z0-9._-]*$"
+# Without its checksum, and without the calendar.
+_CURSOR: Final = "ms1:[0-9a-f]{32}:[0-9]{1,10}:([0-9]{1,19}(,[0-9]{1,19})*)?:[0-9a-f]{8}"
+_DATE: Final = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_HOUR: Final = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME: Final = rf"{_DATE}T{_HOUR}(:[0-5][0-9](\.[0-9]{{1,6}})?)?(Z|[+-]{_HOUR})"
+_AGO: Final = r"[0-9]{1,12}us|[0-9]{1,5}(\.[0-9]{1,3})? ?(ms|s|m|h|d)"
+CURSOR: Final = f"^{_CURSOR}$"
+# Where reading may begin.
+START: Final = f"^(earliest|latest|{_CURSOR}|{_TIME}|{_AGO})$"
 _JSON: Final = "application/json"
 _ID: Final = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _ROWS: Final[dict[str, Any]] = {
@@ -68,20 +77,27 @@ _ROWS: Final[dict[str, Any]] = {
     "application/vnd.apache.parquet": {"description": "A Parquet file."},
     EVENTS: {"type": "string", "description": "One record an event; its id is a cursor."},
 }
+_NO_ROW: Final = {
+    "description": "Anything else is no row: it is refused with 422, or a dead letter if `on_bad` says so."
+}
 _TAKEN: Final = {
     kind: _ROWS.get(kind, _ROWS["application/x-ndjson"])
     if kind != _JSON
-    else {"oneOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
+    else {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}, _NO_ROW]}
     for kind in READERS
 }
 _PAGE: Final = {kind: _ROWS[kind] for kind in RENDERINGS}
 
+_SOME_TEXT: Final = {"type": "string", "minLength": 1}
+_WHERE: Final = Parameter(
+    "where", "Only records for which this SQL expression is true, such as `amount > 100`.", _SOME_TEXT
+)
 _READ_PARAMETERS: Final = (
-    Parameter("where", "Only records for which this SQL expression is true, such as `amount > 100`."),
     Parameter(
         "columns",
         "Only these columns, divided by commas; `_shard`, `_offset`, `_timestamp`, `_key` and "
         "`_headers` are there too.",
+        _SOME_TEXT,
     ),
     Parameter(
         "from",
@@ -157,7 +173,7 @@ ROUTES: Final = (
         takes={_JSON: _ref("StreamOptions")},
         gives={_JSON: _ref("Stream")},
         status=201,
-        other=(200, 409),
+        other=(200, 409, 422),
     ),
     Row(
         "PATCH",
@@ -177,6 +193,7 @@ ROUTES: Final = (
         "Let go of the records before a time, or below an offset.",
         takes={_JSON: _ref("Trim")},
         gives={_JSON: _ref("Stream")},
+        other=(422,),
     ),
     Row(
         "POST",
@@ -186,6 +203,7 @@ ROUTES: Final = (
         "Take away every record of one key.",
         takes={_JSON: _ref("Erase")},
         gives={_JSON: _ref("Erasure")},
+        other=(422,),
     ),
     Row(
         "GET",
@@ -203,7 +221,7 @@ ROUTES: Final = (
         "Give a stream the next version of its schema.",
         takes={_JSON: _ref("SchemaChange")},
         gives={_JSON: _ref("Stream")},
-        other=(409,),
+        other=(409, 422),
     ),
     Row(
         "GET",
@@ -231,7 +249,7 @@ ROUTES: Final = (
         "Let a group without members go on from somewhere else. By default it is only said what that would do.",
         takes={_JSON: _ref("Reset")},
         gives={_JSON: _ref("ResetResult")},
-        other=(409,),
+        other=(409, 422),
     ),
     Row(
         "POST",
@@ -241,7 +259,7 @@ ROUTES: Final = (
         "Who reads for a group without being a member says how far it has come. The group is made if there is none.",
         takes={_JSON: _ref("Commit")},
         status=204,
-        other=(409,),
+        other=(409, 422),
     ),
     Row(
         "POST",
@@ -259,7 +277,7 @@ ROUTES: Final = (
             Parameter(
                 "Idempotency-Key",
                 "A request with a key that was used within 7 days writes nothing and is answered like the first one.",
-                {"type": "string", "maxLength": 255},
+                {"type": "string", "pattern": "[^ \t]", "maxLength": 255},
                 "header",
             ),
         ),
@@ -273,7 +291,7 @@ ROUTES: Final = (
         "read",
         "read_records",
         "Read rows to the end of the stream, or to a limit; or follow it, as events.",
-        parameters=(*_READ_PARAMETERS, Parameter("Last-Event-ID", "Where events go on.", place="header")),
+        parameters=(_WHERE, *_READ_PARAMETERS, Parameter("Last-Event-ID", "Where events go on.", place="header")),
         gives={**_PAGE, EVENTS: _ROWS[EVENTS]},
         other=(406, 410, 422),
     ),
@@ -283,7 +301,7 @@ ROUTES: Final = (
         "read",
         "find_records",
         "The records for which `where` is true; batches in which none can be are not read.",
-        parameters=_READ_PARAMETERS,
+        parameters=(replace(_WHERE, is_required=True), *_READ_PARAMETERS),
         gives=_PAGE,
         other=(406, 410, 422),
     ),

@@ -14,6 +14,7 @@ from mainstem.registry.forms import to_type_map
 from mainstem.server.door import Visitor
 from mainstem.server.http.administration import Administration, flag_of, json_answer, time_text
 from mainstem.server.http.port import ServerPort
+from mainstem.server.http.problems import HttpRefusal, understood
 from mainstem.transport.port import ListStreamsCall, SchemaInfo, StreamInfo
 
 _CREATE: Final = frozenset(
@@ -62,7 +63,11 @@ class StreamRoutes(Administration):
 
         def create() -> tuple[StreamInfo, bool]:
             known = self._server.log.ledger.stream_named(name)
-            info = self._streams(visitor).create(name, exist_ok=True, **options)
+            try:
+                info = self._streams(visitor).create(name, exist_ok=True, **options)
+            except InvalidSetting as error:
+                # Of one that is there it is refused for what that has.
+                raise error if known is None else HttpRefusal(409, error) from None
             return info, known is None or info.id != known.id
 
         info, is_new = await self._aside(request, create)
@@ -70,9 +75,9 @@ class StreamRoutes(Administration):
 
     async def alter(self, request: Request, visitor: Visitor, name: str) -> Response:
         options = await self._options(request, visitor, _ALTER)
-        return json_answer(
-            stream_json(await self._aside(request, lambda: self._streams(visitor).alter(name, **options)))
-        )
+        with understood():
+            info = await self._aside(request, lambda: self._streams(visitor).alter(name, **options))
+        return json_answer(stream_json(info))
 
     async def delete(self, request: Request, visitor: Visitor, name: str) -> Response:
         await self._aside(request, lambda: self._streams(visitor).delete(name))
@@ -81,9 +86,10 @@ class StreamRoutes(Administration):
     async def trim(self, request: Request, visitor: Visitor, name: str) -> Response:
         given = await self._options(request, visitor, frozenset(("before", "offset", "shard")))
         before = None if "before" not in given else _time_of(given.pop("before"))
-        info = await self._aside(
-            request, lambda: self._streams(visitor).trim(name, before=before, **given), is_long=True
-        )
+        with understood():
+            info = await self._aside(
+                request, lambda: self._streams(visitor).trim(name, before=before, **given), is_long=True
+            )
         return json_answer(stream_json(info))
 
     async def erase(self, request: Request, visitor: Visitor, name: str) -> Response:

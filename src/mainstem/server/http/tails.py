@@ -36,7 +36,7 @@ from mainstem.core.errors import (
 from mainstem.core.limits import HTTP_PIECE_BYTES, HTTP_TAIL_SHARDS_MAX, KIB
 from mainstem.registry import formats
 from mainstem.server.door import Visitor
-from mainstem.server.http.problems import problem_of
+from mainstem.server.http.problems import problem_of, understood
 from mainstem.server.http.reads import AnswerBudget, Reading, Wanted, aside, start_of
 from mainstem.server.http.renderings import EVENTS
 from mainstem.server.http.sending import CutOff, Sender
@@ -72,9 +72,11 @@ class Tails:
         # A browser that connects again asks the address of the first time, and says where it is beside it.
         resumed = request.headers.get("last-event-id")
         if resumed:
-            wanted = replace(wanted, start=start_of(resumed, now_us))
+            with understood():
+                wanted = replace(wanted, start=start_of(resumed, now_us))
         line = self._server.new_read_line()
-        reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=True))
+        with understood():
+            reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=True))
         shards = reading.consumer.stream.shards
         if shards > HTTP_TAIL_SHARDS_MAX:
             raise InvalidRequest(
