@@ -398,7 +398,8 @@ class Feed:
                 break
             shard = self._ready[0]
             try:
-                self._look(selection, shard, passed, is_enough)
+                if not self._look_alone(selection, shard, passed, is_enough):
+                    continue
             except Exception as error:
                 if not passed.is_empty:
                     # What was found before it comes first; the next read meets the error again.
@@ -406,7 +407,23 @@ class Feed:
                 if isinstance(error, DataLoss):
                     raise self._pass_over(shard, error) from error.__cause__
                 raise
+            if selection.is_shared and not passed.is_empty:
+                # Others wait for what was looked for here: what comes next may be somebody else's to look for.
+                break
         return passed.close()
+
+    def _look_alone(
+        self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[int], bool]
+    ) -> bool:
+        """Look, unless somebody who wants the same is looking there: then what he has found can be had when it says no.
+        Nobody looks for longer than a moment."""
+        if self._order is not None:
+            self._look(selection, shard, passed, is_enough)
+            return True
+        with self._reader.shared.looking((self.stream.id, shard), selection.wanted, self._offsets[shard]) as is_mine:
+            if is_mine:
+                self._look(selection, shard, passed, is_enough)
+            return is_mine
 
     def _look(self, selection: Selection, shard: int, passed: "_Passed", is_enough: Callable[[int], bool]) -> None:
         """Let through what is wanted of the next batches of the first shard, and let the others have their turn. After
@@ -416,10 +433,12 @@ class Feed:
         part = selection.part if self._order is None else None
         looked = _Passed(self.stream.id)
         version = self._reader.shared.version
+        # Behind that, somebody has looked.
+        until = self._reader.shared.next_base((self.stream.id, shard), selection.wanted, begin)
         before = self._counted_now()
         try:
             for batch in self._reader.walk(
-                self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=part
+                self.stream, shard, begin, self._entries_looked, can_skip=self._can_skip, part=part, until=until
             ):
                 allowed = self._allowed(shard, [batch])
                 if not allowed:

@@ -103,6 +103,9 @@ class Member:
             if news.member == self.id:
                 self._acted = max(self._acted, news.membership.version)
                 self.generation = news.membership.generation
+                # What came meanwhile was said to one that had not acted: it names cursors again from which this one is
+                # about to read on, and commit. Without them it is the answer to what is sent now.
+                self._membership = news.membership
         self._send()
 
     def stand(self, held: Sequence[Unit]) -> None:

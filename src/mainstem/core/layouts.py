@@ -80,7 +80,7 @@ class Shape:
     node_count: int
     buffer_count: int
     starts: tuple[tuple[int, int], ...]  # the first node and the first buffer of each column, and those after the last
-    schema_len: int  # of the schema message with which Arrow opens a stream
+    opening: bytes  # the schema message with which Arrow opens a stream
     metadata_bytes_max: int
 
 
@@ -103,7 +103,7 @@ def _make_shape(layout: int, schema: pa.Schema) -> Shape:
         node_count=len(nodes),
         buffer_count=buffer_count,
         starts=(*((at, node.buffer) for at, node in enumerate(nodes) if node.parent < 0), (len(nodes), buffer_count)),
-        schema_len=schema.serialize().size,
+        opening=schema.serialize().to_pybytes(),
         metadata_bytes_max=_METADATA_BYTES_MAX + 2 * 16 * (len(nodes) + buffer_count),
     )
 

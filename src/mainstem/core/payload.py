@@ -200,7 +200,7 @@ def check(
         raise InvalidPayload("the message's metadata points outside itself") from None
     if claimed != raw_len:
         raise InvalidPayload(f"the message is {claimed} bytes, its header says {raw_len}")
-    batch = _read(message, shape.schema, count)
+    batch = _read(message, shape, count, encoding)
     try:
         batch.validate(full=True)
     except ARROW_ERRORS as error:
@@ -262,7 +262,7 @@ def decode(
     shape = shape_of(layout, schema)
     _codec_of(encoding)
     _check_raw_len(raw_len)
-    return _read(_message(encoding, raw_len, payload), shape.schema, count)
+    return _read(_message(encoding, raw_len, payload), shape, count, encoding)
 
 
 def decode_columns(
@@ -281,7 +281,7 @@ def decode_columns(
     _check_raw_len(raw_len)
     message = _message(encoding, raw_len, payload)
     if codec is None or encoding not in _BY_BUFFER:
-        whole = _read(message, shape.schema, count)
+        whole = _read(message, shape, count, encoding)
         return whole.select([name for name in shape.schema.names if name in names])
     parts = _Parts(message, locate(message, message.size, shape, codec.flatbuffer_id, count), codec)
     arrays, fields = [], []
@@ -514,7 +514,7 @@ def _compress_buffers(batch: pa.RecordBatch, codec: _Codec, shape: Shape) -> pa.
     with pa.ipc.RecordBatchStreamWriter(sink, shape.schema, options=codec.options) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue()
-    return stream.slice(shape.schema_len, stream.size - shape.schema_len - 8)
+    return stream.slice(len(shape.opening), stream.size - len(shape.opening) - 8)
 
 
 def _sample(message: pa.Buffer) -> bytes:
@@ -531,6 +531,8 @@ def _worth(compressed_len: int, raw_len: int) -> bool:
 
 
 # Reading
+
+_READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 def _message(encoding: int, raw_len: int, payload: Buffer | pa.Buffer) -> pa.Buffer:
@@ -557,9 +559,15 @@ def _unpack_lz4(buffer: pa.Buffer, raw_len: int) -> pa.Buffer:
     return message
 
 
-def _read(message: pa.Buffer, schema: pa.Schema, count: int) -> pa.RecordBatch:
+def _read(message: pa.Buffer, shape: Shape, count: int, encoding: int) -> pa.RecordBatch:
     try:
-        batch = pa.ipc.read_record_batch(message, schema)
+        if encoding in _BY_BUFFER:
+            # Only a stream reader takes read options. Copying the compressed bytes behind a schema is cheaper than to
+            # have Arrow's own threads decompress a buffer each, on cores that are busy.
+            stream = pa.py_buffer(b"".join((shape.opening, message)))
+            batch = pa.ipc.open_stream(stream, options=_READ_OPTIONS).read_next_batch()
+        else:
+            batch = pa.ipc.read_record_batch(message, shape.schema)
     except ARROW_ERRORS as error:
         refuse(error)
     if batch.num_rows != count:

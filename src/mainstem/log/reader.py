@@ -106,8 +106,7 @@ class LogReader:
         size = bytes_max if self._hot is None else max(bytes_max, READ_BYTES_MAX)
 
         def read(entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
-            unknown = [entry for entry in entries if known is None or entry.base < known]
-            return self._batches(stream, unknown, offset, size)
+            return self._batches(stream, _before(entries, known), offset, size)
 
         batches = list(self._from_entries(stream, shard, offset, entries_max, read))
         if batches:
@@ -123,9 +122,10 @@ class LogReader:
         *,
         can_skip: CanSkip,
         part: Part | None = None,
+        until: int | None = None,
     ) -> Iterator[FetchedBatch]:
         """The batches of up to `entries_max` entries, from the one that holds `offset`, each read when it is asked for;
-        none at the end.
+        none at the end. Those that begin at `until` or behind it are not needed.
 
         Entries of which `can_skip` says so are not read: one batch without records stands for several that follow each
         other. Of batches of the schema of `part` that can be read by columns, only those columns are. DataLoss as
@@ -140,9 +140,11 @@ class LogReader:
         if hot and _is_little(hot, end):
             yield from hot
             return
-        yield from self._from_entries(
-            stream, shard, offset, entries_max, lambda entries: self._wanted(stream, entries, offset, can_skip, part)
-        )
+
+        def read(entries: Sequence[Entry]) -> Iterator[FetchedBatch]:
+            return self._wanted(stream, _before(entries, until), offset, can_skip, part)
+
+        yield from self._from_entries(stream, shard, offset, entries_max, read)
 
     def _end(self, stream: StreamRow, shard: int, offset: int) -> int:
         """Where the shard ends now. DataLoss if `offset` was trimmed."""
@@ -442,6 +444,11 @@ def _without_records(entry: Entry) -> FetchedBatch:
     """What stands for offsets whose records were all compacted away or erased."""
     header = BatchHeader(entry.stream, entry.shard, *(0,) * 13, span=entry.span)
     return FetchedBatch(entry.base, header, b"")
+
+
+def _before(entries: Sequence[Entry], offset: int | None) -> Sequence[Entry]:
+    """Those that begin before an offset, if there is one."""
+    return entries if offset is None else [entry for entry in entries if entry.base < offset]
 
 
 def _is_of(header: FrameHeader, entry: Entry) -> bool:

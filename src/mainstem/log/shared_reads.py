@@ -22,7 +22,8 @@ reader may get what was there before for as long as it is kept; but not what was
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from mainstem.core.batch import FetchedBatch
@@ -76,6 +77,8 @@ class SharedReads:
         # Sizes of those that were let go and would still be here if there was all the room.
         self._gone: OrderedDict[tuple[_Key, int], int] = OrderedDict()
         self._gone_bytes = 0
+        # Where somebody is looking for something now; set when he is done.
+        self._looking: dict[tuple[_Key, int], threading.Event] = {}
         self._lock = threading.Lock()
         # How often something was forgotten: what was looked up before that is not kept after it.
         self.version = 0
@@ -106,6 +109,24 @@ class SharedReads:
         if size is not None:
             self._gone_bytes -= size
             self._room = min(2 * self._room, self._bytes_max)
+
+    @contextmanager
+    def looking(self, shard: ShardKey, wanted: Wanted, offset: int) -> Iterator[bool]:
+        """Look for what is wanted from `offset` on. If it says no, somebody was doing that and is done now."""
+        place = (shard, wanted), offset
+        mine = threading.Event()
+        with self._lock:
+            other = self._looking.setdefault(place, mine)
+        if other is not mine:
+            other.wait()
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with self._lock:
+                del self._looking[place]
+            mine.set()
 
     def next_base(self, shard: ShardKey, wanted: Wanted, offset: int) -> int | None:
         """Where the first stretch behind `offset` begins: no need to read further."""

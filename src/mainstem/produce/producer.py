@@ -153,13 +153,14 @@ class Producer:
                 and (size := len(value)) < short
             ):
                 try:
-                    chunk = chunks.get(stream)
-                except TypeError:  # not hashable, so not a name; the general way says so
-                    chunk = None
-                if chunk is not None and chunk.owner_of_bytes == get_ident() and filled < batch_bytes:
-                    values, keys = chunk.values, chunk.keys
+                    chunk = chunks[stream]
+                except (KeyError, TypeError):  # the first one, or not hashable, so not a name: the general way says so
+                    return general(stream, value, key, headers, timestamp, shard)
+                if chunk.owner_of_bytes == get_ident() and filled < batch_bytes:
+                    keys = chunk.keys
                     if key is None:
                         if keys is None:
+                            values = chunk.values
                             index = len(values)
                             values.append(value)
                             filled += size + _RECORD_OVERHEAD
@@ -167,6 +168,7 @@ class Producer:
                                 return self._after_seal(chunk, index, stream, value, key)
                             return Ack(chunk, index)
                     elif keys is not None and type(key) is bytes and len(key) < short:
+                        values = chunk.values
                         index = len(values)
                         values.append(value)
                         keys.append(key)
@@ -175,8 +177,11 @@ class Producer:
                             return self._after_seal(chunk, index, stream, value, key)
                         return Ack(chunk, index)
             elif type(value) is dict and key is None and headers is None and timestamp is None and shard is None:
-                chunk = chunks.get(stream) if type(stream) is str else None
-                if chunk is not None and chunk.convert is not None and chunk.owner == get_ident():
+                try:
+                    chunk = chunks[stream]
+                except (KeyError, TypeError):
+                    return general(stream, value, key, headers, timestamp, shard)
+                if chunk.convert is not None and chunk.owner == get_ident():
                     try:
                         taken, size = chunk.convert(value)
                     except SchemaMismatch:

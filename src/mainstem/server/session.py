@@ -34,6 +34,7 @@ from mainstem.core.limits import (
     ERROR_TEXTS_CHARS_MAX,
     MEMBER_REQUESTS_MAX,
     MESSAGE_BYTES_MAX,
+    MESSAGE_HEADER_BYTES_MAX,
     MIB,
     PAYLOAD_RAW_BYTES_MAX,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
@@ -65,7 +66,9 @@ from mainstem.transport.wire import (
     Subscribe,
     Welcome,
     WireError,
+    encode_header,
     pack,
+    pack_encoded,
     wire_error,
 )
 from mainstem.transport.wire import Appended as WireAppended
@@ -325,20 +328,27 @@ class Session:
     def _answer_member(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
         self._members_waiting -= 1
-        if isinstance(answer, MainstemError):
-            self._send(Kind.ERROR, id_, wire_error(answer))
-        else:
-            self._send(Kind.ANSWER, id_, answer)
+        self._send_answer(id_, answer)
 
     def _answer_call(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
         self._calls_in_flight -= 1
         if self.connection is not None:
             self.connection.resume("calls")
-        if isinstance(answer, MainstemError):
-            self._send(Kind.ERROR, id_, wire_error(answer))
-        else:
-            self._send(Kind.ANSWER, id_, answer)
+        self._send_answer(id_, answer)
+
+    def _send_answer(self, id_: int, answer: Answer | MainstemError) -> None:
+        if not isinstance(answer, MainstemError):
+            encoded = encode_header(answer)
+            if len(encoded) <= MESSAGE_HEADER_BYTES_MAX:
+                if self.connection is not None:
+                    self.connection.send(pack_encoded(Kind.ANSWER, id_, encoded, ()))
+                return
+            answer = InvalidRequest(
+                f"the answer has {len(encoded)} bytes; a message carries {MESSAGE_HEADER_BYTES_MAX}. Ask for less at a "
+                "time; of a group, share its streams among more members, or read fewer of them"
+            )
+        self._send(Kind.ERROR, id_, wire_error(answer))
 
     def _on_append(self, message: Message) -> None:
         append: Append | Stage = message.header

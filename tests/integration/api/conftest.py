@@ -19,7 +19,7 @@ from mainstem.testing.server import ServerProcess
 
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for the tests of a module; each test leaves it without streams."""
+    """One server for the tests of a module; each test leaves it without streams and groups."""
     with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
         yield server
         # Shown by pytest when a test of the module failed.
@@ -35,7 +35,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def hub(kind: str, request: pytest.FixtureRequest, tmp_path: object) -> Iterator[Hub]:
-    """An open hub on a log without streams."""
+    """An open hub on a log without streams and groups."""
     if kind == "embedded":
         with mainstem.open(f"{tmp_path}/data") as hub:
             yield hub
@@ -44,6 +44,8 @@ def hub(kind: str, request: pytest.FixtureRequest, tmp_path: object) -> Iterator
     with mainstem.connect(server.url) as hub:
         yield hub
     with mainstem.connect(server.url) as cleaner:
+        for group in cleaner.groups.list():
+            cleaner.groups.delete(group.name)
         for stream in cleaner.streams.list():
             cleaner.streams.delete(stream.name)
 

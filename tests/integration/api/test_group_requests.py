@@ -7,19 +7,9 @@ import pytest
 
 import mainstem
 from mainstem.core.errors import Closed, GroupBusy, InvalidCursor, InvalidName, InvalidSetting
-from mainstem.hub.hub import Hub
 from mainstem.testing.server import ServerProcess
 
 MEMBER = {"group": "g", "start": "earliest", "commit": "manual"}
-
-
-@pytest.fixture(autouse=True)
-def no_groups_left(request):
-    hub: Hub | None = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
-    yield
-    for group in () if hub is None else hub.groups.list():
-        assert hub is not None
-        hub.groups.delete(group.name)
 
 
 def fill(hub, stream, count, *, shards=None):

@@ -15,9 +15,17 @@ import pytest
 import mainstem
 from mainstem.consume.part import Part
 from mainstem.consume.record import Record
-from mainstem.core.errors import Fenced, GroupBusy, InvalidCursor, InvalidSetting, ReadOnly, UnknownGroup
-from mainstem.hub.hub import Hub
+from mainstem.core.errors import (
+    Fenced,
+    GroupBusy,
+    InvalidCursor,
+    InvalidRequest,
+    InvalidSetting,
+    ReadOnly,
+    UnknownGroup,
+)
 from mainstem.testing.server import ServerProcess
+from tests.integration.mechanisms.rig import changed_servers
 
 QUICK = ("--group-heartbeat", "200ms", "--group-session-timeout", "1s", "--group-revocation-timeout", "3s")
 
@@ -28,15 +36,6 @@ def quick_server(tmp_path):
     with ServerProcess(tmp_path / "data", *QUICK) as server:
         yield server
         print(server.stderr())
-
-
-@pytest.fixture(autouse=True)
-def no_groups_left(request):
-    hub: Hub | None = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
-    yield
-    for group in () if hub is None else hub.groups.list():
-        assert hub is not None
-        hub.groups.delete(group.name)
 
 
 def fill(hub, stream, count, *, shards=None, first=0):
@@ -662,3 +661,20 @@ def test_what_is_refused_is_told_to_who_asked_and_not_to_the_log(quick_server):
                 hub.groups.delete("nobody")
         hub.streams.list()
     assert "ERROR" not in quick_server.stderr()
+
+
+def test_an_answer_that_fits_in_no_message_is_told(tmp_path):
+    """A member alone on more shards than a message has room for gets an error that says what to do, and so does
+    whoever it is; others, and other calls on the same connection, do not notice."""
+    small = "import mainstem.server.session as session; session.MESSAGE_HEADER_BYTES_MAX = 6_000"
+    with changed_servers(small), ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("wide", shards=2_000)
+        hub.streams.create("narrow", shards=2)
+        with (
+            pytest.raises(InvalidRequest, match="share its streams among more members"),
+            hub.consumer("wide", group="g") as consumer,
+        ):
+            consumer.poll(10)
+        fill(hub, "narrow", 10)
+        with hub.consumer("narrow", group="h", start="earliest", follow=False) as consumer:
+            assert numbers(consumer) == list(range(10))

@@ -181,9 +181,9 @@ def test_everyone_gets_what_is_there_while_upkeep_takes_away_what_is_shared(serv
         assert victim.stdout.readline() == "reading\n"
         for crowd in (trimmed, compacted, erased):
             crowd.wait_half()
-        # Thirty readers came so far on little more than one read of each stream.
+        # Ten readers of each stream came so far on few reads of it, however unevenly they went.
         found = hub.statistics()
-        assert found["block_read_bytes"] < 1.5 * found["live_bytes"]
+        assert found["block_read_bytes"] < 3 * found["live_bytes"]
         victim.kill()
         start = 3 * COUNT // 4
         hub.streams.trim("trimmed", offset=start)

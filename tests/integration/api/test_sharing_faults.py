@@ -1,7 +1,6 @@
 """What goes wrong in groups and transactions: a typed error for who did it, nothing for the others."""
 
 import time
-from functools import partial
 
 import pytest
 
@@ -41,14 +40,6 @@ def quick(quick_server):
         yield hub
         for stream in hub.streams.list():
             hub.streams.delete(stream.name)
-
-
-@pytest.fixture(autouse=True)
-def no_groups_left(request):
-    hub = next((request.getfixturevalue(name) for name in ("hub", "quick") if name in request.fixturenames), None)
-    yield
-    for group in hub.groups.list() if hub is not None else ():
-        come_to(partial(delete, hub, group.name))
 
 
 def delete(hub, group):

@@ -18,15 +18,6 @@ from mainstem.transport.sharing import LeaseGroupCall
 from tests.integration.mechanisms.members import QUICK, MemberProcess, come_to, killed_at_last, missing, times_read
 
 
-@pytest.fixture(autouse=True)
-def no_groups_left(request):
-    hub = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
-    yield
-    if hub is not None:
-        for group in hub.groups.list():
-            hub.groups.delete(group.name)
-
-
 def fill(hub, stream, count, *, shards=1, first=0, batch=10):
     hub.streams.create(stream, shards=shards, exist_ok=True)
     with hub.producer() as producer:

@@ -26,15 +26,6 @@ from mainstem.testing.server import ServerProcess
 from tests.integration.api.conftest import read_all
 
 
-@pytest.fixture(autouse=True)
-def no_groups_left(request):
-    hub: Hub | None = request.getfixturevalue("hub") if "hub" in request.fixturenames else None
-    yield
-    for group in () if hub is None else hub.groups.list():
-        assert hub is not None
-        hub.groups.delete(group.name)
-
-
 def values(hub: Hub, stream: str) -> list[Any]:
     return [record.value for record in read_all(hub, stream)]
 

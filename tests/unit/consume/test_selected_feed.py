@@ -1,6 +1,9 @@
 """A feed with a selection: what can be skipped is not read, and every offset is accounted for exactly once."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +18,7 @@ from mainstem.core.schema import Schema
 from mainstem.log.contents import Contents
 from mainstem.log.flush import SetSchema, TrimShard
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.shared_reads import SharedReads
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.port import Query
 from tests.unit.log.parts import append, append_values, make_batch, make_keyed_batch, make_stream
@@ -325,3 +329,44 @@ def test_json_is_made_rows_of_once_for_several_readers(log):
     log.reader.shared.forget((1, 0))
     assert drained(third) == found
     assert selections.tally.made == 20
+
+
+def test_readers_who_want_the_same_look_once(log, monkeypatch):
+    """Whoever comes while another looks waits for what he finds, and one who is behind reads up to what is known."""
+    for number in range(12):
+        append_values(log, 1, b"%d" % number, b"x" * 100_000)
+    selections, row = Selections(log.schema), log.reader.require_stream(1)
+
+    def feed(offset: int) -> Feed:
+        return Feed(log.reader, row, (offset, 0), None, lambda: selections.get(row, Query("value = '7'")))
+
+    opened: list[int] = []
+    second, looks = threading.Event(), threading.Event()
+    apply = Selection.apply
+
+    def watched(self: Selection, batch: FetchedBatch) -> Selected:
+        opened.append(batch.base)
+        looks.set()
+        assert second.wait(10)
+        return apply(self, batch)
+
+    monkeypatch.setattr(Selection, "apply", watched)
+    looking = SharedReads.looking
+
+    def counted(*args: Any) -> Any:
+        # Both are here: the second has nothing left to do but to look, or to wait.
+        if looks.is_set():
+            second.set()
+        return looking(*args)
+
+    monkeypatch.setattr(SharedReads, "looking", counted)
+    first, other, behind = feed(8), feed(8), feed(0)
+    with ThreadPoolExecutor(2) as pool:
+        mine = pool.submit(drained, first)
+        assert looks.wait(10)
+        assert values(pool.submit(drained, other).result(10)) == values(mine.result(10)) == [b"7"]
+    assert opened == list(range(8, 24, 2))
+    found = drained(behind)
+    assert values(found) == [b"7"]
+    assert_whole(found, (24, 0))
+    assert opened == [*range(8, 24, 2), *range(0, 8, 2)]

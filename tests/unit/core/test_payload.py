@@ -325,7 +325,7 @@ def test_custom_metadata_is_refused():
     batch = layouts.build([b"a"])
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch, custom_metadata={"a": "b"})
-    stream = sink.getvalue().to_pybytes()[layouts.SHAPES[0].schema_len : -8]
+    stream = sink.getvalue().to_pybytes()[len(layouts.SHAPES[0].opening) : -8]
     with pytest.raises(InvalidPayload, match="plain record batch"):
         payload.check(payload.RAW, 0, 1, len(stream), stream)
 
