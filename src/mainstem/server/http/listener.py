@@ -16,7 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mainstem.core.errors import Busy, MainstemError, ProtocolError
-from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
+from mainstem.core.limits import (
+    HTTP_BODY_AHEAD_BYTES,
+    HTTP_HEAD_BYTES_MAX,
+    HTTP_HEAD_SECONDS_MAX,
+    HTTP_HEAD_SHARE_BYTES,
+    HTTP_LARGE_HEADS_MAX,
+)
 from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.problems import answer
 from mainstem.server.http.sending import ABORT, Connection
@@ -45,7 +51,7 @@ class HttpListener:
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, connections_max),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, connections_max, set()),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,
@@ -106,15 +112,17 @@ class _Embedded(uvicorn.Server):
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection whose requests must come in time, and of which there are not too many.
+    """A connection whose requests must come in time, and of which there are not too many. `large_heads` are those of
+    all connections whose request has a large head that is not complete.
 
     The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
     next request may take.
     """
 
-    def __init__(self, connections_max: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, connections_max: int, large_heads: "set[GuardedProtocol]", *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connections_max = connections_max
+        self._large_heads = large_heads
         self._head_timer: asyncio.TimerHandle | None = None
         # What there is to say about requests that are no HTTP was answered.
         self.logger = _errors
@@ -141,17 +149,25 @@ class GuardedProtocol(H11Protocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timer()
+        self._forget_head()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._take_body(data):
             return
         super().data_received(data)
-        if self._is_between_requests:
+        if not self._is_between_requests:
+            self._forget_head()
+        elif len(self.conn._receive_buffer) <= HTTP_HEAD_SHARE_BYTES or self._has_room_for_head():
             self._await_head()
         else:
-            self._forget_timer()
+            self._refuse(Busy(f"{HTTP_LARGE_HEADS_MAX} large heads of requests are under way; try again in a moment"))
+
+    def _has_room_for_head(self) -> bool:
+        """Whether this one may be large."""
+        if len(self._large_heads) < HTTP_LARGE_HEADS_MAX:
+            self._large_heads.add(self)
+        return self in self._large_heads
 
     def _take_body(self, data: bytes) -> bool:
         """Hand on bytes from the middle of a body whose length is known, as they came: h11 would copy them three times.
@@ -188,7 +204,9 @@ class GuardedProtocol(H11Protocol):
         if self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HTTP_HEAD_SECONDS_MAX, self._on_late)
 
-    def _forget_timer(self) -> None:
+    def _forget_head(self) -> None:
+        """It is complete, or nobody waits for it any more."""
+        self._large_heads.discard(self)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
