@@ -510,13 +510,13 @@ class Server:
             case _:
                 return self._administration.handle(call)
 
-    def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> "asyncio.Future[T]":
-        """Do what waits for the disk in a thread of the calls, in the client's turn."""
-        return asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
-
-    def forget_client(self, client: Hashable) -> None:
-        """Who asked for something to be done aside is gone."""
-        self._calls.forget(client)
+    async def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> T:
+        """Do what waits for the disk in a thread of the calls, in the client's turn. Nothing is kept of the client,
+        however it ends."""
+        try:
+            return await asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
+        finally:
+            self._calls.forget(client)
 
     def groups(self) -> list[GroupInfo]:
         """All groups of readers, without their shards. Any thread but the loop's."""

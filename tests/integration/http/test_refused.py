@@ -1,0 +1,66 @@
+"""What requests that are refused, or made to wait, leave with the server: nothing, and never more than all may have."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mainstem
+from mainstem.hub.access import NewToken
+from mainstem.testing.server import ServerProcess
+from mainstem.transport.guarding import Mode
+from tests.integration.http.client import Client
+
+RECORDS = "/streams/orders/records"
+
+
+class Guarded(Client):
+    """A client of a server that has an administrator and a reader, as whichever of them."""
+
+    server: ServerProcess
+    root: NewToken
+    alice: NewToken
+
+    def known(self, token: NewToken) -> dict[str, str]:
+        return {"authorization": f"Bearer {token.secret}"}
+
+    def answer_bytes(self) -> int:
+        """What answers under way hold, as the server counts it."""
+        lines = self.get("/metrics", **self.known(self.root)).body.decode().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("mainstem_http_answer_bytes ")))
+
+
+@contextmanager
+def guarded(folder: Path, read_bytes: int = 0, mode: Mode = "limit") -> Iterator[Guarded]:
+    with mainstem.open(folder / "data") as hub:
+        hub.streams.create("orders")
+        root = hub.access.create_token("root", admin=True)
+        alice = hub.access.create_token("alice", allow=["read:*", "write:*"])
+        if read_bytes:
+            hub.access.set_quota("alice", "read_bytes", read_bytes, mode=mode)
+    with (
+        ServerProcess(folder / "data", "--http", "127.0.0.1:0", "--auto-create", "off") as server,
+        Guarded(server.http) as client,
+    ):
+        client.server, client.root, client.alice = server, root, alice
+        yield client
+
+
+def growth(server: ServerProcess, action: Callable[[], object], times: int) -> int:
+    """How much more memory the server has when this was done so many times, after a few that do not count."""
+    for _ in range(50):
+        action()
+    before = server.memory_bytes()
+    for _ in range(times):
+        action()
+    return server.memory_bytes() - before
+
+
+def test_nothing_is_kept_of_a_post_to_a_stream_that_it_may_not_have(tmp_path):
+    with guarded(tmp_path) as client:
+        headers = {**client.known(client.alice), "x-padding": "x" * 30_000}
+
+        def post() -> None:
+            assert client.ask("POST", "/streams/nosuch/records", b'{"value": "1"}\n', **headers).status == 403
+
+        # All that was sent is three times as much.
+        assert growth(client.server, post, 1_000) < 10e6
