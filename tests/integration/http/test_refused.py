@@ -64,3 +64,17 @@ def test_nothing_is_kept_of_a_post_to_a_stream_that_it_may_not_have(tmp_path):
 
         # All that was sent is three times as much.
         assert growth(client.server, post, 1_000) < 10e6
+
+
+def fill(client: Guarded, rows: int) -> None:
+    body = b"".join(b'{"value": "%d %s"}\n' % (number, b"x" * 1_000) for number in range(rows))
+    assert client.ask("POST", RECORDS, body, **client.known(client.root)).status == 200
+
+
+def test_nothing_is_held_for_an_answer_that_a_quota_refuses(tmp_path):
+    with guarded(tmp_path, 1_000, "block") as client:
+        fill(client, 2_000)
+        for query in ("", "?limit=1000"):
+            for _ in range(5):
+                assert client.get(RECORDS + query, **client.known(client.alice)).status == 429
+            assert client.answer_bytes() == 0

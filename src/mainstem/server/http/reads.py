@@ -351,9 +351,13 @@ class Reads:
         reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=False))
         if wanted.limit is not None:
             return await self._page(request, line, reading, rendering, media_type)
-        first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
-        await reading.charge(sum(map(len, first)))
-        headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
+        try:
+            first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
+            await reading.charge(sum(map(len, first)))
+            headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
+        except BaseException:
+            reading.let_go()
+            raise
         return Streamed(self._unfinished, line, reading, rendering, first, headers)
 
     async def _page(
