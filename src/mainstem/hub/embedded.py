@@ -136,7 +136,7 @@ class LogPort:
             return self._ask_and_wait(call, timeout)
         with SHORT_TURNS, DeferredInterrupt():
             answer = self._carry_out(call)
-            if is_act(call, is_guarded=self._access.is_guarded):
+            if is_act(call, answer, is_guarded=self._access.is_guarded):
                 record = self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call))
                 self._audit_stream.append([record.value], [record.key])
         if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:

@@ -81,7 +81,7 @@ class Guard:
         """The answer to a call that was carried out, without what the principal may not see. What was done is recorded.
         Not in the loop's thread."""
         is_guarded = self.authority.is_guarded
-        if is_act(call, is_guarded=is_guarded):
+        if is_act(call, answer, is_guarded=is_guarded):
             self.record([self.audit.act(principal, address, name_of(call), details_of(call))])
         if is_guarded and isinstance(call, ListStreamsCall):
             return self._seen_streams(principal, call, answer)

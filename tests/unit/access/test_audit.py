@@ -8,7 +8,7 @@ from mainstem.access.principal import ANONYMOUS, Principal
 from mainstem.access.token import mint
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.guarding import CreateTokenCall, ListAccessCall, Rule, Scope
-from mainstem.transport.port import CreateStreamCall, EraseKeyCall, ListStreamsCall
+from mainstem.transport.port import Answer, CreateStreamCall, EraseKeyCall, GetStreamCall, ListStreamsCall
 
 EVE = Principal("eve")
 
@@ -90,8 +90,17 @@ def test_an_act_says_what_was_asked_for_and_nothing_secret():
 
 
 def test_what_is_an_act():
-    assert is_act(CreateTokenCall("", b"", ""), is_guarded=False)
-    assert is_act(CreateStreamCall("a"), is_guarded=True)
-    assert not is_act(CreateStreamCall("a"), is_guarded=False)
-    assert not is_act(ListStreamsCall(), is_guarded=True)
-    assert not is_act(ListAccessCall("token"), is_guarded=True)
+    answer = Answer()
+    assert is_act(CreateTokenCall("", b"", ""), answer, is_guarded=False)
+    assert is_act(CreateStreamCall("a"), answer, is_guarded=True)
+    assert not is_act(CreateStreamCall("a"), answer, is_guarded=False)
+    assert not is_act(ListStreamsCall(), answer, is_guarded=True)
+    assert not is_act(ListAccessCall("token"), answer, is_guarded=True)
+
+
+def test_a_stream_that_a_lookup_has_made_is_an_act():
+    call = GetStreamCall("a", auto_create=True)
+    assert not is_act(call, Answer(), is_guarded=True)
+    assert is_act(call, Answer(created=True), is_guarded=True)
+    assert not is_act(call, Answer(created=True), is_guarded=False)
+    assert (name_of(call), details_of(call)) == ("create", {"name": "a", "auto_create": True})
