@@ -47,6 +47,11 @@ class Bucket:
         self._fill()
         return max(0.0, -self._level / self.rate)
 
+    def spare(self) -> float:
+        """How much of it is more than half, from 0 to 0.5: what is not taken soon runs over."""
+        self._fill()
+        return max(0.0, self._level / self._capacity - 0.5)
+
     def _fill(self) -> None:
         now = self._clock.monotonic()
         self._level = min(self._capacity, self._level + (now - self._at) * self.rate)

@@ -71,7 +71,9 @@ class _Gauge:
         if now - self._began < _KNOWN_SECONDS:
             return 1.0
         seconds = _DEMAND_SECONDS * (1.0 - math.exp((self._began - now) / _DEMAND_SECONDS))
-        return max(SHARE_MIN, min(1.0, self.quota.limit * seconds / max(self._demand, 1.0)))
+        # A sample is never exact: what was taken too little of is taken now.
+        limit = self.quota.limit * (1.0 + self.bucket.spare())
+        return max(SHARE_MIN, min(1.0, limit * seconds / max(self._demand, 1.0)))
 
 
 class Quotas:

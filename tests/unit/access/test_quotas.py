@@ -125,9 +125,10 @@ def test_who_keeps_more_than_its_share_is_slowed_down():
 def test_the_share_rises_again_when_less_is_written():
     clock = SimulatedClock()
     quotas = quotas_of(clock, Quota("alice", "write_bytes", 5_000, "sample"))
+    share = 1.0
     for _ in range(1_000):
         clock.advance(0.01)
-        share = quotas.charge(ALICE, "write", 50, 100).share
+        share = quotas.charge(ALICE, "write", round(100 * share), 100).share
     assert share == pytest.approx(0.5, rel=0.1)
     for _ in range(1_000):
         clock.advance(0.1)
