@@ -48,9 +48,9 @@ class Bucket:
         return max(0.0, -self._level / self.rate)
 
     def spare(self) -> float:
-        """How much of it is more than half, from 0 to 0.5: what is not taken soon runs over."""
+        """How much of the upper half is there, from 0 to 1: if nobody takes it, it runs over soon."""
         self._fill()
-        return max(0.0, self._level / self._capacity - 0.5)
+        return max(0.0, 2 * self._level / self._capacity - 1.0)
 
     def _fill(self) -> None:
         now = self._clock.monotonic()

@@ -2,6 +2,7 @@
 
 import heapq
 import random
+from collections import deque
 from typing import NamedTuple
 
 import pytest
@@ -95,7 +96,7 @@ class _Writer:
         self.share = 1.0
         self.told = 1.0
         self.paused_until = 0.0
-        self.waiting: list[float] = []
+        self.waiting: deque[float] = deque()
 
 
 def write_over(mode: Mode | None) -> Written:
@@ -114,7 +115,7 @@ def write_over(mode: Mode | None) -> Written:
                 writer.waiting.append(now)
                 writer.made += 1
             while writer.waiting and writer.paused_until <= now:
-                began = writer.waiting.pop(0)
+                began = writer.waiting.popleft()
                 share = writer.share
                 count = int(kept(RECORDS, share, 7919 * writer.number, writer.looked_at).sum())
                 writer.looked_at += RECORDS
@@ -190,7 +191,7 @@ def read_over(mode: Mode, batch: int) -> Read:
     row = Quota("alice", "read_bytes", QUOTA, mode)
     policy = Policy({store.quota_key(row.principal, row.measure): store.encode_row(row)})
     quotas = Quotas(lambda: policy, clock)
-    waiting: list[float] = []
+    waiting: deque[float] = deque()
     made = offset = pushed = skipped = 0
     share, paused_until, lag = 1.0, 0.0, 0.0
     while (now := clock.monotonic()) < SECONDS:
@@ -198,7 +199,7 @@ def read_over(mode: Mode, batch: int) -> Read:
             waiting.append(now)
             made += 1
         while waiting and paused_until <= now:
-            began = waiting.pop(0)
+            began = waiting.popleft()
             is_sent = is_kept(share, 1, 0, offset)
             offset += batch // RECORD
             skipped += not is_sent
