@@ -14,10 +14,12 @@ from mainstem.transport.guarding import (
 )
 from mainstem.transport.port import (
     AlterStreamCall,
+    Answer,
     Call,
     CreateStreamCall,
     DeleteStreamCall,
     EraseKeyCall,
+    GetStreamCall,
     SetSchemaCall,
     TrimStreamCall,
 )
@@ -36,15 +38,19 @@ _OF_STREAMS: Final = (
 )
 
 
-def is_act(call: Call, *, is_guarded: bool) -> bool:
+def is_act(call: Call, answer: Answer, *, is_guarded: bool) -> bool:
     """Whether the call is an act of which the audit tells: always what changes who may do what; what changes streams
     and groups once there are principals, so that a log on a developer's machine has no audit before anybody asked for
-    one."""
-    return isinstance(call, _OF_ACCESS) or (is_guarded and isinstance(call, _OF_STREAMS))
+    one. A stream that was only looked up for somebody to write to may have been made for that."""
+    return isinstance(call, _OF_ACCESS) or (
+        is_guarded and (isinstance(call, _OF_STREAMS) or (isinstance(call, GetStreamCall) and answer.created))
+    )
 
 
 def name_of(call: Call) -> str:
-    """As the protocol calls it."""
+    """As the protocol calls it; what a lookup does that is an act is to create."""
+    if isinstance(call, GetStreamCall):
+        return str(CreateStreamCall.__struct_config__.tag)
     return str(call.__struct_config__.tag)
 
 

@@ -1,7 +1,8 @@
 """The audit: who was refused what, and who changed what, as records of the stream `_audit`.
 
 A record is JSON; its key is the principal. Every administrative act is one. Refusals of the same thing within a second
-are one record that says how many there were: whoever knocks a million times fills no disk.
+are one record that says how many there were: whoever knocks a million times fills no disk. Nobody's refusals take the
+place of another's: each principal has room of its own, and so have, together, all who are not known.
 
     {"event": "refused", "principal": "alice", "address": "127.0.0.1:4711", "action": "read", "stream": "orders",
      "reason": "no rule allows it", "count": 3, "first": "2026-...", "last": "2026-..."}
@@ -20,8 +21,14 @@ from mainstem.access.token import redacted
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 
 RETENTION_US: Final = 90 * 24 * 3600 * 1_000_000
-# Different refusals between two times that they are written; the rest are one record together.
+# By then, more was written than anybody reads. Who is not known can add 5 kB each second: that takes days.
+RETENTION_BYTES: Final = 4 << 30
+# Different refusals of one principal between two times that they are written; the rest are one record together.
 REFUSALS_MAX: Final = 20
+# The same of all who are not known, which costs them nothing.
+ANONYMOUS_REFUSALS_MAX: Final = 10
+# Principals whose refusals are told apart; those of the rest are one record together.
+PRINCIPALS_MAX: Final = 50
 _TEXT_CHARS_MAX: Final = 300
 
 
@@ -47,7 +54,7 @@ class _Count:
     count: int = 0
 
 
-_OTHERS: Final = _Refusal("", "", "", "others were refused too, more than are named one by one")
+_OTHERS: Final = "others were refused too, more than are named one by one"
 
 
 class Audit:
@@ -56,7 +63,8 @@ class Audit:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._refusals: dict[_Refusal, _Count] = {}
+        # By the names of principals; empty for who is not known, None for those who are too many.
+        self._refusals: dict[str | None, dict[_Refusal, _Count]] = {}
         # Since the start.
         self.refused = 0
 
@@ -66,13 +74,22 @@ class Audit:
         now_us = self._clock.now_us()
         with self._lock:
             self.refused += 1
-            if refusal not in self._refusals and len(self._refusals) >= REFUSALS_MAX:
-                refusal = _OTHERS
-            count = self._refusals.get(refusal)
+            refusal, refusals = self._room(refusal)
+            count = refusals.get(refusal)
             if count is None:
-                count = self._refusals[refusal] = _Count(_cut(address), now_us, now_us)
+                count = refusals[refusal] = _Count(_cut(address), now_us, now_us)
             count.count += 1
             count.last_us = now_us
+
+    def _room(self, refusal: _Refusal) -> tuple[_Refusal, dict[_Refusal, _Count]]:
+        """Where the refusal is counted, and as what. With the lock held."""
+        name = refusal.principal
+        if name and name not in self._refusals and len(self._refusals) >= PRINCIPALS_MAX:
+            return _Refusal("", "", "", _OTHERS), self._refusals.setdefault(None, {})
+        refusals = self._refusals.setdefault(name, {})
+        if refusal not in refusals and len(refusals) >= (REFUSALS_MAX if name else ANONYMOUS_REFUSALS_MAX):
+            refusal = _Refusal(name, "", "", _OTHERS)
+        return refusal, refusals
 
     def take(self) -> list[AuditRecord]:
         """What was refused since the last time."""
@@ -90,7 +107,8 @@ class Audit:
                 first=_iso(count.first_us),
                 last=_iso(count.last_us),
             )
-            for refusal, count in refusals.items()
+            for of_one in refusals.values()
+            for refusal, count in of_one.items()
         ]
 
     def act(self, principal: Principal, address: str, act: str, details: Mapping[str, Any]) -> AuditRecord:

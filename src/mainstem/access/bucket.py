@@ -6,6 +6,8 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 
 # How much may be taken at once after a rest, in seconds of the rate.
 BURST_SECONDS: Final = 2.0
+# What somebody owes is forgotten beyond this: one large request at a low rate would keep it out for days.
+DEBT_SECONDS_MAX: Final = 3_600.0
 # Nobody who comes too early is told to wait longer than this.
 _AWAY_SECONDS_MAX: Final = 10.0
 
@@ -34,8 +36,8 @@ class Bucket:
             return 0.0
         return missing / self.rate
 
-    def charge(self, count: float, debt_seconds_max: float = float("inf")) -> float:
-        """Take `count` in any case; how many seconds until nothing is owed. A debt may have a limit."""
+    def charge(self, count: float, debt_seconds_max: float = DEBT_SECONDS_MAX) -> float:
+        """Take `count` in any case; how many seconds until nothing is owed, which has a limit."""
         self._fill()
         self._level = max(self._level - count, -debt_seconds_max * self.rate)
         return max(0.0, -self._level / self.rate)
@@ -44,6 +46,11 @@ class Bucket:
         """How many seconds until nothing is owed."""
         self._fill()
         return max(0.0, -self._level / self.rate)
+
+    def spare(self) -> float:
+        """How much of the upper half is there, from 0 to 1: if nobody takes it, it runs over soon."""
+        self._fill()
+        return max(0.0, 2 * self._level / self._capacity - 1.0)
 
     def _fill(self) -> None:
         now = self._clock.monotonic()

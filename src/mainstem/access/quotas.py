@@ -36,6 +36,8 @@ _PRINCIPALS_MAX: Final = 20_000
 _DEMAND_SECONDS: Final = 2.0
 # How long somebody who asked for far too much is kept out after it stops.
 _BLOCK_SECONDS: Final = 2.0
+# How much more than fits is kept, at most, to make up for what was kept too little.
+_MAKE_UP: Final = 0.25
 # Before so much of that has passed, nothing is left out.
 _KNOWN_SECONDS: Final = 0.1
 # A client that is told to wait longer than this would think that nobody is there.
@@ -71,7 +73,9 @@ class _Gauge:
         if now - self._began < _KNOWN_SECONDS:
             return 1.0
         seconds = _DEMAND_SECONDS * (1.0 - math.exp((self._began - now) / _DEMAND_SECONDS))
-        return max(SHARE_MIN, min(1.0, self.quota.limit * seconds / max(self._demand, 1.0)))
+        # A sample is never exact: what was taken too little of is taken now.
+        limit = self.quota.limit * (1.0 + _MAKE_UP * self.bucket.spare())
+        return max(SHARE_MIN, min(1.0, limit * seconds / max(self._demand, 1.0)))
 
 
 class Quotas:

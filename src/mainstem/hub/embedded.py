@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mainstem.access.acts import details_of, is_act, name_of
 from mainstem.access.administration import AccessAdministration
+from mainstem.access.audit import RETENTION_BYTES as AUDIT_RETENTION_BYTES
 from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
 from mainstem.access.audit import Audit
 from mainstem.access.policy import AUDIT_STREAM
@@ -115,7 +116,7 @@ class LogPort:
         # Whoever has the folder has the data, so nobody is asked who they are here; what a server will ask can be set.
         self._access = AccessAdministration(AccessRows(self.log), self.log.clock)
         self._audit = Audit(self.log.clock)
-        self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US)
+        self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US, AUDIT_RETENTION_BYTES)
         self._selections = Selections(self.log.schema)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
@@ -135,7 +136,7 @@ class LogPort:
             return self._ask_and_wait(call, timeout)
         with SHORT_TURNS, DeferredInterrupt():
             answer = self._carry_out(call)
-            if is_act(call, is_guarded=self._access.is_guarded):
+            if is_act(call, answer, is_guarded=self._access.is_guarded):
                 record = self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call))
                 self._audit_stream.append([record.value], [record.key])
         if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:

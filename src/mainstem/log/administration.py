@@ -457,6 +457,7 @@ class Administration(Lookup):
             self._check_schema(schema, [], call.compatibility)
         elif call.key or call.index:
             raise InvalidSetting("key and index name columns of a schema: give a schema too")
+        created = False
         if self._ledger.stream_named(name) is None:
             command = CreateStream(
                 uuid=call.uuid,
@@ -477,13 +478,14 @@ class Administration(Lookup):
             # Another caller may be first; then the check below decides.
             with contextlib.suppress(StreamExists):
                 self._log.execute(command)
+                created = True
                 logger.info(
                     Event("stream created", stream=name, shards=call.shards, retention_seconds=retention_us / 1e6)
                 )
         row = self._require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
-        return Answer(streams=(self.info(row, with_restored=True),))
+        return Answer(streams=(self.info(row, with_restored=True),), created=created)
 
 
 def _listed_bytes(row: StreamRow) -> int:

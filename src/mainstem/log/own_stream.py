@@ -22,11 +22,12 @@ _COMPRESSION: Final = "lz4"
 class OwnStream:
     """One stream of one shard, without a schema. Any thread but those that commit."""
 
-    def __init__(self, log: "Log", name: str, retention_us: int) -> None:
+    def __init__(self, log: "Log", name: str, retention_us: int, retention_bytes: int) -> None:
         assert name.startswith("_"), "other names belong to users"
         self._log = log
         self._name = name
         self._retention_us = retention_us
+        self._retention_bytes = retention_bytes
 
     def append(self, values: Sequence[bytes], keys: Sequence[bytes]) -> None:
         """Durable when this returns; raises what went wrong."""
@@ -47,7 +48,8 @@ class OwnStream:
         if row is None:
             with contextlib.suppress(StreamExists):
                 now_us = self._log.clock.now_us()
-                command = CreateStream(new_stream_uuid(), self._name, 1, "crc32", self._retention_us, now_us)
+                kept = (self._retention_us, now_us, self._retention_bytes)
+                command = CreateStream(new_stream_uuid(), self._name, 1, "crc32", *kept)
                 return self._log.execute(command).stream
             row = self._log.ledger.stream_named(self._name)
             assert row is not None

@@ -9,6 +9,7 @@ import msgspec
 from mainstem.access.action import Action
 from mainstem.access.acts import details_of, is_act, name_of
 from mainstem.access.administration import AccessAdministration
+from mainstem.access.audit import RETENTION_BYTES as AUDIT_RETENTION_BYTES
 from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
 from mainstem.access.audit import Audit, AuditRecord
 from mainstem.access.authority import Authority
@@ -44,7 +45,7 @@ class Guard:
         self.authority = Authority(AccessRows(log), clock)
         self.quotas = Quotas(lambda: self.authority.policy, clock)
         self.audit = Audit(clock)
-        self._audit_stream = OwnStream(log, AUDIT_STREAM, AUDIT_RETENTION_US)
+        self._audit_stream = OwnStream(log, AUDIT_STREAM, AUDIT_RETENTION_US, AUDIT_RETENTION_BYTES)
 
     @property
     def is_guarded(self) -> bool:
@@ -80,7 +81,7 @@ class Guard:
         """The answer to a call that was carried out, without what the principal may not see. What was done is recorded.
         Not in the loop's thread."""
         is_guarded = self.authority.is_guarded
-        if is_act(call, is_guarded=is_guarded):
+        if is_act(call, answer, is_guarded=is_guarded):
             self.record([self.audit.act(principal, address, name_of(call), details_of(call))])
         if is_guarded and isinstance(call, ListStreamsCall):
             return self._seen_streams(principal, call, answer)

@@ -389,6 +389,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     rules: tuple[Rule, ...] = ()
     quotas: tuple[Quota, ...] = ()
     explanation: Explanation | None = None
+    # Whether this call has made the stream.
+    created: bool = False
 
 
 # Told what came of a call, from any thread; it must not block.

@@ -15,9 +15,18 @@ logger = logging.getLogger("mainstem.transport")
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 
 
+class _Newest(ssl.SSLContext):
+    """The context that a listener is given once: each handshake is made by the newest one. A context that has trusted
+    an authority cannot be told to stop, so it is replaced and not loaded again."""
+
+    newest: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        return self.newest.wrap_bio(*args, **kwargs)
+
+
 class ServerTls:
-    """The context of a listener. `context` stays the same object; new handshakes use the newest certificate. One
-    thread.
+    """The context of a listener. `context` stays the same object; new handshakes use the newest files. One thread.
 
     With `client_ca`, clients may show certificates that it has signed; the common name in one is a principal.
     """
@@ -27,7 +36,8 @@ class ServerTls:
         self._key = key
         self._client_ca = client_ca
         self._loaded = self._stamps()
-        self.context = self._new_context()
+        self.context = _Newest(ssl.PROTOCOL_TLS_SERVER)
+        self.context.newest = self._new_context()
 
     def look(self) -> None:
         """Load the files anew if they have changed. Files that do not go together, because only one of them was
@@ -36,9 +46,7 @@ class ServerTls:
         if stamps == self._loaded:
             return
         try:
-            # First elsewhere: a key that does not fit would leave the context without one.
-            self._new_context()
-            self._load(self.context)
+            self.context.newest = self._new_context()
         except (OSError, InvalidSetting) as error:
             logger.warning(Event("the new certificate is of no use; the old one stays", reason=error))
         else:

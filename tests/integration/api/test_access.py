@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 import mainstem
+from mainstem.access.audit import RETENTION_BYTES
 from mainstem.core.errors import (
     ConnectionLost,
     Forbidden,
@@ -296,6 +298,33 @@ def test_acts_on_streams_are_recorded_once_there_are_principals(guarded):
         ("root", "create", "more"),
         ("root", "delete", "more"),
     ]
+
+
+def test_a_stream_that_is_made_by_writing_to_it_is_recorded_once(tmp_path):
+    with mainstem.open(tmp_path / "data") as hub:
+        root = hub.access.create_token("root", admin=True)
+        alice = hub.access.create_token("alice", allow=["create:*", "write:*"])
+    with ServerProcess(tmp_path / "data", "--auto-create", "--http", "127.0.0.1:0") as server:
+        with mainstem.connect(server.url, token=alice.secret) as hub:
+            for _ in range(2):
+                with hub.producer() as producer:
+                    producer.send("native", b"a record")
+        for _ in range(2):
+            request = urllib.request.Request(
+                f"http://{server.http}/streams/posted/records",
+                b'{"value": "a record"}\n',
+                {"Authorization": f"Bearer {alice.secret}", "Content-Type": "application/x-ndjson"},
+            )
+            with urllib.request.urlopen(request) as answer:
+                assert answer.status == 200
+        with mainstem.connect(server.url, token=root.secret) as hub:
+            acts = [record for record in audited(hub) if record["event"] == "act" and record["act"] == "create"]
+            assert [(act["principal"], act["details"]["name"]) for act in acts] == [
+                ("alice", "native"),
+                ("alice", "posted"),
+            ]
+            # However much is recorded, there is an end to it.
+            assert hub.streams.get("_audit").retention_bytes == RETENTION_BYTES
 
 
 def test_a_log_that_nobody_guards_has_no_audit(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import mainstem
+from mainstem.core.errors import MainstemError
 from mainstem.hub.access import NewToken
 from mainstem.testing import certificates
 from mainstem.testing.certificates import Authority, Issued
@@ -66,11 +67,12 @@ def encrypted(tmp_path: Path, authority: Authority) -> Iterator[Encrypted]:
     made = authority.issue("localhost", addresses=["127.0.0.1"])
     shutil.copy(made.certificate, tmp_path / "server.crt")
     shutil.copy(made.key, tmp_path / "server.key")
+    shutil.copy(authority.certificate, tmp_path / "clients.crt")
     with mainstem.open(tmp_path / "data") as hub:
         root = hub.access.create_token("root", admin=True)
         hub.streams.create("orders")
     arguments = ["--tls-cert", str(tmp_path / "server.crt"), "--tls-key", str(tmp_path / "server.key")]
-    arguments += ["--tls-client-ca", str(authority.certificate), "--http", "0.0.0.0:0"]
+    arguments += ["--tls-client-ca", str(tmp_path / "clients.crt"), "--http", "0.0.0.0:0"]
     with ServerProcess(tmp_path / "data", *arguments) as server:
         yield Encrypted(server, root, authority)
         print(server.stderr())
@@ -139,6 +141,28 @@ def test_a_certificate_is_loaded_anew_without_a_restart(encrypted, tmp_path):
     kept.request("GET", "/streams", headers=encrypted.as_root())
     assert kept.getresponse().status == 200
     kept.close()
+
+
+def test_an_authority_of_clients_that_was_replaced_is_not_trusted(encrypted, tmp_path):
+    renewed, ca = Authority(tmp_path / "renewed"), encrypted.authority.certificate
+    before, after = encrypted.authority.issue("billing"), renewed.issue("billing")
+
+    def is_trusted(shown: Issued) -> bool:
+        try:
+            return bool(encrypted.ask("/streams", shown)[0] == 401)
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    assert (is_trusted(before), is_trusted(after)) == (True, False)
+    shutil.copy(renewed.certificate, tmp_path / "clients.crt")
+    come_to(lambda: is_trusted(after))
+    assert not is_trusted(before)
+    # The native listener neither: who is trusted but named by no rule would be told so.
+    with pytest.raises(MainstemError) as refused:
+        mainstem.connect(encrypted.server.url, ca=ca, certificate=before.certificate, key=before.key, timeout=2)
+    assert "whom no rule names" not in str(refused.value)
+    with pytest.raises(MainstemError, match="whom no rule names"):
+        mainstem.connect(encrypted.server.url, ca=ca, certificate=after.certificate, key=after.key, timeout=2)
 
 
 @pytest.mark.slow("the time that a handshake has")

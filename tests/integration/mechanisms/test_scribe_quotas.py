@@ -5,8 +5,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +71,16 @@ class _Herd:
         self._links.append(link)
 
 
-def stampede(path: Path, rate: int) -> list[float]:
-    """When each of many clients, which were there before the server, was let in: seconds since the first."""
+class Stampede(NamedTuple):
+    """When each of many clients was let in, in seconds since the first; for how long at most the server had one core
+    for itself."""
+
+    times: list[float]
+    busy: float
+
+
+def stampede(path: Path, rate: int) -> Stampede:
+    """Many clients that were there before the server."""
     port = _free_port()
     herd = _Herd(port)
     thread = threading.Thread(target=lambda: asyncio.run(herd.run(60.0)))
@@ -80,9 +88,30 @@ def stampede(path: Path, rate: int) -> list[float]:
     time.sleep(1.0)
     server = ServerProcess(path, "--connects-per-second", str(rate))
     server.address = f"127.0.0.1:{port}"
+    used: list[tuple[float, float]] = []
     with server:
-        thread.join()
-    return [at - herd.welcomed[0] for at in herd.welcomed]
+        while thread.is_alive():
+            used.append((time.monotonic(), _cpu_seconds(server.pid)))
+            thread.join(0.1)
+    return Stampede([at - herd.welcomed[0] for at in herd.welcomed], _longest_busy(used))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _longest_busy(used: list[tuple[float, float]]) -> float:
+    """The longest time in which a process used as much CPU as one core has."""
+    return max(
+        (
+            end - begin
+            for at, (begin, before) in enumerate(used)
+            for end, after in used[at + 1 :]
+            if after - before >= 0.98 * (end - begin)
+        ),
+        default=0.0,
+    )
 
 
 def most_too_many(times: list[float]) -> float:
@@ -93,12 +122,13 @@ def most_too_many(times: list[float]) -> float:
 @pytest.mark.mechanism("S67")
 @pytest.mark.slow("300 clients, of which 50 a second are let in, and again without a limit")
 def test_s67_a_herd_comes_in_by_and_by(tmp_path):
-    times = stampede(tmp_path / "data", RATE)
+    times, busy = stampede(tmp_path / "data", RATE)
     assert len(times) == CLIENTS
     assert most_too_many(times) <= 1
-    # 4 s by the bucket; clients come when they were told to.
+    # 4 s by the bucket; clients come when they were told to, which on a slow machine is later.
     assert times[-1] < 5 * 6
-    assert most_too_many(stampede(tmp_path / "open", 100_000)) > 50
+    assert busy <= 2.0
+    assert most_too_many(stampede(tmp_path / "open", 100_000).times) > 50
 
 
 # S68: what is over a quota of writing.
@@ -198,7 +228,7 @@ def test_s68_what_is_over_a_quota_waits_is_refused_or_sampled(tmp_path):
     assert sampled.rate == pytest.approx(QUOTA, rel=0.15)
     assert sampled.left_out > 0.2 * sampled.sent
     assert sampled.stored + sampled.left_out == sampled.sent
-    assert sampled.estimated == pytest.approx(sampled.sent, rel=0.1)
+    assert sampled.estimated == pytest.approx(sampled.sent, rel=0.05)
 
 
 @pytest.mark.mechanism("S68")
@@ -207,26 +237,31 @@ def test_s68_a_neighbour_is_not_held_up(tmp_path):
     with guarded(tmp_path / "data") as (server, root, alice):
         root.access.set_quota("alice", "write_bytes", 50_000)
 
-        def timed() -> float:
+        def timed(seconds: float) -> tuple[float, float]:
             found: list[float] = []
-            until = time.monotonic() + 1.0
+            until = time.monotonic() + seconds
             with root.producer() as producer:
                 while not found or time.monotonic() < until:
                     began = time.monotonic()
                     producer.send("neighbour", b"a record").result(30)
                     found.append(time.monotonic() - began)
-            return percentile(found, 0.5)
+            return percentile(found, 0.5), percentile(found, 0.99)
 
-        before = timed()
+        timed(0.5)
+        before = timed(2.0)
         # In requests that are small beside the quota: one that has come is taken, however large it is.
-        small: dict[str, Any] = {"compression": None, "batch_bytes": 20_000}
-        with mainstem.connect(server.url, token=alice.secret) as hub, hub.producer(**small) as producer:
-            acks = [producer.send("orders", os.urandom(RECORD)) for _ in range(300)]
-            while_slowed = timed()
-            # Six seconds' worth, of which two go at once.
+        with (
+            mainstem.connect(server.url, token=alice.secret) as hub,
+            hub.producer(compression=None, batch_bytes=20_000) as producer,
+        ):
+            acks = [producer.send("orders", os.urandom(RECORD)) for _ in range(400)]
+            while_slowed = timed(2.0)
+            # Eight seconds' worth, of which two go at once.
             assert not acks[-1].done()
             acks[-1].result(60)
-        assert while_slowed < 5 * before
+        # Half, and nearly all, of the neighbour's: a server that served both in turn would have it wait for seconds.
+        assert while_slowed[0] < 5 * before[0]
+        assert while_slowed[1] < 5 * max(before[1], 0.02)
 
 
 # S69: what is over a quota of reading.
@@ -285,3 +320,105 @@ def test_s69_a_reader_over_its_quota_gets_a_sample_and_stays_close(tmp_path):
     assert limited.is_all_accounted_for
     assert limited.lag > sampled.lag
     assert limited.from_disk > sampled.from_disk
+
+
+class Held(NamedTuple):
+    """How often the disk was read while a reader followed, and while it caught up after it was over its quota; how many
+    records it got, and was told that it did not get."""
+
+    following: int
+    catching_up: int
+    records: int
+    left_out: int
+    end: int
+
+
+class _Stream(threading.Thread):
+    """Writes as much as there is demand for, until the block ends."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+        self._stopping = threading.Event()
+        self.sent = 0
+
+    def run(self) -> None:
+        began = time.monotonic()
+        with self._hub.producer(compression=None) as producer:
+            while not self._stopping.wait(0.005):
+                while self.sent * RECORD < (time.monotonic() - began) * DEMAND:
+                    producer.send_many("orders", [os.urandom(RECORD) for _ in range(10)])
+                    self.sent += 10
+
+    def __enter__(self) -> "_Stream":
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping.set()
+        self.join()
+
+
+def hold_back(path: Path, mode: Mode, quota: int, seconds: float) -> Held:
+    """A reader follows, is over its quota for some seconds, and then may read what it likes again."""
+    with guarded(path, "--hot-tail-bytes", "1MiB") as (server, root, alice), ExitStack() as stack:
+        hub = stack.enter_context(mainstem.connect(server.url, token=alice.secret))
+        end = records = 0
+
+        def read(consumer: mainstem.Consumer, is_done: Callable[[], bool]) -> None:
+            nonlocal end, records
+            while not is_done():
+                if (batch := consumer.poll_batch(0.02)) is not None:
+                    end = batch.offsets()[-1] + 1
+                    records += batch.count
+
+        def disk_reads() -> int:
+            return int(root.statistics()["block_reads"])
+
+        def after(passing: float) -> Callable[[], bool]:
+            until = time.monotonic() + passing
+            return lambda: time.monotonic() > until
+
+        with _Stream(root) as stream:
+            consumer = hub.consumer("orders", start="earliest")
+            reads = disk_reads()
+            read(consumer, after(seconds / 2))
+            following = disk_reads() - reads
+            root.access.set_quota("alice", "read_bytes", quota, mode=mode)
+            held_until = time.monotonic() + seconds
+            with suppress(QuotaExceeded):
+                read(consumer, after(seconds))
+            time.sleep(max(0.0, held_until - time.monotonic()))
+            root.access.delete_quota("alice", "read_bytes")
+            reads = disk_reads()
+            if mode == "block":
+                assert not consumer.left_out
+                consumer = come_back(hub, consumer.cursor)
+            target = stream.sent
+            read(consumer, lambda: end >= target)
+            left_out = sum(min(last, end) - min(first, end) for _, first, last in consumer.left_out)
+            return Held(following, disk_reads() - reads, records, left_out, end)
+
+
+def come_back(hub: Hub, cursor: mainstem.Cursor) -> mainstem.Consumer:
+    """As soon as one may."""
+    while True:
+        consumer = hub.consumer("orders", start=cursor)
+        try:
+            consumer.poll_batch(1.0)
+        except QuotaExceeded:
+            time.sleep(0.1)
+        else:
+            return hub.consumer("orders", start=cursor)
+
+
+@pytest.mark.mechanism("S69")
+@pytest.mark.slow("a reader that is blocked for ten seconds and comes back, and one that is not")
+def test_s69_a_reader_that_was_blocked_comes_back_for_what_is_on_the_disk(tmp_path):
+    blocked = hold_back(tmp_path / "block", "block", 1, 10.0)
+    assert (blocked.records, blocked.left_out) == (blocked.end, 0)
+    assert blocked.catching_up >= 3 * max(1, blocked.following)
+    sampled = hold_back(tmp_path / "sample", "sample", QUOTA, 10.0)
+    assert sampled.left_out > 0
+    assert sampled.records + sampled.left_out == sampled.end
+    assert blocked.catching_up >= 3 * max(1, sampled.catching_up)

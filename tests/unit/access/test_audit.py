@@ -3,12 +3,12 @@
 import json
 
 from mainstem.access.acts import details_of, is_act, name_of
-from mainstem.access.audit import REFUSALS_MAX, Audit
-from mainstem.access.principal import Principal
+from mainstem.access.audit import ANONYMOUS_REFUSALS_MAX, PRINCIPALS_MAX, REFUSALS_MAX, RETENTION_BYTES, Audit
+from mainstem.access.principal import ANONYMOUS, Principal
 from mainstem.access.token import mint
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.guarding import CreateTokenCall, ListAccessCall, Rule, Scope
-from mainstem.transport.port import CreateStreamCall, EraseKeyCall, ListStreamsCall
+from mainstem.transport.port import Answer, CreateStreamCall, EraseKeyCall, GetStreamCall, ListStreamsCall
 
 EVE = Principal("eve")
 
@@ -34,6 +34,32 @@ def test_a_flood_of_different_refusals_is_bounded_and_none_is_forgotten():
     records = [json.loads(record.value) for record in audit.take()]
     assert len(records) == REFUSALS_MAX + 1
     assert sum(record["count"] for record in records) == 10_000
+
+
+def test_nobody_hides_behind_the_refusals_of_others():
+    audit = Audit(SimulatedClock())
+    for number in range(1_000):
+        audit.refuse(ANONYMOUS, "10.0.0.2:5", "connect", "", f"junk {number}")
+        audit.refuse(EVE, "10.0.0.1:5", "read", f"stream-{number}", "no rule allows it")
+    audit.refuse(Principal("mallory"), "10.0.0.3:5", "delete", "payroll", "no rule allows it")
+    records = [json.loads(record.value) for record in audit.take()]
+    assert [record["stream"] for record in records if record["principal"] == "mallory"] == ["payroll"]
+    of_nobody = [record for record in records if not record["principal"]]
+    assert len(of_nobody) == ANONYMOUS_REFUSALS_MAX + 1
+    assert sum(record["count"] for record in of_nobody) == 1_000
+    # What anonymous ones add each second, and what there is room for: days.
+    assert sum(len(json.dumps(record)) for record in of_nobody) * 86_400 < RETENTION_BYTES
+
+
+def test_very_many_principals_are_bounded_and_who_is_not_known_has_room():
+    audit = Audit(SimulatedClock())
+    for number in range(1_000):
+        audit.refuse(Principal(f"p{number}"), "", "read", "orders", "no rule allows it")
+    audit.refuse(ANONYMOUS, "", "connect", "", "no such token")
+    records = [json.loads(record.value) for record in audit.take()]
+    assert len(records) == PRINCIPALS_MAX + 2
+    assert sum(record["count"] for record in records) == 1_001
+    assert [record["action"] for record in records if not record["principal"]] == ["", "connect"]
 
 
 def test_long_texts_are_cut_and_tokens_are_not_shown():
@@ -64,8 +90,17 @@ def test_an_act_says_what_was_asked_for_and_nothing_secret():
 
 
 def test_what_is_an_act():
-    assert is_act(CreateTokenCall("", b"", ""), is_guarded=False)
-    assert is_act(CreateStreamCall("a"), is_guarded=True)
-    assert not is_act(CreateStreamCall("a"), is_guarded=False)
-    assert not is_act(ListStreamsCall(), is_guarded=True)
-    assert not is_act(ListAccessCall("token"), is_guarded=True)
+    answer = Answer()
+    assert is_act(CreateTokenCall("", b"", ""), answer, is_guarded=False)
+    assert is_act(CreateStreamCall("a"), answer, is_guarded=True)
+    assert not is_act(CreateStreamCall("a"), answer, is_guarded=False)
+    assert not is_act(ListStreamsCall(), answer, is_guarded=True)
+    assert not is_act(ListAccessCall("token"), answer, is_guarded=True)
+
+
+def test_a_stream_that_a_lookup_has_made_is_an_act():
+    call = GetStreamCall("a", auto_create=True)
+    assert not is_act(call, Answer(), is_guarded=True)
+    assert is_act(call, Answer(created=True), is_guarded=True)
+    assert not is_act(call, Answer(created=True), is_guarded=False)
+    assert (name_of(call), details_of(call)) == ("create", {"name": "a", "auto_create": True})

@@ -28,14 +28,18 @@ class Gate:
         self._door = door
 
     def admit(self, request: Request, row: Row, name: str) -> Visitor:
-        """Who asks, if they may. Probes are for everybody; so are metrics, where nobody is on guard."""
-        if row.is_open and not (row.action and self._door.is_guarded):
+        """Who asks, if they may. Probes are for everybody; so are metrics, where nobody is on guard, but not for pages
+        of other sites."""
+        if row.is_open and not row.action:
             return PASSER
+        is_free = row.is_open and not self._door.is_guarded
         address = request.client.host if request.client is not None else ""
         connection: Connection = request.scope[ABORT]
         try:
-            if not row.is_open:
+            if is_free or not row.is_open:
                 _check_site(request)
+            if is_free:
+                return PASSER
             token = _token_of(request)
         except HttpRefusal as refused:
             self._door.turn_away(address, str(refused))

@@ -39,8 +39,8 @@ class Row:
     gives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     status: int = 200
     other: Sequence[int] = ()
-    # Whether Host and Origin do not matter: probes come from anywhere. What its action is, is asked only where somebody
-    # has to be known to do anything.
+    # Whether Host and Origin do not matter: probes come from anywhere. With an action it is open where nobody has to be
+    # known, and then they do matter; else whoever asks for it shows a token.
     is_open: bool = False
 
     @property

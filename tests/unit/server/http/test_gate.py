@@ -110,6 +110,23 @@ def test_every_route_asks_for_its_right(row: Row):
     ]
 
 
+@pytest.mark.parametrize("row", [row for row in ROUTES if row.is_open], ids=lambda row: row.path)
+def test_only_probes_are_for_pages_of_other_sites(row: Row):
+    class Nobody(Guard):
+        is_guarded = False
+
+    guard = Nobody()
+    assert Gate(guard).admit(request(**OWN), row, "") is PASSER
+    for headers in ({"host": "evil.example"}, {**OWN, "origin": "http://evil.example"}):
+        if not row.action:
+            assert Gate(guard).admit(request(**headers), row, "") is PASSER
+            continue
+        with pytest.raises(HttpRefusal):
+            Gate(guard).admit(request(**headers), row, "")
+    # Where somebody has to be known, it is the token that counts: whoever gathers metrics asks by any name.
+    Gate(Guard()).admit(request(host="box.example", authorization="bearer abc"), row, "")
+
+
 def test_what_the_guard_refuses_is_refused():
     class Closed(Guard):
         def admit(self, token: str, certificate: str, address: str) -> Visitor:
