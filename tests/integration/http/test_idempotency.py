@@ -4,6 +4,7 @@ import http.client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 
 import pytest
 
@@ -70,13 +71,11 @@ def test_a_key_of_dead_letters_is_not_that_of_their_stream(client: Client):
 def test_nobody_uses_up_the_key_of_another(client: Client, server):
     client.create("paid")
     stolen = producer_id_of_key("anonymous", "paid", "pay-1")
-    refused: list[object] = []
-    done = threading.Event()
+    refused: Queue[object] = Queue()
     with mainstem.connect(server.url) as hub:
         batch = make_batch([b"junk"], stream=hub.streams.get("paid").id, producer=stolen, epoch=1)
-        hub._port.append([batch], 10.0, lambda result: (refused.append(result), done.set()))
-        assert done.wait(10)
-    assert "odd" in str(refused)
+        hub._port.append([batch], 10.0, refused.put)
+        assert "odd" in str(refused.get(timeout=10))
     assert client.post("paid", b'{"value": "100"}\n', idempotency_key="pay-1").json()["duplicate"] is False
     assert client.get("/streams/paid").json()["records"] == 1
 
