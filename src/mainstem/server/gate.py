@@ -39,10 +39,12 @@ class Gate:
         """Whether what is in force has changed since somebody looked."""
         return self._version != self._authority.version
 
-    def look(self) -> None:
-        """Unauthenticated if the one at the other end is nobody any more; else its rights are looked at anew."""
+    def look(self) -> bool:
+        """Unauthenticated if the one at the other end is nobody any more; else whether its rights may be others than at
+        the last look."""
         principal = self._known()
-        if self.is_stale:
+        is_changed = self.is_stale
+        if is_changed:
             self._version = self._authority.version
             self._writable.clear()
         if not self._authority.is_current(principal):
@@ -53,6 +55,7 @@ class Gate:
             )
             self._audit.refuse(principal, self.address, "stay", "", str(error))
             raise error
+        return is_changed
 
     def check(self, action: Action, stream: str) -> None:
         """Forbidden if the principal may not."""

@@ -430,10 +430,7 @@ class Server:
         connection = session.connection
         assert connection is not None
         try:
-            if session.gate.is_stale:
-                session.look_at_rights()
-            else:
-                session.gate.look()
+            session.look_at_rights()
         except Unauthenticated as error:
             connection.fail(error)
             return False

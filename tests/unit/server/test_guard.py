@@ -8,9 +8,10 @@ from mainstem.core.errors import Forbidden, QuotaExceeded, Unauthenticated
 from mainstem.core.sampling import is_kept
 from mainstem.log.access_rows import AccessRows
 from mainstem.server.door import Door, Visitor
-from mainstem.transport.guarding import CreateTokenCall, Quota, RevokeTokenCall, Rule, SetQuotaCall
+from mainstem.server.gate import Gate
+from mainstem.transport.guarding import CreateTokenCall, DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetQuotaCall
 from mainstem.transport.port import Answer, DeleteStreamCall, GetStreamCall, ListStreamsCall
-from mainstem.transport.wire import VERSION, Kind, Share, Subscribe
+from mainstem.transport.wire import VERSION, Kind, Share, Subscribe, error_from
 from tests.formats.golden import numbered
 from tests.unit.server.parts import Rig, create, run, send_append, serving
 
@@ -99,6 +100,39 @@ def test_a_visitor_has_a_quota(tmp_path):
                 visitor.begin("read")
             with pytest.raises(QuotaExceeded):
                 visitor.begin("read")
+
+    run(body)
+
+
+def test_a_right_that_is_taken_back_between_two_looks_ends_the_subscription(tmp_path, monkeypatch):
+    """The change comes right after somebody asked whether there was one."""
+
+    async def body() -> None:
+        async with serving(tmp_path) as rig:
+            stream = await create(await (await rig.connect()).hello(), "orders")
+            token(rig, "root", Rule("allow", "root", "all"))
+            alice = token(rig, "alice", *ALICE)
+            client = await (await rig.connect()).hello(token=alice, version=VERSION)
+            await client.send(Kind.SUBSCRIBE, 9, Subscribe(stream, [0], None, 1 << 20))
+            await client.send(Kind.PING, 0)
+            while (await client.next()).kind != Kind.PONG:
+                pass
+            is_stale = Gate.is_stale.fget
+            assert is_stale is not None
+            racing = [ALICE[0]]
+
+            def racing_is_stale(gate: Gate) -> bool:
+                found = bool(is_stale(gate))
+                if racing and gate.principal is not None and gate.principal.name == "alice":
+                    administration(rig).handle(DeleteRuleCall(racing.pop()))
+                return found
+
+            monkeypatch.setattr(Gate, "is_stale", property(racing_is_stale))
+            for _ in range(3):
+                rig.look()
+            message = await client.next_but(Kind.PONG)
+            assert (message.kind, message.id) == (Kind.ERROR, 9)
+            assert isinstance(error_from(message.header), Forbidden)
 
     run(body)
 
