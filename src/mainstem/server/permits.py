@@ -86,7 +86,7 @@ def _of_member(call: BeatGroupCall | LeaveGroupCall) -> Demands:
 
 
 def _of_joining(call: JoinGroupCall | LeaseGroupCall) -> Demands:
-    """What a pattern finds is looked at when it is read."""
+    """What a pattern finds is only what may be read."""
     return (Demand(Action.GROUP, call.group), *(Demand(Action.READ, stream) for stream in call.streams))
 
 

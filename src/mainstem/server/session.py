@@ -326,7 +326,7 @@ class Session:
             return
         self._members_waiting += 1
         self.in_flight += 1
-        self._server.run_member_call(call, partial(self._answer_member, id_))
+        self._server.run_member_call(self, call, partial(self._answer_member, id_))
 
     def _answer_member(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
