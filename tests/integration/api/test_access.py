@@ -208,6 +208,29 @@ def test_reading_and_writing_by_the_rules(guarded):
         assert values(root, "orders") == [b"1"]
 
 
+@pytest.mark.parametrize("spread", [False, True], ids=["whole", "spread"])
+def test_a_pattern_finds_only_what_may_be_read(guarded, spread):
+    with guarded.connect() as root:
+        root.streams.create("payroll")
+        alice = root.access.create_token("alice", allow=["read:ord*", "group:mine"])
+        with root.producer() as producer:
+            for stream in ("orders", "payroll"):
+                producer.send(stream, stream.encode()).result(10)
+        with (
+            guarded.connect(alice) as hub,
+            hub.consumer(pattern="*", group="mine", start="earliest", spread=spread) as consumer,
+        ):
+            read = [consumer.poll(10)]
+            root.streams.create("orders-2")
+            root.streams.create("payroll-2")
+            with root.producer() as producer:
+                for stream in ("payroll-2", "orders-2"):
+                    producer.send(stream, stream.encode()).result(10)
+            read.append(consumer.poll(10))
+            assert [record and record.value for record in read] == [b"orders", b"orders-2"]
+            assert set(hub.groups.get("mine").streams) <= {"orders", "orders-2"}
+
+
 @pytest.mark.parametrize("how", ["revoked", "over"])
 def test_open_connections_end_with_their_token(guarded, how):
     with guarded.connect() as root:
@@ -516,6 +539,54 @@ def test_who_writes_too_much_is_slowed_down_and_loses_nothing(guarded):
             assert values(hub, "orders") == sent
             # What is pushed last is not waited for.
             assert time.monotonic() - begun > 1.2
+
+
+@pytest.mark.slow("a quota takes its seconds, twice")
+def test_who_is_slowed_down_gains_nothing_by_coming_anew(guarded):
+    """200 kB a second and a burst of two seconds: of 1.2 MB the last 400 kB are not waited for by who brings them, and
+    a connection, or a subscription, for each 200 kB is slowed down like one for all."""
+    sent = [os.urandom(200_000) for _ in range(6)]
+    with guarded.connect() as root:
+        alice = root.access.create_token("alice", allow=["write:orders", "read:orders"])
+        root.access.set_quota("alice", "write_bytes", 200_000)
+        begun = time.monotonic()
+        for value in sent:
+            with guarded.connect(alice) as hub, hub.producer(compression=None) as producer:
+                producer.send("orders", value).result(30)
+        assert time.monotonic() - begun > 2.4
+        root.access.delete_quota("alice", "write_bytes")
+        root.access.set_quota("alice", "read_bytes", 200_000)
+        begun, cursor, read = time.monotonic(), "earliest", 0
+        with guarded.connect(alice) as hub:
+            while read < len(sent):
+                with hub.consumer("orders", start=cursor, follow=False, prefetch_bytes=100_000) as consumer:
+                    found = consumer.poll_batch(30)
+                    assert found is not None
+                    read, cursor = read + len(found), consumer.cursor
+        assert time.monotonic() - begun > 2.4
+
+
+def test_who_is_blocked_from_reading_is_sent_nothing_by_asking_anew(guarded):
+    with guarded.connect() as root:
+        with root.producer(compression=None) as producer:
+            for _ in range(4):
+                producer.send("orders", os.urandom(500_000)).result(30)
+        alice = root.access.create_token("alice", allow=["read:orders"])
+        root.access.set_quota("alice", "read_bytes", 1_000, mode="block")
+        read: list[int] = []
+        refused: list[QuotaExceeded] = []
+        with guarded.connect(alice) as hub:
+            for _ in range(10):
+                try:
+                    with hub.consumer("orders", start="earliest", follow=False, prefetch_bytes=100_000) as consumer:
+                        found = consumer.poll_batch(10)
+                    read.append(0 if found is None else len(found))
+                except QuotaExceeded as error:
+                    refused.append(error)
+        # More than there can ever be at once passes after a rest, once, and is owed.
+        assert len(read) == 1
+        assert len(refused) == 9
+        assert all(error.retry_after > 100 for error in refused)
 
 
 def test_who_is_blocked_is_told_for_how_long(guarded):
