@@ -10,6 +10,7 @@ from tests.faults import (
     crash_points,
     crowd,
     crowd_http,
+    crowd_tls,
     cut,
     disk_full,
     examined,
@@ -173,6 +174,9 @@ SUITES: dict[str, Suite] = {
     ),
     "crowd_http": Suite(
         crowd_http.run, slice=300, full=5_000, chunk=5_000, bugs={"hoard_for_connections": 300}, measures=True
+    ),
+    "crowd_tls": Suite(
+        crowd_tls.run, slice=150, full=2_000, chunk=1_000, bugs={"hoard_for_connections": 150}, measures=True
     ),
     "kill_http": Suite(
         kill_http.run, slice=2, full=100, chunk=10, bugs={"forget_keys": 2}, measures=True, on_disk=True

@@ -171,10 +171,9 @@ READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # HTTP. The head of a request, which may carry a cursor, and how long it may take to come.
 HTTP_HEAD_BYTES_MAX: Final = 64 * KIB
 HTTP_HEAD_SECONDS_MAX: Final = 10
-# A head that is not complete and larger than this is one of so many at a time: with TLS each of its bytes is there
-# three times, and nobody knows yet who sends it.
-HTTP_HEAD_SHARE_BYTES: Final = 3 * KIB
-HTTP_LARGE_HEADS_MAX: Final = 128
+# Before anybody is known: so much of each unfinished head is always taken, the rest of all of them shares one budget.
+HTTP_HEAD_SHARE_BYTES: Final = 4 * KIB
+HTTP_HEADS_BYTES_MAX: Final = 2 * MIB
 # A body once it is decompressed: its rows are written together, so all of them are in memory at once.
 HTTP_BODY_BYTES_MAX: Final = 32 * MIB
 # So much of each body is always taken, the rest of all of them shares one budget.
@@ -278,6 +277,7 @@ assert (
 assert HTTP_BODY_BYTES_MAX <= PENDING_BYTES_MAX // 2
 assert 4 * HTTP_BODY_BYTES_MAX <= HTTP_BODIES_BYTES_MAX
 assert SCHEMA_BYTES_MAX < HTTP_CALL_BYTES_MAX
+assert HTTP_HEAD_SHARE_BYTES < HTTP_HEAD_BYTES_MAX and 16 * HTTP_HEAD_BYTES_MAX <= HTTP_HEADS_BYTES_MAX
 # The cursor of the widest stream that can be followed fits into the head of the request that goes on.
 assert 20 * HTTP_TAIL_SHARDS_MAX + 1 * KIB < HTTP_HEAD_BYTES_MAX
 # A change of owners is a command: of each shard, two ids and a number.

@@ -109,6 +109,15 @@ def test_heads_that_are_too_large_or_never_end(server):
     assert b'"code":120' in talk(server, b"GET /a b HTTP/1.1\r\n\r\n")
 
 
+@pytest.mark.parametrize("part", ["a/b,", ",", ";"])
+def test_a_wish_that_is_too_long_is_not_looked_into(client: Client, part):
+    client.ask("PUT", "/streams/wishes", {"schema": SCHEMA})
+    browser = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+    assert client.get("/streams/wishes/records", accept=browser).status == 200
+    answer = client.get("/streams/wishes/records", accept=part * (15_000 // len(part)) + "*/*")
+    assert (answer.status, answer.json()["title"]) == (400, "InvalidRequest")
+
+
 @pytest.mark.slow("waits until the server loses its patience")
 def test_a_head_that_does_not_come_ends_the_connection(server):
     with dial(server) as silent, dial(server) as slow:

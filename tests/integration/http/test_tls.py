@@ -15,6 +15,7 @@ import pytest
 
 import mainstem
 from mainstem.core.errors import MainstemError
+from mainstem.core.limits import CONNECTION_BYTES_MAX_BEFORE_HELLO, HTTP_HEADS_BYTES_MAX
 from mainstem.hub.access import NewToken
 from mainstem.testing import certificates
 from mainstem.testing.certificates import Authority, Issued
@@ -215,6 +216,30 @@ def test_who_does_not_greet_counts(tmp_path, authority):
             come_to(lambda before=before: sockets(server) <= before)
         with mainstem.connect(server.url, ca=authority.certificate) as hub:
             assert hub.statistics()["connections_refused"] >= 70
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "second"])
+def test_an_unfinished_head_costs_little(encrypted, before):
+    """Nobody is known who has not ended the head of a request: the limit for such a connection holds for all of them
+    together, however large the heads are that some may have."""
+    head = before + b"GET /streams HTTP/1.1\r\nHost: localhost\r\nX-Padding: " + b"x" * 60_000
+    with ExitStack() as stack:
+        peers = [encrypted.connection() for _ in range(200)]
+        for _ in range(20):
+            encrypted.ask("/livez")
+        at_first = encrypted.server.memory_bytes()
+        for peer in peers:
+            stack.callback(peer.close)
+            peer.connect()
+            with suppress(ConnectionError, ssl.SSLError):
+                peer.sock.sendall(head)
+        time.sleep(1.5)
+        grown = encrypted.server.memory_bytes() - at_first
+        # Whose head is complete is served all the while.
+        assert encrypted.ask("/streams", **encrypted.as_root(), Padding="x" * 2_000)[0] == 200
+    assert grown < len(peers) * CONNECTION_BYTES_MAX_BEFORE_HELLO + 2 * HTTP_HEADS_BYTES_MAX
+    # And what they held is free again.
+    come_to(lambda: encrypted.ask("/streams", **encrypted.as_root(), Padding="x" * 50_000)[0] == 200)
 
 
 def test_elsewhere_needs_tls_and_a_token(tmp_path, authority):

@@ -21,7 +21,7 @@ from mainstem.core.limits import (
     HTTP_HEAD_BYTES_MAX,
     HTTP_HEAD_SECONDS_MAX,
     HTTP_HEAD_SHARE_BYTES,
-    HTTP_LARGE_HEADS_MAX,
+    HTTP_HEADS_BYTES_MAX,
 )
 from mainstem.server.acceptor import TlsAcceptor
 from mainstem.server.http.bodies import Arrived
@@ -50,7 +50,7 @@ class HttpListener:
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, connections_max, set()),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, connections_max, HeadBudget()),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,
@@ -112,18 +112,34 @@ class _Embedded(uvicorn.Server):
         yield
 
 
+class HeadBudget:
+    """What unfinished heads hold together, beyond a small share each. The loop's thread."""
+
+    def __init__(self, bytes_max: int = HTTP_HEADS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self.used = 0
+
+    def change(self, before: int, after: int) -> bool:
+        """Whether somebody who had `before` bytes has `after` now."""
+        if after > before and self.used + after - before > self._bytes_max:
+            return False
+        self.used += after - before
+        return True
+
+
 class GuardedProtocol(H11Protocol):
-    """A connection whose requests must come in time, and of which there are not too many. `large_heads` are those of
-    all connections whose request has a large head that is not complete.
+    """A connection whose requests must come in time, and of which there are not too many.
 
     The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
     next request may take.
     """
 
-    def __init__(self, connections_max: int, large_heads: "set[GuardedProtocol]", *args: Any, **kwargs: Any) -> None:
+    def __init__(self, connections_max: int, heads: HeadBudget, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connections_max = connections_max
-        self._large_heads = large_heads
+        self._heads = heads
+        # Of the budget.
+        self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         # What there is to say about requests that are no HTTP was answered.
         self.logger = _errors
@@ -150,25 +166,42 @@ class GuardedProtocol(H11Protocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
+        self._forget_timer()
+        self._hold_head(0)
         super().connection_lost(exc)
+        # What it held is free now, and not when somebody looks for what refers to itself.
+        self.app = self._plain_app
 
     def data_received(self, data: bytes) -> None:
         if self._take_body(data):
             return
         super().data_received(data)
-        if not self._is_between_requests:
-            self._forget_head()
-        elif len(self.conn._receive_buffer) <= HTTP_HEAD_SHARE_BYTES or self._has_room_for_head():
+        if self._is_between_requests:
             self._await_head()
         else:
-            self._refuse(Busy(f"{HTTP_LARGE_HEADS_MAX} large heads of requests are under way; try again in a moment"))
+            self._forget_timer()
+        self._look_at_head()
 
-    def _has_room_for_head(self) -> bool:
-        """Whether this one may be large."""
-        if len(self._large_heads) < HTTP_LARGE_HEADS_MAX:
-            self._large_heads.add(self)
-        return self in self._large_heads
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Of the next request something may have come already.
+        self._look_at_head()
+
+    def _look_at_head(self) -> None:
+        """Count what there is of a head that is not complete."""
+        conn: Any = self.conn
+        size = len(conn._receive_buffer) if self._is_between_requests and not self.transport.is_closing() else 0
+        if size:
+            self._await_head()
+        if not self._hold_head(max(0, size - HTTP_HEAD_SHARE_BYTES)):
+            # Not told why: what is held for it would be held on until it has heard.
+            self.transport.abort()
+
+    def _hold_head(self, size: int) -> bool:
+        if not self._heads.change(self._head_bytes, size):
+            return False
+        self._head_bytes = size
+        return True
 
     def _take_body(self, data: bytes) -> bool:
         """Hand on bytes from the middle of a body whose length is known, as they came: h11 would copy them three times.
@@ -205,9 +238,7 @@ class GuardedProtocol(H11Protocol):
         if self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HTTP_HEAD_SECONDS_MAX, self._on_late)
 
-    def _forget_head(self) -> None:
-        """It is complete, or nobody waits for it any more."""
-        self._large_heads.discard(self)
+    def _forget_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

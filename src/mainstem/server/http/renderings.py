@@ -149,6 +149,8 @@ RENDERINGS: Final[dict[str, type[Any]]] = {
     "application/vnd.apache.arrow.stream": ArrowRendering,
     "application/vnd.apache.parquet": ParquetRendering,
 }
+# What browsers send is some hundred; to go through a whole head of it would hold up everybody else.
+_ACCEPT_CHARS_MAX: Final = 1_024
 _ALIASES: Final = {"application/jsonl": "application/x-ndjson"}
 
 
@@ -156,6 +158,8 @@ def media_type_of(request: Request, *, events: bool) -> str:
     """What the reader likes best of what there is: the first of the highest quality, NDJSON if it has no wish."""
     offered = [*RENDERINGS, EVENTS] if events else list(RENDERINGS)
     accept = ",".join(request.headers.getlist("accept")) or "*/*"
+    if len(accept) > _ACCEPT_CHARS_MAX:
+        raise refusal(400, f"an Accept of {len(accept)} characters; at most {_ACCEPT_CHARS_MAX} are read")
     wishes = sorted((_wish(part) for part in accept.split(",")), key=lambda wish: -wish[1])
     for name, quality in wishes:
         if quality <= 0:
