@@ -6,8 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,6 +134,33 @@ def test_s67_a_herd_comes_in_by_and_by(tmp_path):
     assert busy <= 2.0
     assert sent_away > 0
     assert stampede(tmp_path / "open", 100_000).sent_away == 0
+
+
+@pytest.mark.mechanism("S67")
+def test_s67_over_http_who_is_too_many_is_told_when_to_come_back(tmp_path):
+    arguments = ("--http", "127.0.0.1:0", "--connects-per-second", "1")
+    with ServerProcess(tmp_path / "data", *arguments) as server, ExitStack() as stack:
+        herd = [stack.enter_context(closing(HTTPConnection(server.http, timeout=20))) for _ in range(20)]
+        answers = [ask(connection, "/streams") for connection in herd]
+        refused = [at for at, (status, _) in enumerate(answers) if status == 429]
+        assert refused
+        assert {status for status, _ in answers} == {200, 429}
+        assert all(answers[at][1] >= 1 for at in refused)
+        # Whoever looks whether the server lives is not one of them; who was sent away comes back.
+        assert ask(herd[refused[0]], "/livez")[0] == 200
+        deadline = time.monotonic() + 60
+        while ask(herd[refused[0]], "/streams")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert ask(herd[refused[0]], "/streams")[0] == 200
+
+
+def ask(connection: HTTPConnection, path: str) -> tuple[int, int]:
+    """The status of the answer, and for how many seconds one should wait."""
+    connection.request("GET", path)
+    response = connection.getresponse()
+    response.read()
+    return response.status, int(response.headers.get("retry-after", 0))
 
 
 # S68: what is over a quota of writing.
