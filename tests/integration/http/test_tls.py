@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import mainstem
-from mainstem.core.errors import MainstemError
 from mainstem.core.limits import CONNECTION_BYTES_MAX_BEFORE_HELLO, HTTP_HEADS_BYTES_MAX
 from mainstem.hub.access import NewToken
 from mainstem.testing import certificates
@@ -159,10 +158,10 @@ def test_an_authority_of_clients_that_was_replaced_is_not_trusted(encrypted, tmp
     come_to(lambda: is_trusted(after))
     assert not is_trusted(before)
     # The native listener neither: who is trusted but named by no rule would be told so.
-    with pytest.raises(MainstemError) as refused:
+    with pytest.raises(mainstem.MainstemError) as refused:
         mainstem.connect(encrypted.server.url, ca=ca, certificate=before.certificate, key=before.key, timeout=2)
     assert "whom no rule names" not in str(refused.value)
-    with pytest.raises(MainstemError, match="whom no rule names"):
+    with pytest.raises(mainstem.MainstemError, match="whom no rule names"):
         mainstem.connect(encrypted.server.url, ca=ca, certificate=after.certificate, key=after.key, timeout=2)
 
 

@@ -6,8 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,10 +74,11 @@ class _Herd:
 
 class Stampede(NamedTuple):
     """When each of many clients was let in, in seconds since the first; for how long at most the server had one core
-    for itself."""
+    for itself; how many times somebody was sent away."""
 
     times: list[float]
     busy: float
+    sent_away: int
 
 
 def stampede(path: Path, rate: int) -> Stampede:
@@ -93,7 +95,9 @@ def stampede(path: Path, rate: int) -> Stampede:
         while thread.is_alive():
             used.append((time.monotonic(), _cpu_seconds(server.pid)))
             thread.join(0.1)
-    return Stampede([at - herd.welcomed[0] for at in herd.welcomed], _longest_busy(used))
+        with mainstem.connect(server.url) as hub:
+            sent_away = int(hub.statistics()["connections_refused"])
+    return Stampede([at - herd.welcomed[0] for at in herd.welcomed], _longest_busy(used), sent_away)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -122,18 +126,48 @@ def most_too_many(times: list[float]) -> float:
 @pytest.mark.mechanism("S67")
 @pytest.mark.slow("300 clients, of which 50 a second are let in, and again without a limit")
 def test_s67_a_herd_comes_in_by_and_by(tmp_path):
-    times, busy = stampede(tmp_path / "data", RATE)
+    times, busy, sent_away = stampede(tmp_path / "data", RATE)
     assert len(times) == CLIENTS
     assert most_too_many(times) <= 1
     # 4 s by the bucket; clients come when they were told to, which on a slow machine is later.
     assert times[-1] < 5 * 6
     assert busy <= 2.0
-    assert most_too_many(stampede(tmp_path / "open", 100_000).times) > 50
+    assert sent_away > 0
+    assert stampede(tmp_path / "open", 100_000).sent_away == 0
+
+
+@pytest.mark.mechanism("S67")
+def test_s67_over_http_who_is_too_many_is_told_when_to_come_back(tmp_path):
+    arguments = ("--http", "127.0.0.1:0", "--connects-per-second", "1")
+    with ServerProcess(tmp_path / "data", *arguments) as server, ExitStack() as stack:
+        herd = [stack.enter_context(closing(HTTPConnection(server.http, timeout=20))) for _ in range(20)]
+        answers = [ask(connection, "/streams") for connection in herd]
+        refused = [at for at, (status, _) in enumerate(answers) if status == 429]
+        assert refused
+        assert {status for status, _ in answers} == {200, 429}
+        assert all(answers[at][1] >= 1 for at in refused)
+        # Whoever looks whether the server lives is not one of them; who was sent away comes back.
+        assert ask(herd[refused[0]], "/livez")[0] == 200
+        deadline = time.monotonic() + 60
+        while ask(herd[refused[0]], "/streams")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert ask(herd[refused[0]], "/streams")[0] == 200
+
+
+def ask(connection: HTTPConnection, path: str) -> tuple[int, int]:
+    """The status of the answer, and for how many seconds one should wait."""
+    connection.request("GET", path)
+    response = connection.getresponse()
+    response.read()
+    return response.status, int(response.headers.get("retry-after", 0))
 
 
 # S68: what is over a quota of writing.
 
 QUOTA = 500_000
+# What a machine decides that does other things too has five times as much: the same with a clock that is set has not.
+TOLERANCE = 0.05
 DEMAND = 1_000_000
 RECORD = 1_000
 WRITERS = 3
@@ -164,7 +198,7 @@ def guarded(path: Path, *arguments: str) -> Iterator[tuple[ServerProcess, Hub, N
         yield server, hub, alice
 
 
-def write_over(path: Path, mode: Mode | None, seconds: float = 6.0) -> Written:
+def write_over(path: Path, mode: Mode | None, seconds: float = 8.0) -> Written:
     """Three writers of one principal send twice as much as it may for some seconds."""
     with guarded(path) as (server, root, alice), ExitStack() as stack:
         if mode is not None:
@@ -182,8 +216,9 @@ def write_over(path: Path, mode: Mode | None, seconds: float = 6.0) -> Written:
 
         sent, bytes_before, measured_at = 0, 0, 0.0
         began = time.monotonic()
-        # The burst, and what it takes to learn the share, come first.
-        while (passed := time.monotonic() - began) < seconds:
+        # The burst, and what it takes to learn the share, come first. However slow the machine is, half is measured.
+        while not measured_at or time.monotonic() - measured_at < seconds / 2:
+            passed = time.monotonic() - began
             if not measured_at and passed > seconds / 2:
                 bytes_before, measured_at = root.statistics()["append_bytes"], time.monotonic()
             while sent * RECORD < passed * DEMAND:
@@ -212,23 +247,23 @@ def write_over(path: Path, mode: Mode | None, seconds: float = 6.0) -> Written:
 @pytest.mark.slow("several seconds at twice a quota, by each of its modes and without one")
 def test_s68_what_is_over_a_quota_waits_is_refused_or_sampled(tmp_path):
     free = write_over(tmp_path / "free", None, 4.0)
-    assert free.rate > 0.8 * DEMAND
+    assert free.rate > 1.4 * QUOTA
     assert free.stored == free.sent
 
     limited = write_over(tmp_path / "limit", "limit")
-    assert limited.rate == pytest.approx(QUOTA, rel=0.15)
+    assert limited.rate == pytest.approx(QUOTA, rel=5 * TOLERANCE)
     assert limited.stored == limited.sent
-    assert percentile(limited.seconds, 0.9) > 0.5 > percentile(free.seconds, 0.5)
+    assert percentile(limited.seconds, 0.9) > 2 * percentile(free.seconds, 0.5)
 
     blocked = write_over(tmp_path / "block", "block")
     assert blocked.rate < 0.05 * QUOTA
     assert blocked.stored + blocked.refused == blocked.sent
 
     sampled = write_over(tmp_path / "sample", "sample")
-    assert sampled.rate == pytest.approx(QUOTA, rel=0.15)
+    assert sampled.rate == pytest.approx(QUOTA, rel=5 * TOLERANCE)
     assert sampled.left_out > 0.2 * sampled.sent
     assert sampled.stored + sampled.left_out == sampled.sent
-    assert sampled.estimated == pytest.approx(sampled.sent, rel=0.05)
+    assert sampled.estimated == pytest.approx(sampled.sent, rel=TOLERANCE)
 
 
 @pytest.mark.mechanism("S68")
@@ -310,7 +345,7 @@ def read_over(path: Path, mode: Mode | None, seconds: float = 8.0) -> Read:
 @pytest.mark.slow("several seconds at twice a quota, sampled and not")
 def test_s69_a_reader_over_its_quota_gets_a_sample_and_stays_close(tmp_path):
     sampled = read_over(tmp_path / "sample", "sample")
-    assert sampled.rate == pytest.approx(QUOTA, rel=0.2)
+    assert sampled.rate == pytest.approx(QUOTA, rel=5 * TOLERANCE)
     assert sampled.lag < 2.0
     assert sampled.left_out > 0
     assert sampled.is_all_accounted_for

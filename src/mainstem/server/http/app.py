@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mainstem.access.bucket import Turnstile
 from mainstem.core.errors import InternalError, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
 from mainstem.server.door import Door, Visitor
@@ -43,7 +44,7 @@ class HttpApp:
     def __init__(self, server: Server, metrics: Callable[[], str], door: Door) -> None:
         self._server = server
         self._probes = Probes(server, metrics)
-        self._gate = Gate(door)
+        self._gate = Gate(door, Turnstile(server.settings.connects_per_second, server.clock))
         self._unfinished = Unfinished()
         self._under_way = 0
         self._requests = 0

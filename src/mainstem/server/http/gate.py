@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from mainstem.core.errors import Refused
+from mainstem.access.bucket import Turnstile
+from mainstem.core.errors import QuotaExceeded, Refused
 from mainstem.server.door import PASSER, Door, Visitor
 from mainstem.server.http.problems import HttpRefusal, refusal
 from mainstem.server.http.routes import Row
@@ -22,10 +23,12 @@ _OWN_SITES: Final = frozenset(("same-origin", "none", ""))
 
 
 class Gate:
-    """Lets requests through, or raises."""
+    """Lets requests through, or raises. Of connections, so many a second: the first request of another is told when to
+    come back, and may do so on the same."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, turnstile: Turnstile) -> None:
         self._door = door
+        self._turnstile = turnstile
 
     def admit(self, request: Request, row: Row, name: str) -> Visitor:
         """Who asks, if they may. Probes are for everybody; so are metrics, where nobody is on guard, but not for pages
@@ -35,6 +38,7 @@ class Gate:
         is_free = row.is_open and not self._door.is_guarded
         address = request.client.host if request.client is not None else ""
         connection: Connection = request.scope[ABORT]
+        self._let_in(connection)
         try:
             if is_free or not row.is_open:
                 _check_site(request)
@@ -50,6 +54,14 @@ class Gate:
         else:
             visitor.check_any(row.action)
         return visitor
+
+    def _let_in(self, connection: Connection) -> None:
+        if connection.is_let_in:
+            return
+        if wait := self._turnstile.enter():
+            told = f"more clients come than are let in each second; come back in {wait:.3g} s"
+            raise QuotaExceeded(told, retry_after=round(wait, 3))
+        connection.is_let_in = True
 
 
 def _check_site(request: Request) -> None:

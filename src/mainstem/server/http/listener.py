@@ -147,7 +147,7 @@ class GuardedProtocol(H11Protocol):
         self.app = self._run
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[ABORT] = Connection(self.transport)
+        scope[ABORT] = self._connection
         arrived = Arrived.of(scope)
 
         async def receive_all() -> Message:
@@ -160,6 +160,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._connection = Connection(transport)
         if len(self.connections) > self._connections_max:
             self._refuse(Busy(f"{self._connections_max} clients are connected, which is the limit"))
         else:

@@ -83,6 +83,8 @@ class Connection:
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
+        # Whether it is one of those that were let in.
+        self.is_let_in = False
 
     @property
     def certificate(self) -> str:

@@ -6,12 +6,14 @@ import pytest
 from starlette.requests import Request
 
 from mainstem.access.action import Action
+from mainstem.access.bucket import Turnstile
 from mainstem.core.errors import QuotaExceeded, Unauthenticated
 from mainstem.server.door import PASSER, Visitor
 from mainstem.server.http.gate import Gate
 from mainstem.server.http.problems import HttpRefusal, answer
 from mainstem.server.http.routes import ROUTES, Row
 from mainstem.server.http.sending import ABORT, Connection
+from mainstem.testing.clock import SimulatedClock
 
 READ = next(row for row in ROUTES if row.handler == "read_records")
 OWN = {"host": "localhost"}
@@ -22,6 +24,10 @@ def request(client: str = "127.0.0.1", peer: object = None, scheme: str = "http"
     scope = {"type": "http", "method": "GET", "path": "/", "scheme": scheme, "query_string": b"", "headers": raw}
     transport = SimpleNamespace(get_extra_info=lambda name: peer if name == "peercert" else None)
     return Request({**scope, "client": (client, 1), "server": ("127.0.0.1", 7071), ABORT: Connection(transport)})
+
+
+def gate_of(guard: "Guard", connects_per_second: float = 1_000) -> Gate:
+    return Gate(guard, Turnstile(connects_per_second, SimulatedClock()))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def request(client: str = "127.0.0.1", peer: object = None, scheme: str = "http"
 )
 def test_who_passes(headers, scheme, status):
     guard = Guard()
-    gate = Gate(guard)
+    gate = gate_of(guard)
     if not status:
         gate.admit(request(scheme=scheme, **headers), READ, "orders")
         assert guard.turned_away == []
@@ -98,7 +104,7 @@ class Guard:
 def test_every_route_asks_for_its_right(row: Row):
     guard = Guard()
     peer = {"subject": ((("organizationName", "x"),), (("commonName", "alice"),))}
-    gate = Gate(guard)
+    gate = gate_of(guard)
     gate.admit(request(peer=peer, authorization="bearer abc", **OWN), row, "orders" if row.is_named else "")
     if not row.action:
         assert (row.is_open, guard.asked) == (True, [])
@@ -116,15 +122,15 @@ def test_only_probes_are_for_pages_of_other_sites(row: Row):
         is_guarded = False
 
     guard = Nobody()
-    assert Gate(guard).admit(request(**OWN), row, "") is PASSER
+    assert gate_of(guard).admit(request(**OWN), row, "") is PASSER
     for headers in ({"host": "evil.example"}, {**OWN, "origin": "http://evil.example"}):
         if not row.action:
-            assert Gate(guard).admit(request(**headers), row, "") is PASSER
+            assert gate_of(guard).admit(request(**headers), row, "") is PASSER
             continue
         with pytest.raises(HttpRefusal):
-            Gate(guard).admit(request(**headers), row, "")
+            gate_of(guard).admit(request(**headers), row, "")
     # Where somebody has to be known, it is the token that counts: whoever gathers metrics asks by any name.
-    Gate(Guard()).admit(request(host="box.example", authorization="bearer abc"), row, "")
+    gate_of(Guard()).admit(request(host="box.example", authorization="bearer abc"), row, "")
 
 
 def test_what_the_guard_refuses_is_refused():
@@ -135,11 +141,33 @@ def test_what_the_guard_refuses_is_refused():
     for row in ROUTES:
         if row.action:
             with pytest.raises(Unauthenticated, match="nobody") as refused:
-                Gate(Closed()).admit(request(**OWN), row, "orders")
+                gate_of(Closed()).admit(request(**OWN), row, "orders")
             response = answer(refused.value)
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         else:
-            assert Gate(Closed()).admit(request(), row, "") is PASSER
+            assert gate_of(Closed()).admit(request(), row, "") is PASSER
+
+
+def test_of_many_who_connect_at_once_some_are_told_to_come_back():
+    clock = SimulatedClock()
+    gate = Gate(Guard(), Turnstile(50, clock))
+    herd = [request(**OWN) for _ in range(300)]
+    waits = []
+    for each in herd:
+        try:
+            gate.admit(each, READ, "orders")
+        except QuotaExceeded as refused:
+            waits.append(refused.retry_after)
+    assert len(waits) == 200
+    # Who is in stays in, and whoever looks whether the server lives is not counted.
+    gate.admit(herd[0], READ, "orders")
+    probe = next(row for row in ROUTES if row.is_open and not row.action)
+    assert gate.admit(request(**OWN), probe, "") is PASSER
+    # Each comes back when it was told to, on the same connection.
+    for each, wait in zip(herd[100:], waits, strict=True):
+        clock.advance(max(0.0, wait - clock.monotonic()) + 0.0001)
+        gate.admit(each, READ, "orders")
+    assert clock.monotonic() < 6
 
 
 def test_a_quota_says_how_long_to_wait():
