@@ -289,6 +289,21 @@ def test_what_belongs_to_a_record_beside_its_row(client: Client):
     assert client.get("/streams/again/records?metadata=true").rows() == [row]
 
 
+@pytest.mark.parametrize("key", [["id"], ["id", "name"]], ids=["one", "two"])
+def test_the_key_of_columns_is_not_another(client: Client, key):
+    name = f"keyed-{len(key)}"
+    client.create(name, schema=SCHEMA, key=key)
+    client.post(name, lines(ROWS))
+    (row, *_) = client.get(f"/streams/{name}/records?metadata=true").rows()
+    assert client.post(name, lines([row])).json()["records"] == 1
+    for body, kind in ((lines([row, {**row, "_key": "7"}]), NDJSON), (b"id,name,_key\n1,a,1\n1,a,7\n", "text/csv")):
+        answer = client.post(name, body, kind)
+        assert (answer.status, answer.json()["title"]) == (422, "InvalidRecord")
+        assert f"made of {', '.join(key)}, and the one that is given is another" in answer.json()["detail"]
+    assert answer.json()["line"] == (3 if len(key) == 1 else 2)
+    assert client.get(f"/streams/{name}").json()["records"] == len(ROWS) + 1
+
+
 def test_records_over_the_limit_of_the_server(tmp_path):
     from mainstem.testing.server import ServerProcess
 
