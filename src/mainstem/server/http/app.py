@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mainstem.core.errors import InternalError, MainstemError, ProtocolError, ServerStopping
+from mainstem.core.errors import InternalError, InvalidSetting, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
 from mainstem.server.door import Door, Visitor
 from mainstem.server.http import openapi
@@ -118,6 +118,8 @@ class HttpApp:
             _check_framing(request)
             row, name = self._paths.find(request)
             visitor = self._gate.admit(request, row, name)
+            if not row.is_open:
+                _check_parameters(request, row)
             # Who asks several things at once is as much as several who are connected.
             visitor.hold("connections", 1)
             held.callback(visitor.let_go, "connections", 1)
@@ -159,6 +161,19 @@ class _Ambiguous(HttpRefusal):
 def _check_framing(request: Request) -> None:
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         raise _Ambiguous(400, ProtocolError("a request has a Content-Length or a Transfer-Encoding, not both"))
+
+
+def _check_parameters(request: Request, row: Row) -> None:
+    """Whoever misspells a parameter is told so, instead of getting something else than it asked for."""
+    given = request.query_params
+    known = [parameter.name for parameter in row.parameters if parameter.place == "query"]
+    unknown = set(given) - set(known)
+    if unknown:
+        there = f"there are {', '.join(known)}" if known else f"{row.method} {row.path} takes none"
+        raise InvalidSetting(f"there is no parameter {min(unknown)[:40]!r}; {there}")
+    twice = next((name for name in given if len(given.getlist(name)) > 1), None)
+    if twice is not None:
+        raise InvalidSetting(f"{twice} is given twice")
 
 
 class _Paths:

@@ -68,12 +68,6 @@ class Wanted:
     @classmethod
     def of(cls, request: Request, now_us: int, *, start: str = "earliest") -> "Wanted":
         given = request.query_params
-        unknown = set(given) - _PARAMETERS
-        if unknown:
-            raise InvalidSetting(f"there is no parameter {min(unknown)[:40]!r}; there are {', '.join(_SHOWN)}")
-        twice = next((name for name in given if len(given.getlist(name)) > 1), None)
-        if twice is not None:
-            raise InvalidSetting(f"{twice} is given twice")
         on_bad = given.get("on_bad", "raise")
         if on_bad not in ("raise", "skip"):
             raise InvalidSetting(f"on_bad is raise or skip, not {on_bad[:40]!r}")
@@ -87,10 +81,6 @@ class Wanted:
             _flag_of("metadata", given.get("metadata")),
             None if given.get("group") is None else check_group_name(given["group"]),
         )
-
-
-_SHOWN: Final = ("from", "where", "columns", "limit", "metadata", "on_bad", "group")
-_PARAMETERS: Final = frozenset(_SHOWN)
 
 
 def start_of(text: str, now_us: int, parameter: str = "from") -> str | datetime | Cursor:
