@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from mainstem.core.errors import InternalError, InvalidSetting, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
+from mainstem.core.limits import HTTP_HEAD_BYTES_MAX
 from mainstem.server.door import Door, Visitor
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
@@ -23,7 +24,7 @@ from mainstem.server.http.gate import Gate
 from mainstem.server.http.groups import GroupRoutes
 from mainstem.server.http.posts import Posts
 from mainstem.server.http.probes import Probes
-from mainstem.server.http.problems import HttpRefusal, answer, refusal
+from mainstem.server.http.problems import HttpRefusal, answer, head_too_large, refusal
 from mainstem.server.http.reads import AnswerBudget, Lost, Reads
 from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
@@ -159,6 +160,10 @@ class _Ambiguous(HttpRefusal):
 
 
 def _check_framing(request: Request) -> None:
+    # The listener minds the size of a head only while it is not complete.
+    lines = sum(len(name) + len(text) for name, text in request.headers.raw)
+    if lines + len(request.scope["path"]) + len(request.scope["query_string"]) > HTTP_HEAD_BYTES_MAX:
+        raise head_too_large()
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         raise _Ambiguous(400, ProtocolError("a request has a Content-Length or a Transfer-Encoding, not both"))
 

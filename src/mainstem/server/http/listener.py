@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -18,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mainstem.core.errors import Busy, MainstemError, ProtocolError
 from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
 from mainstem.server.http.bodies import Arrived
-from mainstem.server.http.problems import answer
+from mainstem.server.http.problems import HttpRefusal, answer, head_too_large
 from mainstem.server.http.sending import ABORT, Connection
 from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX
 
@@ -206,9 +207,10 @@ class GuardedProtocol(H11Protocol):
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ProtocolError("this is no request of HTTP/1.1, or its head is too large"))
+        hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        self._refuse(head_too_large() if hint == 431 else ProtocolError("this is no request of HTTP/1.1"))
 
-    def _refuse(self, error: MainstemError) -> None:
+    def _refuse(self, error: MainstemError | HttpRefusal) -> None:
         """Answer with an error, if nothing was answered yet, and end the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             response = answer(error, closes=True)

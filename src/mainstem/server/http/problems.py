@@ -16,8 +16,8 @@ import msgspec
 from starlette.responses import Response
 
 from mainstem.core import errors
-from mainstem.core.errors import InvalidRequest, MainstemError, Unauthenticated
-from mainstem.core.limits import ERROR_TEXT_CHARS_MAX
+from mainstem.core.errors import InvalidRequest, MainstemError, ProtocolError, Unauthenticated
+from mainstem.core.limits import ERROR_TEXT_CHARS_MAX, HTTP_HEAD_BYTES_MAX
 
 MEDIA_TYPE: Final = "application/problem+json"
 _encode = msgspec.json.Encoder().encode
@@ -63,6 +63,12 @@ class HttpRefusal(Exception):
 def refusal(status: int, detail: str, **headers: str) -> HttpRefusal:
     """What only HTTP can get wrong."""
     return HttpRefusal(status, InvalidRequest(detail), {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+def head_too_large() -> HttpRefusal:
+    """What follows it on the connection is not read."""
+    error = ProtocolError(f"the head of a request is at most {HTTP_HEAD_BYTES_MAX} bytes; this one has more")
+    return HttpRefusal(431, error, {"connection": "close"})
 
 
 def status_of(error: MainstemError) -> int:
