@@ -326,7 +326,9 @@ class Server:
         assert connection is not None
         if len(self._sessions) >= self.settings.connections_max:
             self._connections_refused += 1
-            connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
+            connection.fail(
+                Busy(f"{self.settings.connections_max} clients are connected, which is the limit (connections_max)")
+            )
             return
         if wait := self._turnstile.enter():
             self._connections_refused += 1

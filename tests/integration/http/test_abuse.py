@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.limits import HTTP_BODY_BYTES_MAX, HTTP_HEAD_BYTES_MAX
-from tests.integration.http.client import NDJSON, Client
+from tests.integration.http.client import NDJSON, Client, Events
 
 SCHEMA = {"id": "int64", "name": "string"}
 ARROW = "application/vnd.apache.arrow.stream"
@@ -179,15 +179,39 @@ def test_too_many_clients_are_told_so(tmp_path):
     from mainstem.testing.server import ServerProcess
 
     with ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server:
-        peers = [dial(server) for _ in range(5)]
-        heard = talk(server, b"")
-        for peer in peers:
-            peer.close()
-        assert heard.startswith(b"HTTP/1.1 503")
-        assert b'"code":301' in heard
-        time.sleep(0.2)
+        with Client(server.http) as client:
+            client.create("followed", schema=SCHEMA)
+        tails = [Events(server.http, "/streams/followed/records") for _ in range(5)]
+        with Client(server.http) as client:
+            answer = client.get("/streams")
+        assert (answer.status, answer.json()["code"]) == (503, 301)
+        assert "connections_max" in answer.json()["detail"]
+        # Whether it lives can be asked all the same.
         with Client(server.http) as client:
             assert client.get("/livez").status == 200
+        for tail in tails:
+            tail.__exit__()
+        time.sleep(0.2)
+        with Client(server.http) as client:
+            assert client.get("/streams").status == 200
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_out(tmp_path):
+    from mainstem.testing.server import ServerProcess
+
+    with (
+        ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server,
+        Client(server.http) as known,
+    ):
+        assert known.get("/livez").status == 200
+        peers = [dial(server) for _ in range(100)]
+        with Client(server.http) as client:
+            assert client.get("/livez").status == 200
+            assert client.get("/streams").status == 200
+        # The first of them was told why it had to go.
+        assert peers[0].recv(1 << 16).startswith(b"HTTP/1.1 503")
+        for peer in peers:
+            peer.close()
 
 
 def test_hostile_arrow_streams_are_refused_and_the_server_lives(client: Client, server):

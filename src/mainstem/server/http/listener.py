@@ -20,6 +20,7 @@ from mainstem.core.errors import Busy, MainstemError, ProtocolError
 from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
 from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.problems import HttpRefusal, answer, head_too_large
+from mainstem.server.http.routes import ROUTES
 from mainstem.server.http.sending import ABORT, Connection
 from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX
 
@@ -31,6 +32,9 @@ _KEEP_ALIVE_SECONDS: Final = 60
 # How long answers may take once the listener stops.
 _STOP_SECONDS: Final = 5
 _TLS_STOP_SECONDS: Final = 1.0
+# Who finds all places taken by requests under way may still ask whether the server lives.
+_PROBES: Final = frozenset(row.path for row in ROUTES if row.is_open and not row.action)
+_PROBES_MAX: Final = 16
 
 
 class HttpListener:
@@ -46,7 +50,7 @@ class HttpListener:
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, connections_max),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, connections_max, {}),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,
@@ -111,11 +115,15 @@ class GuardedProtocol(H11Protocol):
 
     The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
     next request may take.
+
+    Where all places are taken, who comes gets that of whoever has asked for nothing for longest: those who connect and
+    say nothing keep nobody out. `idle` are all those, in this order.
     """
 
-    def __init__(self, connections_max: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, connections_max: int, idle: "dict[GuardedProtocol, None]", *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._connections_max = connections_max
+        self._idle = idle
         self._head_timer: asyncio.TimerHandle | None = None
         # What there is to say about requests that are no HTTP was answered.
         self.logger = _errors
@@ -124,6 +132,9 @@ class GuardedProtocol(H11Protocol):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = Connection(self.transport)
+        if len(self.connections) > self._connections_max and scope["path"] not in _PROBES:
+            await answer(self._busy(), closes=True)(scope, receive, send)
+            return
         arrived = Arrived.of(scope)
 
         async def receive_all() -> Message:
@@ -136,10 +147,24 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._connections_max:
-            self._refuse(Busy(f"{self._connections_max} clients are connected, which is the limit"))
+        while len(self.connections) > self._connections_max and self._idle:
+            next(iter(self._idle))._give_way()
+        if len(self.connections) > self._connections_max + _PROBES_MAX:
+            self._refuse(self._busy())
         else:
             self._await_head()
+
+    def _give_way(self) -> None:
+        """To somebody who may have something to ask."""
+        self.connections.discard(self)
+        self._forget_timer()
+        if self.cycle is None:
+            self._refuse(self._busy())
+        else:
+            self.transport.close()
+
+    def _busy(self) -> Busy:
+        return Busy(f"{self._connections_max} clients are connected, which is the limit (connections_max)")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
@@ -187,9 +212,16 @@ class GuardedProtocol(H11Protocol):
     def _await_head(self) -> None:
         """A request must begin, and its head be complete, in time."""
         if self._head_timer is None and not self.transport.is_closing():
+            self._idle.setdefault(self)
             self._head_timer = self.loop.call_later(HTTP_HEAD_SECONDS_MAX, self._on_late)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_between_requests and not self.transport.is_closing():
+            self._idle.setdefault(self)
+
     def _forget_timer(self) -> None:
+        self._idle.pop(self, None)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
