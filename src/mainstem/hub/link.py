@@ -195,6 +195,10 @@ class Link:
     def _on_lost(self, error: BaseException | None) -> None:
         if self.is_ready and not self.stopping.is_set():
             logger.warning(Event("connection lost; trying again", server=self.where))
+        if not self._was_welcomed and not self._log_uuid and self.first_error is None and self._tls is None:
+            self.first_error = ConnectionLost(
+                f"the connection ended before anybody greeted; if the server speaks TLS, use {TLS_SCHEME}://"
+            )
         self.is_ready = False
         self.connection = None
         self._lost.set()

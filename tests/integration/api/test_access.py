@@ -351,7 +351,7 @@ def test_a_server_must_be_who_it_says(encrypted, authority, tmp_path):
 
 
 def test_one_side_without_tls_is_told_so(encrypted, tmp_path):
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionLost, match="speaks TLS, use mainstems://"):
         mainstem.connect(encrypted.server.url.replace("mainstems", "mainstem"), timeout=1)
     with (
         ServerProcess(tmp_path / "plain") as plain,

@@ -88,6 +88,7 @@ def test_a_principal_from_its_token_to_its_end(guarded):
 
 @pytest.mark.slow("nine commands")
 def test_quotas(local):
+    assert "use a whole number" in local.error("quota", "set", "alice", "connections", "1.5", code=2)
     local.run("token", "create", "root", "--admin")
     local.run("quota", "set", "alice", "write_bytes", "5MB", "--mode", "block")
     local.run("quota", "set", "*", "connections", "10")

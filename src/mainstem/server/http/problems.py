@@ -50,6 +50,18 @@ _STATUS: Final[dict[type[MainstemError], int]] = {
 _RETRY_SECONDS: Final = 1
 
 
+# Advice for programs in Python and at the terminal, and what there is instead of it over HTTP.
+_SAID_ELSEWHERE: Final = {
+    "; --format lines takes it as it is": "",
+    "as str(consumer.cursor) gives it": "as the header Mainstem-Cursor has it",
+    "the text that str(consumer.cursor) gave": "the text that the header Mainstem-Cursor had",
+    "; reading goes on after them if you call the consumer again": "; reading goes on after them",
+    "; reading goes on after it if you call the consumer again, or opens with on_bad='skip'": (
+        "; on_bad=skip passes over what is no row"
+    ),
+}
+
+
 class HttpRefusal(Exception):
     """An answer that is an error, with a status that the error alone would not have."""
 
@@ -83,12 +95,19 @@ def problem_of(error: MainstemError, status: int | None = None, **more: Any) -> 
         "type": "urn:mainstem:error:" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(),
         "title": name,
         "status": status or status_of(error),
-        "detail": str(error)[:ERROR_TEXT_CHARS_MAX],
+        "detail": _said(error)[:ERROR_TEXT_CHARS_MAX],
         "code": error.code,
         "retriable": error.retriable,
         **{fact: value for fact, value in facts().items() if value not in ("", None)},
         **more,
     }
+
+
+def _said(error: MainstemError) -> str:
+    text = str(error)
+    for advice, instead in _SAID_ELSEWHERE.items():
+        text = text.replace(advice, instead)
+    return text
 
 
 def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: Any) -> Response:

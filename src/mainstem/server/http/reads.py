@@ -102,7 +102,7 @@ def start_of(text: str, now_us: int, parameter: str = "from") -> str | datetime 
             f"{text[:60]!r}"
         ) from None
     if found.tzinfo is None:
-        raise InvalidSetting(f"{parameter}: the time needs a zone; {text[:60]}Z is UTC")
+        raise InvalidSetting(f"{parameter}: the time needs a zone; {found.isoformat()}Z is UTC")
     return found
 
 

@@ -1,0 +1,38 @@
+"""What errors say over HTTP."""
+
+import pytest
+
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss, MainstemError, UndecodedRecords
+from mainstem.produce.rows import decode_row
+from mainstem.server.http.problems import problem_of
+from mainstem.server.http.reads import start_of
+
+
+def raised(work):
+    with pytest.raises(MainstemError) as found:
+        work()
+    return found.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(lambda: decode_row(b"{")),
+        raised(lambda: decode_row(b"[]")),
+        raised(lambda: Cursor.parse("ms1:x")),
+        raised(lambda: Cursor.parse(7)),
+        DataLoss(stream="orders", last=7),
+        UndecodedRecords(stream="orders", reason="no JSON"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_advice_is_not_for_python_or_a_terminal(error):
+    detail = problem_of(error)["detail"]
+    assert not [word for word in ("consumer", "--", "='") if word in detail], detail
+
+
+def test_the_time_that_is_advised_is_taken():
+    error = raised(lambda: start_of("2026-01-31", 0))
+    advised = str(error).partition("; ")[2].partition(" ")[0]
+    assert start_of(advised, 0).isoformat() == "2026-01-31T00:00:00+00:00"
