@@ -7,6 +7,7 @@ import io
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,11 @@ TAILS_BEFORE = 50
 RECORDS = f"/streams/{product.STREAM}/records"
 
 
-def run_post(settings: Settings, *, kind: str) -> Metrics:
+def run_post(settings: Settings, *, kind: str, connections: int = 1) -> Metrics:
     count = settings.count(REQUESTS if kind == NDJSON else TABLE_REQUESTS)
     with scratch(settings.data, "http") as folder, product.Server(folder, http=True) as server:
-        took = run_child("benchmarks.scenarios.http:post", address=server.http, kind=kind, count=count, pid=server.pid)
+        asked: dict[str, Any] = {"kind": kind, "count": count, "connections": connections}
+        took = run_child("benchmarks.scenarios.http:post", address=server.http, pid=server.pid, **asked)
     return _metrics(took)
 
 
@@ -58,14 +60,22 @@ def _metrics(took: dict[str, Any]) -> Metrics:
     }
 
 
-def post(talk: Talk, address: str, kind: str, count: int, pid: int) -> dict[str, float]:
+def post(talk: Talk, address: str, kind: str, count: int, pid: int, connections: int = 1) -> dict[str, float]:
     schema, body, rows = _lines() if kind == NDJSON else _tables()
     connection = _connect(address)
     _ask(connection, "PUT", f"/streams/{product.STREAM}", json.dumps({"schema": schema}).encode(), "application/json")
+    turns = iter(range(count))
+
+    def take_turns() -> None:
+        own = _connect(address)
+        for _ in turns:
+            _ask(own, "POST", RECORDS, body, kind)
+
     settle()
     watch = Stopwatch([pid])
-    for _ in range(count):
-        _ask(connection, "POST", RECORDS, body, kind)
+    with ThreadPoolExecutor(connections) as pool:
+        for sent in [pool.submit(take_turns) for _ in range(connections)]:
+            sent.result()
     took = watch.stop()
     info = json.loads(_ask(connection, "GET", f"/streams/{product.STREAM}"))
     check(info["records"] == count * rows, f"{info['records']:,} rows are there, {count * rows:,} were sent")
@@ -155,10 +165,15 @@ def _tables() -> tuple[dict[str, str], bytes, int]:
 
 SCENARIO = Scenario(
     name="http",
-    title="HTTP, one connection, http.client",
+    title="HTTP, one connection unless it says two, http.client",
     cases=(
         ours("post NDJSON", lambda settings: run_post(settings, kind=NDJSON), f"{ROWS:,} rows of 95 bytes a request"),
         ours("post Arrow", lambda settings: run_post(settings, kind=ARROW), "15 MB of numbers a request"),
+        ours(
+            "post Arrow, two at once",
+            lambda settings: run_post(settings, kind=ARROW, connections=2),
+            "15 MB of numbers a request; one is written while the next comes in",
+        ),
         ours("get NDJSON", lambda settings: run_get(settings, kind=NDJSON), "the whole stream in one request"),
         ours("get Arrow", lambda settings: run_get(settings, kind=ARROW), "the whole stream in one request"),
         ours("idle tails", run_tails, f"{TAILS} of a stream of 4 shards"),

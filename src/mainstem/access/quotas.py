@@ -164,7 +164,7 @@ class Quotas:
         with self._lock:
             held = self._held.get(key, 0) + count
             if quota is not None and held > quota.limit:
-                raise _exceeded(principal, quota)
+                raise _exceeded(principal, quota, limit=quota.limit)
             self._held[key] = held
 
     def add(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
@@ -201,9 +201,10 @@ class Quotas:
         return gauge
 
 
-def _exceeded(principal: Principal, quota: Quota, wait: float = 0.0) -> QuotaExceeded:
+def _exceeded(principal: Principal, quota: Quota, wait: float = 0.0, *, limit: int = 0) -> QuotaExceeded:
     """`wait` is 0 where nobody knows when there will be more."""
     per = "" if quota.measure in ("connections", "memory_bytes") else " a second"
     then = f"; come back in {wait:.3g} s" if wait else ""
     what = quota.measure.replace("_", " ")
-    return QuotaExceeded(f"{principal} has its quota of {quota.limit} {what}{per}{then}", retry_after=round(wait, 3))
+    text = f"{principal} has its quota of {quota.limit} {what}{per}{then}"
+    return QuotaExceeded(text, retry_after=round(wait, 3), limit=limit)

@@ -293,9 +293,11 @@ class QuotaExceeded(Retriable):
 
     code = 305
 
-    def __init__(self, message: str = "", *, retry_after: float = 0.0) -> None:
+    def __init__(self, message: str = "", *, retry_after: float = 0.0, limit: int = 0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        # Where it is of what can be held at one time, how much that is; it is not sent.
+        self.limit = limit
 
     def facts(self) -> dict[str, Any]:
         """What crosses the wire beside the message."""

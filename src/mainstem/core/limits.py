@@ -171,6 +171,10 @@ READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 # HTTP. The head of a request, which may carry a cursor, and how long it may take to come.
 HTTP_HEAD_BYTES_MAX: Final = 64 * KIB
 HTTP_HEAD_SECONDS_MAX: Final = 10
+# A head that is not complete and larger than this is one of so many at a time: with TLS each of its bytes is there
+# three times, and nobody knows yet who sends it.
+HTTP_HEAD_SHARE_BYTES: Final = 3 * KIB
+HTTP_LARGE_HEADS_MAX: Final = 128
 # A body once it is decompressed: its rows are written together, so all of them are in memory at once.
 HTTP_BODY_BYTES_MAX: Final = 32 * MIB
 # So much of each body is always taken, the rest of all of them shares one budget.

@@ -62,7 +62,8 @@ class Settings:
     http: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),
         "127.0.0.1:7071",
-        "Where HTTP is served: health, metrics and the REST routes. Loopback only.",
+        "Where HTTP is served: health, metrics and the REST routes. Elsewhere than on loopback it takes `tls_cert`,"
+        " `tls_key` and a token.",
         example="127.0.0.1:0",
         commands=SERVER,
     )
@@ -70,7 +71,7 @@ class Settings:
         FileKind(),
         "off",
         "The certificate that the server shows, with those between it and its authority, in PEM format. With it the"
-        " server speaks TLS only. A new file is taken within a second, without a restart.",
+        " server speaks TLS only, HTTPS included. A new file is taken within a second, without a restart.",
         example="/etc/mainstem/server.crt",
         commands=SERVER,
     )

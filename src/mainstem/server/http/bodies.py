@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from mainstem.core.clock import Clock
-from mainstem.core.errors import Busy, RecordTooLarge
+from mainstem.core.errors import Busy, QuotaExceeded, RecordTooLarge
 from mainstem.core.limits import (
     HTTP_BODIES_BYTES_MAX,
     HTTP_BODY_AHEAD_BYTES,
@@ -170,8 +170,7 @@ class Body:
         if self.size > self._bytes_max:
             raise self._too_large("this one has more")
         if (more := self.size + held - self._held) > 0:
-            self._visitor.hold("memory_bytes", more)
-            self._held += more
+            self._hold(more)
         if self.size >= _LARGE_BYTES:
             self._arrived.bytes_max = HTTP_LARGE_BODY_AHEAD_BYTES
             held += HTTP_LARGE_BODY_AHEAD_BYTES
@@ -179,6 +178,19 @@ class Body:
         if beyond > 0:
             self._budget.take(beyond)
             self._taken += beyond
+
+    def _hold(self, count: int) -> None:
+        try:
+            self._visitor.hold("memory_bytes", count)
+        except QuotaExceeded as error:
+            if 0 < error.limit < self._held + count:
+                # It would be too much whenever it came again.
+                raise RecordTooLarge(
+                    f"a body of more than {error.limit} bytes, which is all that who sends it may have in memory "
+                    "(memory_bytes): send fewer rows at a time"
+                ) from None
+            raise
+        self._held += count
 
     def _too_large(self, size: str) -> RecordTooLarge:
         return RecordTooLarge(

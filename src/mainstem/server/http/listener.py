@@ -17,7 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mainstem.core.errors import Busy, MainstemError, ProtocolError
-from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_SECONDS_MAX
+from mainstem.core.limits import (
+    HTTP_BODY_AHEAD_BYTES,
+    HTTP_HEAD_BYTES_MAX,
+    HTTP_HEAD_SECONDS_MAX,
+    HTTP_HEAD_SHARE_BYTES,
+    HTTP_LARGE_HEADS_MAX,
+)
 from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.problems import HttpRefusal, answer, head_too_large
 from mainstem.server.http.routes import ROUTES
@@ -50,7 +56,7 @@ class HttpListener:
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, connections_max, {}),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, connections_max, set(), {}),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,
@@ -111,7 +117,8 @@ class _Embedded(uvicorn.Server):
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection whose requests must come in time, and of which there are not too many.
+    """A connection whose requests must come in time, and of which there are not too many. `large_heads` are those of
+    all connections whose request has a large head that is not complete.
 
     The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
     next request may take.
@@ -120,10 +127,20 @@ class GuardedProtocol(H11Protocol):
     say nothing keep nobody out. `idle` are all those, in this order.
     """
 
-    def __init__(self, connections_max: int, idle: "dict[GuardedProtocol, None]", *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        connections_max: int,
+        large_heads: "set[GuardedProtocol]",
+        idle: "dict[GuardedProtocol, None]",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._connections_max = connections_max
+        self._large_heads = large_heads
         self._idle = idle
+        # Whether all places were taken when it came: then it may only ask whether the server lives, while that lasts.
+        self._is_beyond = False
         self._head_timer: asyncio.TimerHandle | None = None
         # What there is to say about requests that are no HTTP was answered.
         self.logger = _errors
@@ -132,7 +149,8 @@ class GuardedProtocol(H11Protocol):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = Connection(self.transport)
-        if len(self.connections) > self._connections_max and scope["path"] not in _PROBES:
+        self._is_beyond &= len(self.connections) > self._connections_max
+        if self._is_beyond and scope["path"] not in _PROBES:
             await answer(self._busy(), closes=True)(scope, receive, send)
             return
         arrived = Arrived.of(scope)
@@ -149,6 +167,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         while len(self.connections) > self._connections_max and self._idle:
             next(iter(self._idle))._give_way()
+        self._is_beyond = len(self.connections) > self._connections_max
         if len(self.connections) > self._connections_max + _PROBES_MAX:
             self._refuse(self._busy())
         else:
@@ -157,7 +176,7 @@ class GuardedProtocol(H11Protocol):
     def _give_way(self) -> None:
         """To somebody who may have something to ask."""
         self.connections.discard(self)
-        self._forget_timer()
+        self._forget_head()
         if self.cycle is None:
             self._refuse(self._busy())
         else:
@@ -167,17 +186,25 @@ class GuardedProtocol(H11Protocol):
         return Busy(f"{self._connections_max} clients are connected, which is the limit (connections_max)")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timer()
+        self._forget_head()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._take_body(data):
             return
         super().data_received(data)
-        if self._is_between_requests:
+        if not self._is_between_requests:
+            self._forget_head()
+        elif len(self.conn._receive_buffer) <= HTTP_HEAD_SHARE_BYTES or self._has_room_for_head():
             self._await_head()
         else:
-            self._forget_timer()
+            self._refuse(Busy(f"{HTTP_LARGE_HEADS_MAX} large heads of requests are under way; try again in a moment"))
+
+    def _has_room_for_head(self) -> bool:
+        """Whether this one may be large."""
+        if len(self._large_heads) < HTTP_LARGE_HEADS_MAX:
+            self._large_heads.add(self)
+        return self in self._large_heads
 
     def _take_body(self, data: bytes) -> bool:
         """Hand on bytes from the middle of a body whose length is known, as they came: h11 would copy them three times.
@@ -220,7 +247,9 @@ class GuardedProtocol(H11Protocol):
         if self._is_between_requests and not self.transport.is_closing():
             self._idle.setdefault(self)
 
-    def _forget_timer(self) -> None:
+    def _forget_head(self) -> None:
+        """It is complete, or nobody waits for it any more."""
+        self._large_heads.discard(self)
         self._idle.pop(self, None)
         if self._head_timer is not None:
             self._head_timer.cancel()

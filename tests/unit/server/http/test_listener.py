@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES
+from mainstem.core.limits import HTTP_BODY_AHEAD_BYTES, HTTP_HEAD_SHARE_BYTES
 from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.listener import GuardedProtocol, HttpListener
 
@@ -129,3 +129,40 @@ def test_the_same_through_tls(tmp_path: Path):
         heard = answers(head + BODY[:9], BODY[9:400_000], BODY[400_000:] + NEXT, tls=tls, trust=trust)
         assert b"/first 700000 True" in heard
         assert b"/next 0 False" in heard
+
+
+def test_large_heads_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    """Nobody knows yet who sends them."""
+    monkeypatch.setattr("mainstem.server.http.listener.HTTP_LARGE_HEADS_MAX", 2)
+    begun = b"GET /" + b"x" * 2 * HTTP_HEAD_SHARE_BYTES
+    rest = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    async def talk() -> None:
+        bound = socket.create_server(("127.0.0.1", 0))
+        listener = HttpListener([bound], app, 10)
+        serving = asyncio.ensure_future(listener.serve())
+
+        async def begin() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            writer.write(begun)
+            await asyncio.sleep(0.05)
+            return reader, writer
+
+        peers = [await begin() for _ in range(3)]
+        assert (await peers[2][0].read()).startswith(b"HTTP/1.1 503")
+        # Small ones are taken all the while, and those that were there go on.
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        writer.write(NEXT)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        peers[0][1].write(rest)
+        assert (await peers[0][0].read()).startswith(b"HTTP/1.1 200")
+        # Whose place is free now.
+        peers.append(await begin())
+        peers[3][1].write(rest)
+        assert (await peers[3][0].read()).startswith(b"HTTP/1.1 200")
+        for _, each in [*peers, (reader, writer)]:
+            each.close()
+        listener.stop()
+        await serving
+
+    asyncio.run(talk())
