@@ -38,6 +38,7 @@ from mainstem.log.upkeep import Pace
 from mainstem.produce.gateway import Gateway
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
+from mainstem.server.acceptor import TlsAcceptor
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
 from mainstem.server.guard import Guard
@@ -62,7 +63,7 @@ from mainstem.transport.sharing import (
     ListGroupsCall,
     ResetGroupCall,
 )
-from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX, ServerTls
+from mainstem.transport.tls import ServerTls
 from mainstem.transport.wire import ReceiveBudget
 
 logger = logging.getLogger("mainstem.server")
@@ -201,7 +202,7 @@ class Server:
         self._completed: deque[tuple[Submitter, Pending, Outcomes | MainstemError]] = deque()
         self._notices: deque[FlushNotice] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listeners: list[asyncio.AbstractServer] = []
+        self._listeners: list[asyncio.AbstractServer | TlsAcceptor] = []
         self._ticker: asyncio.Task[None] | None = None
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
@@ -233,23 +234,15 @@ class Server:
             thread.start()
             self._threads.append(thread)
         self.log.upkeep.start()
-        for bound in sockets:
-            self._listeners.append(await self._listen(bound))
+        if self.tls is not None:
+            limit = self.settings.connections_max
+            acceptor = TlsAcceptor(sockets, self._new_connection, self.tls.context, limit, lambda: len(self._sessions))
+            self._listeners.append(acceptor)
+        else:
+            for bound in sockets:
+                self._listeners.append(await loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG))
         self._ticker = loop.create_task(self._tick())
         self.is_ready = True
-
-    async def _listen(self, bound: socket.socket) -> asyncio.AbstractServer:
-        assert self._loop is not None
-        if self.tls is None:
-            return await self._loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG)
-        return await self._loop.create_server(
-            self._new_connection,
-            sock=bound,
-            backlog=_BACKLOG,
-            ssl=self.tls.context,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX,
-            ssl_shutdown_timeout=_TICK_SECONDS,
-        )
 
     async def stop(self) -> None:
         """Drain: refuse new work, answer what was taken, then close everything."""
@@ -337,6 +330,10 @@ class Server:
             return
         self._sessions.add(session)
         self._connections_total += 1
+
+    @property
+    def _refused_untold(self) -> int:
+        return sum(listener.refused for listener in self._listeners if isinstance(listener, TlsAcceptor))
 
     def let_in(self, session: Session, token: str) -> None:
         """Find out who a client is; Unauthenticated if that is nobody, QuotaExceeded if it has too many connections."""
@@ -512,13 +509,13 @@ class Server:
             case _:
                 return self._administration.handle(call)
 
-    def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> "asyncio.Future[T]":
-        """Do what waits for the disk in a thread of the calls, in the client's turn."""
-        return asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
-
-    def forget_client(self, client: Hashable) -> None:
-        """Who asked for something to be done aside is gone."""
-        self._calls.forget(client)
+    async def run_aside(self, client: Hashable, work: Callable[[], T], *, is_long: bool = False) -> T:
+        """Do what waits for the disk in a thread of the calls, in the client's turn. Nothing is kept of the client,
+        however it ends."""
+        try:
+            return await asyncio.wrap_future(self._calls.run(client, work, is_long=is_long))
+        finally:
+            self._calls.forget(client)
 
     def groups(self) -> list[GroupInfo]:
         """All groups of readers, without their shards. Any thread but the loop's."""
@@ -538,7 +535,7 @@ class Server:
             "started_us": self._started_us,
             "connections": len(self._sessions),
             "connections_total": self._connections_total,
-            "connections_refused": self._connections_refused,
+            "connections_refused": self._connections_refused + self._refused_untold,
             "subscriptions": followers.count,
             "followers_slow": followers.slow,
             "followers_blocked": followers.blocked,

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 NDJSON = "application/x-ndjson"
 
@@ -29,7 +29,7 @@ class Client:
         self.address = (host, int(port))
         self._connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

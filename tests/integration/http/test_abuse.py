@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -76,6 +77,21 @@ def test_a_compressed_bomb_is_refused_and_takes_no_memory(client: Client, server
         answer = client.post("bombs", packed, content_encoding=encoding)
         assert (answer.status, answer.json()["title"]) == (413, "RecordTooLarge")
     assert server.memory_bytes() - before < 150e6
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_what_is_compressed_is_read_a_piece_at_a_time(own_server, encoding):
+    """A kilobyte of it may be millions of lines."""
+    whole = b"\n" * 16_000_000
+    packed = gzip.compress(whole, 9) if encoding == "gzip" else pa.Codec("zstd").compress(whole, asbytes=True)
+    with Client(own_server.http) as client:
+        client.create("lines", schema=SCHEMA)
+        client.post("lines", b'{"id": 1, "name": "n"}\n')
+        before = own_server.memory_bytes()
+        assert client.post("lines", packed, content_encoding=encoding).status == 200
+    status = Path(f"/proc/{own_server.pid}/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
+    assert peak - before < 60e6
 
 
 def test_rows_that_are_far_larger_than_their_text(client: Client, server):

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from mainstem.hub.access import NewToken
 from mainstem.testing import certificates
 from mainstem.testing.certificates import Authority, Issued
 from mainstem.testing.server import ServerFailed, ServerProcess
+from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX
 
 # How long a change may take to be in force.
 SECONDS_MAX = 5.0
@@ -146,6 +148,49 @@ def test_who_does_not_greet_is_left(encrypted):
         began = time.monotonic()
         assert silent.recv(1) == b""
         assert time.monotonic() - began < 3 * SECONDS_MAX
+
+
+def sockets(server: ServerProcess) -> int:
+    """How many the process has (Linux)."""
+    found = 0
+    for file in Path(f"/proc/{server.pid}/fd").iterdir():
+        with suppress(OSError):
+            found += str(file.readlink()).startswith("socket:")
+    return found
+
+
+def test_who_does_not_greet_counts(tmp_path, authority):
+    """Connections are limited from when they are accepted, on both listeners; who is one too many hears why."""
+    made = authority.issue("localhost", addresses=["127.0.0.1"])
+    tls = ("--tls-cert", str(made.certificate), "--tls-key", str(made.key), "--http", "127.0.0.1:0")
+    trust = ssl.create_default_context(cafile=authority.certificate)
+    with ServerProcess(tmp_path / "data", *tls, "--connections-max", "5") as server:
+        for address in (server.address, server.http):
+            host, _, port = address.rpartition(":")
+            before = sockets(server)
+            silent = [socket.create_connection((host, int(port)), 20) for _ in range(100)]
+            # Refused at once, and not when its time to greet is over.
+            silent[-1].settimeout(0.6 * HANDSHAKE_SECONDS_MAX)
+            assert silent[-1].recv(1) == b""
+            assert sockets(server) - before < 40
+            for peer in silent:
+                peer.close()
+            come_to(lambda before=before: sockets(server) <= before)
+            with ExitStack() as stack:
+                peers = [
+                    stack.enter_context(
+                        trust.wrap_socket(socket.create_connection((host, int(port)), 20), server_hostname="localhost")
+                    )
+                    for _ in range(6)
+                ]
+                heard = b""
+                with suppress(ConnectionError, ssl.SSLError):
+                    while piece := peers[-1].recv(4_096):
+                        heard += piece
+                assert b"5 clients are connected, which is the limit" in heard
+            come_to(lambda before=before: sockets(server) <= before)
+        with mainstem.connect(server.url, ca=authority.certificate) as hub:
+            assert hub.statistics()["connections_refused"] >= 70
 
 
 def test_elsewhere_needs_tls_and_a_token(tmp_path, authority):

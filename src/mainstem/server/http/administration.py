@@ -51,10 +51,7 @@ class Administration:
         return {name: _whole(value) for name, value in given.items()}
 
     async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
-        try:
-            return await self._server.run_aside(request, work, is_long=is_long)
-        finally:
-            self._server.forget_client(request)
+        return await self._server.run_aside(request, work, is_long=is_long)
 
 
 def _whole(value: Any) -> Any:

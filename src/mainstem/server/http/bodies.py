@@ -126,21 +126,28 @@ class Body:
         self._check_announced()
         held: list[bytes] = []
         size = 0
-        async for packed in self._received():
-            for piece in unpack.feed(packed):
-                self._count(len(piece), unpack.held)
-                held.append(piece)
-                size += len(piece)
-                if size >= at_once:
-                    yield held, False
-                    held, size = [], 0
-            self._count(0, unpack.held)
-        for piece in unpack.finish():
-            self._count(len(piece), unpack.held)
+        async for piece in self._unpacked(unpack):
             held.append(piece)
+            size += len(piece)
+            if size >= at_once:
+                yield held, False
+                held, size = [], 0
         self._budget.unfinished.discard(self._connection)
         if held:
             yield held, True
+
+    async def _unpacked(self, unpack: "_Plain | _Gzip | _Zstd") -> AsyncIterator[bytes]:
+        """The pieces of it, counted."""
+        async for packed in self._received():
+            for piece in unpack.feed(packed):
+                self._count(len(piece), unpack.held)
+                yield piece
+            self._count(0, unpack.held)
+        for piece in unpack.finish():
+            self._count(len(piece), unpack.held)
+            # Others have their turn: a few bytes may become very many.
+            await asyncio.sleep(0)
+            yield piece
 
     async def _received(self) -> AsyncIterator[bytes]:
         """The bytes as they were sent. Whoever began a body completes it in time, unless it is we who do not read."""

@@ -24,11 +24,11 @@ from mainstem.core.limits import (
     HTTP_HEAD_SHARE_BYTES,
     HTTP_LARGE_HEADS_MAX,
 )
+from mainstem.server.acceptor import TlsAcceptor
 from mainstem.server.http.bodies import Arrived
 from mainstem.server.http.problems import HttpRefusal, answer, head_too_large
 from mainstem.server.http.routes import ROUTES
 from mainstem.server.http.sending import ABORT, Connection
-from mainstem.transport.tls import HANDSHAKE_SECONDS_MAX
 
 _errors = logging.getLogger("mainstem.server.http")
 _errors.setLevel(logging.ERROR)
@@ -37,7 +37,6 @@ _BACKLOG: Final = 1_024
 _KEEP_ALIVE_SECONDS: Final = 60
 # How long answers may take once the listener stops.
 _STOP_SECONDS: Final = 5
-_TLS_STOP_SECONDS: Final = 1.0
 # Who finds all places taken by requests under way may still ask whether the server lives.
 _PROBES: Final = frozenset(row.path for row in ROUTES if row.is_open and not row.action)
 _PROBES_MAX: Final = 16
@@ -72,7 +71,7 @@ class HttpListener:
         config.load()
         # Not by its files: whoever has made it loads them anew when they change.
         config.ssl = tls
-        self._server = _Embedded(config)
+        self._server = _Embedded(config, connections_max)
         self._sockets = list(sockets)
         for bound in self._sockets:
             # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
@@ -88,8 +87,12 @@ class HttpListener:
 class _Embedded(uvicorn.Server):
     """uvicorn without its own signal handlers: the process has one owner of signals."""
 
+    def __init__(self, config: uvicorn.Config, connections_max: int) -> None:
+        super().__init__(config)
+        self._connections_max = connections_max
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn has it, but that who connects must greet in TLS in time."""
+        """As uvicorn has it, but that who connects must greet in TLS in time, and counts before."""
         config = self.config
         new = partial(
             cast("Callable[..., asyncio.Protocol]", config.http_protocol_class),
@@ -97,18 +100,16 @@ class _Embedded(uvicorn.Server):
             server_state=self.server_state,
             app_state={},
         )
-        loop, has_tls = asyncio.get_running_loop(), config.ssl is not None
-        self.servers = [
-            await loop.create_server(
-                new,
-                sock=bound,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX if has_tls else None,
-                ssl_shutdown_timeout=_TLS_STOP_SECONDS if has_tls else None,
+        loop, connections = asyncio.get_running_loop(), self.server_state.connections
+        if config.ssl is not None:
+            acceptor = TlsAcceptor(
+                sockets or (), new, config.ssl, self._connections_max, connected=lambda: len(connections)
             )
-            for bound in sockets or ()
-        ]
+            self.servers = [cast("asyncio.Server", acceptor)]
+        else:
+            self.servers = [
+                await loop.create_server(new, sock=bound, backlog=config.backlog) for bound in sockets or ()
+            ]
         self.started = True
 
     @contextlib.contextmanager

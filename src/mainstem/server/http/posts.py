@@ -110,7 +110,6 @@ class Posts:
             # One that may come again must be the same then; it waits instead.
             port.write_share = visitor.share("write")
         info = await self._server.run_aside(request, lambda: _stream(port, name))
-        self._server.forget_client(request)
         line = Line(self._pool, 1)
         try:
             with Body(request, visitor, self._budget, self._server.clock) as body:
@@ -183,7 +182,6 @@ class Posts:
         try:
             async with turn.lock:
                 found = await self._server.run_aside(line, lambda: self._earlier(info, key))
-                self._server.forget_client(line)
                 if found is None:
                     return await self._write(info, posting, _anchored(batches, key))
         finally:

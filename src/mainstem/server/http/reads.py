@@ -217,8 +217,10 @@ class Reading:
         batch = self._batch
         if batch is None:
             return None
-        # Of rows that were not written yet nobody knows how large they are as text.
-        rows_max = int(self._piece_bytes / self._row_bytes) if self._row_bytes else _ROWS_FIRST
+        rows_max = int(self._piece_bytes / (self._row_bytes or batch.to_arrow().nbytes / batch.count))
+        if not self._row_bytes:
+            # Of rows that were not written yet nobody knows how much larger they are as text.
+            rows_max = min(rows_max, _ROWS_FIRST)
         count = min(batch.count - self._given, max(1, rows_max))
         if self.left is not None:
             count = min(count, self.left)
@@ -341,9 +343,13 @@ class Reads:
         reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=False))
         if wanted.limit is not None:
             return await self._page(request, line, reading, rendering, media_type)
-        first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
-        await reading.charge(sum(map(len, first)))
-        headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
+        try:
+            first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
+            await reading.charge(sum(map(len, first)))
+            headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
+        except BaseException:
+            reading.let_go()
+            raise
         return Streamed(self._unfinished, line, reading, rendering, first, headers)
 
     async def _page(
@@ -351,17 +357,20 @@ class Reads:
     ) -> "Page":
         try:
             pieces = await self._gather(line, reading, rendering)
+            headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
         finally:
             reading.let_go()
-        size = sum(map(len, pieces))
-        await reading.charge(size)
-        headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
-        headers["content-length"] = str(size)
         counts = reading.consumer
         headers["mainstem-batches"] = f"opened={counts.opened}, skipped={counts.skipped}, undecoded={counts.undecoded}"
         if reading.left_out:
             headers["mainstem-left-out"] = f"records={reading.left_out}, share={reading.share:.6g}"
-        return Page(self._budget, self._unfinished, headers, pieces)
+        page = Page(self._budget, self._unfinished, headers, pieces)
+        try:
+            await reading.charge(page.size)
+        except BaseException:
+            page.let_go()
+            raise
+        return page
 
     async def _gather(self, line: "Line", reading: Reading, rendering: Rendering) -> list[bytes]:
         pieces: list[bytes] = await aside(line, lambda: list(rendering.begin(reading.columns)))
@@ -421,7 +430,7 @@ def _headers(request: Request, media_type: str, cursor: Cursor, *, is_at_end: bo
 
 
 class Page:
-    """An answer that is held as a whole until it is sent."""
+    """An answer that is held as a whole, and in the budget of all, from when it is made until it is sent."""
 
     def __init__(
         self, budget: AnswerBudget, unfinished: Unfinished, headers: dict[str, str], pieces: list[bytes]
@@ -430,21 +439,25 @@ class Page:
         self._unfinished = unfinished
         self._headers = headers
         self._pieces = pieces
+        self.size = sum(map(len, pieces))
+        budget.change(0, self.size, must=True)
+
+    def let_go(self) -> None:
+        """It is sent, or nobody gets it."""
+        self._budget.change(self.size, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = Sender(scope, send)
-        size = sum(map(len, self._pieces))
-        self._budget.change(0, size, must=True)
         self._unfinished.add(sender.connection)
         try:
-            await sender.start(200, self._headers)
+            await sender.start(200, {**self._headers, "content-length": str(self.size)})
             await sender.send([] if sender.is_head_only else self._pieces)
             await sender.end()
         except CutOff:
             return
         finally:
             self._unfinished.discard(sender.connection)
-            self._budget.change(size, 0)
+            self.let_go()
 
 
 class Streamed:

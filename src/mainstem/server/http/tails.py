@@ -77,6 +77,7 @@ class Tails:
         reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=True))
         shards = reading.consumer.stream.shards
         if shards > HTTP_TAIL_SHARDS_MAX:
+            reading.let_go()
             raise InvalidRequest(
                 f"stream {name!r} has {shards} shards; tails over HTTP have at most {HTTP_TAIL_SHARDS_MAX}"
             )
