@@ -3,7 +3,8 @@
 What is over a quota is, as its mode says,
 
     limit   taken, and the client is slowed down until the debt is paid, or told when to come back
-    block   refused, all of it, for as long as the principal asks for more than it may: what is refused counts too
+    block   refused, all of it, for as long as the principal asks for more than it may: what is refused counts too. What
+            is more than there can ever be at once is taken after a rest, and owed
     sample  taken in part: the share that fits, of bytes. Who writes is told the share, keeps it, and says so in what it
             sends; to who reads, whole batches are not sent, and it is told which. Whoever does not keep to it, because
             it does not know how, is slowed down as by `limit`
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple
 
-from mainstem.access.bucket import Bucket
+from mainstem.access.bucket import BURST_SECONDS, Bucket
 from mainstem.access.policy import Policy
 from mainstem.access.principal import Principal
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -43,10 +44,12 @@ PAUSE_SECONDS_MAX: Final = 30.0
 
 
 class Grant(NamedTuple):
-    """What was decided: for how many seconds to take nothing more, and which share of it is kept."""
+    """What was decided: for how many seconds to take nothing more, and which share of it is kept. `wait` is in how many
+    seconds it is its turn: until then others of the same principal, who came before it, still pay."""
 
     pause: float = 0.0
     share: float = 1.0
+    wait: float = 0.0
 
 
 FREELY: Final = Grant()
@@ -90,17 +93,61 @@ class Quotas:
         """Whether there is any; while there is none, nothing need be counted."""
         return bool(self._policy().quotas)
 
-    def charge(self, principal: Principal, direction: Direction, size: int, offered: float | None = None) -> Grant:
-        """A request of `size` bytes, which is taken: what it means for the client. QuotaExceeded where it is not. If it
-        is what was kept of more, `offered` is how much that was."""
+    def charge(
+        self,
+        principal: Principal,
+        direction: Direction,
+        size: int,
+        offered: float | None = None,
+        patience: float = math.inf,
+    ) -> Grant:
+        """A request of `size` bytes, which is taken: what it means for the client. QuotaExceeded where it is not: also
+        if its turn would come only after the seconds of its `patience`. If it is what was kept of more, `offered` is
+        how much that was."""
         policy = self._policy()
         if not policy.quotas:
             return FREELY
         bytes_, requests = _MEASURES[direction]
         with self._lock:
+            keeps_share = offered is not None and offered > size
+            wait = self._wait(policy, principal, direction, patience, keeps_share=keeps_share)
             of_bytes = self._charge(policy, principal, bytes_, size, offered)
             of_requests = self._charge(policy, principal, requests, 1)
-        return Grant(max(of_bytes.pause, of_requests.pause), of_bytes.share)
+        return Grant(max(of_bytes.pause, of_requests.pause), of_bytes.share, wait)
+
+    def turn(self, principal: Principal, direction: Direction) -> float:
+        """In how many seconds it is the turn of somebody who begins now: when everything is paid that the principal has
+        had, by whichever way. QuotaExceeded if it is to be refused until then."""
+        policy = self._policy()
+        if not policy.quotas:
+            return 0.0
+        with self._lock:
+            for measure in _MEASURES[direction]:
+                gauge = self._gauge(policy, principal, measure)
+                if gauge is not None and gauge.quota.mode == "block" and (wait := gauge.bucket.wait()):
+                    # How much it will ask for is not known: then there is as much as there can be.
+                    raise _exceeded(principal, gauge.quota, wait + BURST_SECONDS)
+            return self._wait(policy, principal, direction)
+
+    def _wait(
+        self,
+        policy: Policy,
+        principal: Principal,
+        direction: Direction,
+        patience: float = math.inf,
+        *,
+        keeps_share: bool = False,
+    ) -> float:
+        """With the lock held: for how long it is still paid for what was taken before. Who keeps a share pays so."""
+        waits = {"limit"} if keeps_share else {"limit", "sample"}
+        longest = 0.0
+        for measure in _MEASURES[direction]:
+            gauge = self._gauge(policy, principal, measure)
+            if gauge is not None and gauge.quota.mode in waits:
+                longest = max(longest, gauge.bucket.wait())
+                if longest > patience:
+                    raise _exceeded(principal, gauge.quota, longest)
+        return longest
 
     def share(self, principal: Principal, direction: Direction) -> float:
         """Which share would fit now, if nothing more came than in the last seconds."""
@@ -137,7 +184,7 @@ class Quotas:
             return 0.0
         with self._lock:
             grant = self._charge(policy, principal, _MEASURES[direction][0], size, offered)
-        return 0.0 if offered is not None and grant.share < 1.0 else grant.pause
+        return 0.0 if offered is not None and grant.share < 1.0 else min(grant.pause, PAUSE_SECONDS_MAX)
 
     def _charge(
         self, policy: Policy, principal: Principal, measure: Measure, count: int, offered: float | None = None
@@ -147,15 +194,18 @@ class Quotas:
         if gauge is None:
             return FREELY
         if gauge.quota.mode == "block":
-            # What is refused counts: who keeps asking for too much stays out.
-            if wait := gauge.bucket.charge(count, _BLOCK_SECONDS):
-                raise _exceeded(principal, gauge.quota, wait)
+            if gauge.bucket.take(count):
+                # What is refused counts: who keeps asking for too much stays out.
+                if gauge.bucket.wait() < _BLOCK_SECONDS:
+                    gauge.bucket.charge(count, _BLOCK_SECONDS)
+                raise _exceeded(principal, gauge.quota, gauge.bucket.take(count))
             return FREELY
-        pause = min(gauge.bucket.charge(count), PAUSE_SECONDS_MAX)
+        pause = gauge.bucket.charge(count)
         if gauge.quota.mode == "limit":
             return Grant(pause)
         # What is owed is paid back by keeping less for a while.
-        return Grant(pause, max(SHARE_MIN, gauge.share(count if offered is None else offered) / (1.0 + pause)))
+        paid = 1.0 + min(pause, PAUSE_SECONDS_MAX)
+        return Grant(pause, max(SHARE_MIN, gauge.share(count if offered is None else offered) / paid))
 
     def hold(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
         """Have this much more until `let_go`; QuotaExceeded if that is too much."""
@@ -173,9 +223,12 @@ class Quotas:
         with self._lock:
             self._held[key] = self._held.get(key, 0) + count
 
+    def held(self, principal: Principal, measure: Literal["connections", "memory_bytes"]) -> int:
+        return self._held.get((principal.name, measure), 0)
+
     def is_over(self, principal: Principal, measure: Literal["connections", "memory_bytes"]) -> bool:
         quota = self._policy().quota(principal.name, measure)
-        return quota is not None and self._held.get((principal.name, measure), 0) > quota.limit
+        return quota is not None and self.held(principal, measure) > quota.limit
 
     def let_go(self, principal: Principal, measure: Literal["connections", "memory_bytes"], count: int) -> None:
         key = (principal.name, measure)

@@ -28,6 +28,7 @@ from mainstem.core.errors import (
     StreamDeleted,
     UnknownStream,
 )
+from mainstem.core.identity import is_of_key
 from mainstem.core.keys import is_number, key_column
 from mainstem.core.layouts import HAS_HEADERS, HAS_KEY
 from mainstem.core.limits import (
@@ -125,6 +126,8 @@ class Gateway:
             row = self._check_place(header)
             if (header.producer == 0) == acknowledge:
                 raise InvalidRequest("a batch has a producer id and a sequence exactly if it is to be acknowledged")
+            if is_of_key(header.producer):
+                raise InvalidRequest("a producer id is odd: the even ones stand for keys of requests over HTTP")
             opened = self._check_payload(row, header, data)
         except MainstemError as error:
             self.note_refused(1)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.access.action import Action
-from mainstem.access.quotas import FREELY, Grant
+from mainstem.access.quotas import FREELY, PAUSE_SECONDS_MAX, Grant
 from mainstem.consume.feed import Feed
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.errors import (
@@ -81,6 +81,8 @@ _IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 _SHARE_STEP: Final = 0.02
 # Why nothing is read of who has used up its quota.
 _QUOTA: Final = "quota"
+# Who has so much unanswered is told to come back instead of waiting for its turn here.
+_HELD_BACK_BYTES_MAX: Final = 64 * MIB
 # How long before its deadline a client is told that the disk is full.
 _HEARD_SECONDS: Final = 1.0
 # How long the batches of one message are looked at before everybody else has a turn.
@@ -171,6 +173,8 @@ class Session:
         # Which share of its records the client was told to keep, and which it says that it keeps.
         self._share_told = self._share_kept = 1.0
         self._aside: asyncio.Future[list[_LookedAt]] | None = None
+        # An append that waits for its turn by a quota, and what is done then.
+        self._held_back: tuple[asyncio.TimerHandle, Callable[[], None]] | None = None
         self._welcomed = False
         self.gate = Gate(server.guard.authority, server.guard.audit)
         # Whether it is among the connections of its principal.
@@ -247,6 +251,7 @@ class Session:
         if self._aside is not None:
             # It may still be in line, with its bytes.
             self._aside.cancel()
+        self._hold_back_no_longer()
         self._server.on_session_lost(self)
 
     def look_at_rights(self) -> None:
@@ -357,26 +362,58 @@ class Session:
         try:
             if commit is not None:
                 self._server.guard.check_call(self.gate, commit)
-            self._charge_write(append)
+            grant = self._charge_write(append, timeout if not is_acknowledged else min(timeout, PAUSE_SECONDS_MAX))
         except (Forbidden, QuotaExceeded, Unauthenticated) as error:
             if isinstance(error, QuotaExceeded):
                 self.gate.note_quota("write", error)
             self._refuse_all(pending, error)
             return
-        batches = enumerate(zip(append.batches, message.payloads, strict=True))
-        refusals = self._write_refusals(append)
-        self._admit(pending, self._without_refused(pending, batches, refusals) if refusals else batches)
+        if grant.wait > 0:
+            self._hold_back(grant.wait, pending, message)
+        else:
+            self._admit(pending, self._allowed(pending, message))
 
-    def _charge_write(self, append: Append | Stage) -> None:
+    def _charge_write(self, append: Append | Stage, patience: float) -> Grant:
         """Count what is written, and read nothing more for as long as the quota of who writes it says."""
-        quotas = self._server.guard.quotas
-        if quotas.are_set and self.gate.principal is not None:
-            size = sum([header.stored_len for header in append.batches])
-            # Of a transaction nothing is left out.
-            share = 1.0 if isinstance(append, Stage) else self._share_kept
-            grant = quotas.charge(self.gate.principal, "write", size, size / share)
-            self._slow_down(grant.pause)
-            self._tell_share(grant.share)
+        quotas, principal = self._server.guard.quotas, self.gate.principal
+        if not quotas.are_set or principal is None:
+            return FREELY
+        if quotas.held(principal, "memory_bytes") > _HELD_BACK_BYTES_MAX:
+            patience = 0.0
+        size = sum([header.stored_len for header in append.batches])
+        # Of a transaction nothing is left out.
+        share = 1.0 if isinstance(append, Stage) else self._share_kept
+        grant = quotas.charge(principal, "write", size, size / share, patience)
+        self._slow_down(min(grant.pause, PAUSE_SECONDS_MAX))
+        self._tell_share(grant.share)
+        return grant
+
+    def _hold_back(self, seconds: float, pending: PendingAppend, message: Message) -> None:
+        """Look at an append when it is its turn: what came before it, on other connections, is being paid for. Else
+        whoever is slowed down would connect anew."""
+        self._pause_admission()
+        quotas, principal, size = self._server.guard.quotas, self.gate.principal, sum(map(len, message.payloads))
+        assert principal is not None
+        quotas.add(principal, "memory_bytes", size)
+
+        def go_on() -> None:
+            self._held_back = None
+            quotas.let_go(principal, "memory_bytes", size)
+            self._admit_more(pending, self._allowed(pending, message))
+
+        self._held_back = asyncio.get_running_loop().call_later(seconds, go_on), go_on
+
+    def _hold_back_no_longer(self) -> None:
+        if self._held_back is not None:
+            timer, go_on = self._held_back
+            timer.cancel()
+            go_on()
+
+    def _allowed(self, pending: PendingAppend, message: Message) -> _Batches:
+        """The batches of an append, without those that may not be written, whose errors are noted."""
+        batches = enumerate(zip(message.header.batches, message.payloads, strict=True))
+        refusals = self._write_refusals(message.header)
+        return self._without_refused(pending, batches, refusals) if refusals else batches
 
     def _tell_share(self, share: float) -> None:
         """Have the client keep another share of what it writes, if the difference is worth a word."""
@@ -413,6 +450,17 @@ class Session:
             return FREELY
         try:
             return quotas.charge(self.gate.principal, "read", size, offered)
+        except QuotaExceeded as error:
+            self.gate.note_quota("read", error)
+            raise
+
+    def _turn_to_read(self) -> float:
+        """In how many seconds who begins to read is sent something."""
+        quotas = self._server.guard.quotas
+        if not quotas.are_set or self.gate.principal is None:
+            return 0.0
+        try:
+            return quotas.turn(self.gate.principal, "read")
         except QuotaExceeded as error:
             self.gate.note_quota("read", error)
             raise
@@ -680,6 +728,7 @@ class Session:
             server.reads_under_way,
             server.clock,
             self._charge_read,
+            self._turn_to_read,
         )
         self.subscriptions[message.id] = subscription
         server.follow(subscription)
@@ -706,6 +755,7 @@ class Session:
     # To the connection.
 
     def say_goodbye(self) -> None:
+        self._hold_back_no_longer()
         self._send(Kind.GOODBYE, 0, Goodbye("the server is stopping"))
 
     def _send(self, kind: Kind, id_: int, header: Any) -> None:

@@ -147,8 +147,13 @@ class PushSubscription:
         under_way: ReadsUnderWay | None = None,
         clock: Clock = SYSTEM_CLOCK,
         charge: Callable[[int, int], Grant] = lambda size, offered: FREELY,
+        turn: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.id = id_
+        # Says in how many seconds it may begin, and is asked before that: what others of the same reader had is paid
+        # for first, else whoever is slowed down would subscribe anew.
+        self._turn = turn
+        self._has_begun = False
         # Counts bytes that are sent, of how many; says what that means for those that come next.
         self._charge = charge
         self._share = 1.0
@@ -204,6 +209,8 @@ class PushSubscription:
         if self._reading or self._ended or self._goes_on:
             return
         while self._credit > 0 and not self._connection.is_blocked and not self._is_slowed and not self._ended:
+            if not self._has_begun and self._feed.is_ready and not self._begin():
+                break
             batches = self._feed.hot(self._hot, min(self._credit, _HOT_BYTES_MAX))
             if batches:
                 self._totals.batches_hot += len(batches)
@@ -223,6 +230,15 @@ class PushSubscription:
         if self._feed.is_done and not self._ended:
             self._ended = True
             self._connection.send(pack(Kind.END, self.id))
+
+    def _begin(self) -> bool:
+        """Whether it may be sent something now; if not, it has ended or is slowed down."""
+        self._has_begun = True
+        try:
+            self._slow_down(self._turn())
+        except QuotaExceeded as error:
+            self.end(error)
+        return not self._is_slowed and not self._ended
 
     def mark(self, settled_us: Callable[[], int]) -> None:
         """Say before which time nothing will come any more, if the reader wants to know. Takes no credit."""
@@ -309,6 +325,8 @@ class PushSubscription:
             self._send(batches, encode)
 
     def _send(self, batches: Sequence[FetchedBatch], encode: Callable[[Sequence[FetchedBatch]], bytes]) -> None:
+        if self._ended:
+            return
         if self._version < VERSION_OF_SCHEMAS:
             understood = list(takewhile(self._is_understood, batches))
             if len(understood) < len(batches):
@@ -327,24 +345,30 @@ class PushSubscription:
             self._send(batches[:half], encode)
             self._send(batches[half:], encode)
             return
+        if not self._count(size, size + sum(batch.header.raw_len for batch in batches if not batch.header.count)):
+            return
         self._credit -= size + len(payloads) * BATCH_OVERHEAD_BYTES
         self._totals.bytes += size
         self._totals.records += sum(batch.header.count for batch in batches)
         self._stalled_at = 0.0
         self._connection.send(pack_encoded(Kind.BATCHES, self.id, encode(batches), payloads))
-        self._count(size, size + sum(batch.header.raw_len for batch in batches if not batch.header.count))
 
-    def _count(self, size: int, offered: int) -> None:
+    def _count(self, size: int, offered: int) -> bool:
+        """Whether so much may be sent; if not, it has ended."""
         try:
             grant = self._charge(size, offered)
         except QuotaExceeded as error:
             self.end(error)
-            return
+            return False
         # Who speaks less could not be told what was left out.
         self._share = grant.share if self._version >= VERSION_OF_ACCESS else 1.0
-        if grant.pause and not self._is_slowed:
+        self._slow_down(grant.pause)
+        return True
+
+    def _slow_down(self, seconds: float) -> None:
+        if seconds > 0 and not self._is_slowed:
             self._is_slowed = True
-            asyncio.get_running_loop().call_later(grant.pause, self._speed_up)
+            asyncio.get_running_loop().call_later(seconds, self._speed_up)
 
     def _sampled(self, batches: Sequence[FetchedBatch]) -> list[FetchedBatch]:
         """The batches, some of them left out: they keep their offsets, and say how many bytes there were."""

@@ -489,6 +489,54 @@ def test_who_writes_too_much_is_slowed_down_and_loses_nothing(guarded):
             assert time.monotonic() - begun > 1.2
 
 
+@pytest.mark.slow("a quota takes its seconds, twice")
+def test_who_is_slowed_down_gains_nothing_by_coming_anew(guarded):
+    """200 kB a second and a burst of two seconds: of 1.2 MB the last 400 kB are not waited for by who brings them, and
+    a connection, or a subscription, for each 200 kB is slowed down like one for all."""
+    sent = [os.urandom(200_000) for _ in range(6)]
+    with guarded.connect() as root:
+        alice = root.access.create_token("alice", allow=["write:orders", "read:orders"])
+        root.access.set_quota("alice", "write_bytes", 200_000)
+        begun = time.monotonic()
+        for value in sent:
+            with guarded.connect(alice) as hub, hub.producer(compression=None) as producer:
+                producer.send("orders", value).result(30)
+        assert time.monotonic() - begun > 2.4
+        root.access.delete_quota("alice", "write_bytes")
+        root.access.set_quota("alice", "read_bytes", 200_000)
+        begun, cursor, read = time.monotonic(), "earliest", 0
+        with guarded.connect(alice) as hub:
+            while read < len(sent):
+                with hub.consumer("orders", start=cursor, follow=False, prefetch_bytes=100_000) as consumer:
+                    found = consumer.poll_batch(30)
+                    assert found is not None
+                    read, cursor = read + len(found), consumer.cursor
+        assert time.monotonic() - begun > 2.4
+
+
+def test_who_is_blocked_from_reading_is_sent_nothing_by_asking_anew(guarded):
+    with guarded.connect() as root:
+        with root.producer(compression=None) as producer:
+            for _ in range(4):
+                producer.send("orders", os.urandom(500_000)).result(30)
+        alice = root.access.create_token("alice", allow=["read:orders"])
+        root.access.set_quota("alice", "read_bytes", 1_000, mode="block")
+        read: list[int] = []
+        refused: list[QuotaExceeded] = []
+        with guarded.connect(alice) as hub:
+            for _ in range(10):
+                try:
+                    with hub.consumer("orders", start="earliest", follow=False, prefetch_bytes=100_000) as consumer:
+                        found = consumer.poll_batch(10)
+                    read.append(0 if found is None else len(found))
+                except QuotaExceeded as error:
+                    refused.append(error)
+        # More than there can ever be at once passes after a rest, once, and is owed.
+        assert len(read) == 1
+        assert len(refused) == 9
+        assert all(error.retry_after > 100 for error in refused)
+
+
 def test_who_is_blocked_is_told_for_how_long(guarded):
     with guarded.connect() as root:
         alice = root.access.create_token("alice", allow=["write:orders"])

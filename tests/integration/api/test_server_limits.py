@@ -182,7 +182,7 @@ async def _send_bombs(address: str, stream: int) -> tuple[list[list[int]], list[
         host, _, port = address.rpartition(":")
         client = await Client(*await asyncio.open_connection(host, int(port))).hello()
         batches = [
-            Batch(msgspec.structs.replace(large.header, producer=number, sequence=sequence), large.payload)
+            Batch(msgspec.structs.replace(large.header, producer=2 * number + 1, sequence=sequence), large.payload)
             for sequence in range(BOMBS_FEW)
         ]
         await send_append(client, 5, batches)

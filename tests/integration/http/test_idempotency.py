@@ -4,10 +4,14 @@ import http.client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 
 import pytest
 
+import mainstem
+from mainstem.core.identity import producer_id_of_key
 from tests.integration.http.client import Answer, Client
+from tests.unit.log.parts import make_batch
 
 SCHEMA = {"id": "int64", "name": "string"}
 
@@ -54,6 +58,26 @@ def test_a_key_is_for_one_request_of_one_stream(client: Client):
     # A request that was refused has used no key.
     assert client.post("mine", b'{"id": "x"}\n', idempotency_key="fresh").status == 422
     assert client.post("mine", lines(7), idempotency_key="fresh").json()["duplicate"] is False
+
+
+def test_a_key_of_dead_letters_is_not_that_of_their_stream(client: Client):
+    for name in ("letters.dead", "letters"):
+        client.create(name)
+        answer = client.post(name, b'{"value": "one"}\n', idempotency_key="k").json()
+        assert (answer["duplicate"], answer["records"]) == (False, 1)
+        assert client.get(f"/streams/{name}").json()["records"] == 1
+
+
+def test_nobody_uses_up_the_key_of_another(client: Client, server):
+    client.create("paid")
+    stolen = producer_id_of_key("anonymous", "paid", "pay-1")
+    refused: Queue[object] = Queue()
+    with mainstem.connect(server.url) as hub:
+        batch = make_batch([b"junk"], stream=hub.streams.get("paid").id, producer=stolen, epoch=1)
+        hub._port.append([batch], 10.0, refused.put)
+        assert "odd" in str(refused.get(timeout=10))
+    assert client.post("paid", b'{"value": "100"}\n', idempotency_key="pay-1").json()["duplicate"] is False
+    assert client.get("/streams/paid").json()["records"] == 1
 
 
 def test_the_same_request_many_times_at_once(client: Client, server):

@@ -51,6 +51,37 @@ def test_a_limit_slows_down_to_the_rate(size):
     assert written == pytest.approx(10_000 * (clock.monotonic() + 2), rel=0.05)
 
 
+def test_whoever_comes_while_something_is_owed_waits_for_its_turn():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 10_000))
+    assert quotas.charge(ALICE, "write", 50_000) == (3.0, 1.0, 0.0)
+    # Each on a connection of its own: each after those before it.
+    assert [quotas.charge(ALICE, "write", 10_000).wait for _ in range(3)] == [3.0, 4.0, 5.0]
+    assert (quotas.turn(ALICE, "write"), quotas.turn(ALICE, "read"), quotas.turn(BOB, "write")) == (6.0, 0.0, 0.0)
+    # Who has not the patience is refused, and owes nothing for it.
+    with pytest.raises(QuotaExceeded) as refused:
+        quotas.charge(ALICE, "write", 10_000, patience=5.0)
+    assert refused.value.retry_after == 6.0
+    clock.advance(6)
+    assert quotas.charge(ALICE, "write", 1, patience=0.0).wait == 0.0
+
+
+def test_what_is_larger_than_a_blocking_quota_passes_after_a_rest_and_is_paid():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "read_bytes", 10_000, "block"))
+    read, asked_again = 0, 0.0
+    while clock.monotonic() < 1_000:
+        try:
+            quotas.turn(ALICE, "read")
+            quotas.charge(ALICE, "read", 100_000)
+            read += 100_000
+        except QuotaExceeded as error:
+            asked_again = error.retry_after
+            clock.advance(error.retry_after + 0.001)
+    assert asked_again == pytest.approx(10.0)
+    assert read == pytest.approx(10_000 * clock.monotonic(), rel=0.05)
+
+
 def test_who_can_be_told_is_told_how_long_to_wait():
     clock = SimulatedClock()
     quotas = quotas_of(clock, Quota("alice", "write_requests", 2))

@@ -51,7 +51,7 @@ def test_others_are_served_while_a_large_batch_is_looked_at(tmp_path, monkeypatc
             await send_append(client, 5, [make_batch(LONG, stream=stream, producer=7)])
             await send_append(client, 6, [make_batch(stream=stream, producer=7, sequence=1)])
             await come_to(lambda: held.seen == [0])
-            await send_append(other, 2, [make_batch(stream=stream, producer=8)])
+            await send_append(other, 2, [make_batch(stream=stream, producer=9)])
             assert (await other.next()).header.bases == [0]
             assert not held.may_go_on.is_set()
             assert not client.session.is_idle
@@ -106,7 +106,7 @@ def test_what_a_client_left_behind_is_not_looked_at(tmp_path, monkeypatch):
             stream = await create(clients[0])
             held = Held(rig, monkeypatch)
             for number, client in enumerate(clients):
-                batch = make_batch(LONG, stream=stream, producer=7 + number, sequence=0, epoch=number)
+                batch = make_batch(LONG, stream=stream, producer=7 + 2 * number, sequence=0, epoch=number)
                 await send_append(client, 5, [batch])
                 # One after the other, so that it is known who is first in line.
                 await come_to(partial(getattr, client.session, "_is_admitting"))

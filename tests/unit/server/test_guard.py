@@ -139,7 +139,7 @@ def test_who_writes_too_much_is_told_which_share_to_keep(tmp_path):
             # Who speaks an older version is not told.
             older = await (await rig.connect()).hello(token=alice, version=VERSION - 1)
             for sequence in range(5):
-                await send_append(older, 5, [numbered(stream, 0, 78, sequence, 3)])
+                await send_append(older, 5, [numbered(stream, 0, 79, sequence, 3)])
                 assert (await older.next_but(Kind.PONG)).kind == Kind.APPENDED
                 rig.clock.advance(100)
 

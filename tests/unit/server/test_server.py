@@ -495,7 +495,7 @@ def test_a_message_is_handled_as_it_came(tmp_path):
             client = await (await rig.connect()).hello()
             stream = await create(client)
             good = make_batch(stream=stream, producer=7)
-            bad = msgspec.structs.replace(good.header, time_low=1 << 62, time_high=1 << 62, producer=8)
+            bad = msgspec.structs.replace(good.header, time_low=1 << 62, time_high=1 << 62, producer=9)
             await client.send(Kind.APPEND, 5, Append([bad, good.header]), [good.payload, good.payload])
             message: Message = await client.next()
             assert message.header.bases == [-1, 0]

@@ -10,7 +10,6 @@ that were answered. Requests with the same key wait for each other. Rows of prod
 """
 
 import asyncio
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -31,6 +30,7 @@ from mainstem.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
 )
+from mainstem.core.identity import producer_id_of_key
 from mainstem.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from mainstem.core.names import check_stream_name
 from mainstem.log.contents import Contents, is_worth_statistics
@@ -102,7 +102,7 @@ class Posts:
         on_bad = request.query_params.get("on_bad", "raise")
         if on_bad not in _ON_BAD:
             raise InvalidSetting(f"on_bad is one of {', '.join(_ON_BAD)}, not {on_bad[:40]!r}")
-        key = _key_of(request, visitor)
+        key = _key_of(request, visitor, name)
         visitor.begin("write")
         check_stream_name(name, reserved=True)
         port = ServerPort(self._server, visitor)
@@ -268,15 +268,15 @@ def _media_type(request: Request) -> str:
 _UNITS: Final = {"application/json": "row"}
 
 
-def _key_of(request: Request, visitor: Visitor) -> int | None:
-    """The producer that stands for the request's key: even, as no other producer's id is."""
+def _key_of(request: Request, visitor: Visitor, name: str) -> int | None:
+    """The producer that stands for the request's key, in its stream and in that of its dead letters: these have another
+    for a key of their own."""
     given = request.headers.get("idempotency-key")
     if given is None:
         return None
     if not 0 < len(given) <= IDEMPOTENCY_KEY_CHARS_MAX or len(request.headers.getlist("idempotency-key")) > 1:
         raise refusal(400, f"an Idempotency-Key is one text of 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters")
-    digest = hashlib.sha256(f"{visitor.name}\0{given}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 1) & ~1 | 2
+    return producer_id_of_key(visitor.name, name, given)
 
 
 _Steps = Generator[None, None, Sequence[Batch]]
