@@ -239,11 +239,11 @@ class Reading:
         self._left_out_bytes += batch.count * (self._row_bytes or _ROW_BYTES)
         return True
 
-    async def charge(self, size: int) -> None:
+    async def charge(self, size: int, *, has_begun: bool = False) -> None:
         """So many bytes are given out; wait if its reader gets too much. The loop's thread."""
         offered = size + self._left_out_bytes if self._can_leave_out else None
         self._left_out_bytes = 0.0
-        await asyncio.sleep(self.visitor.charge("read", size, offered))
+        await asyncio.sleep(self.visitor.charge("read", size, offered, has_begun=has_begun))
 
     def pieces(self, rendering: Rendering) -> list[bytes]:
         """The bytes of the next rows: about a piece of them, or what one turn gives."""
@@ -495,7 +495,7 @@ class Streamed:
                     await asyncio.wait([making])
                 pieces = making.result()
                 reading.check()
-                await reading.charge(sum(map(len, pieces)))
+                await reading.charge(sum(map(len, pieces)), has_begun=True)
             await sender.send([*pieces, *await aside(self._line, lambda: list(rendering.end()))])
         except CutOff:
             return
