@@ -43,8 +43,8 @@ _PROBES_MAX: Final = 16
 
 
 class HttpListener:
-    """Serves an application on sockets that are bound already, with TLS if there is a context for it. The loop's thread
-    only."""
+    """Serves an application on sockets that are bound already, with TLS if there is a context for it; `turn_away` hears
+    of certificates that cannot be believed. The loop's thread only."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class HttpListener:
         app: ASGIApp,
         connections_max: int,
         tls: ssl.SSLContext | None = None,
+        turn_away: Callable[[str, str], None] = lambda address, reason: None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -71,7 +72,7 @@ class HttpListener:
         config.load()
         # Not by its files: whoever has made it loads them anew when they change.
         config.ssl = tls
-        self._server = _Embedded(config, connections_max)
+        self._server = _Embedded(config, connections_max, turn_away)
         self._sockets = list(sockets)
         for bound in self._sockets:
             # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
@@ -87,9 +88,10 @@ class HttpListener:
 class _Embedded(uvicorn.Server):
     """uvicorn without its own signal handlers: the process has one owner of signals."""
 
-    def __init__(self, config: uvicorn.Config, connections_max: int) -> None:
+    def __init__(self, config: uvicorn.Config, connections_max: int, turn_away: Callable[[str, str], None]) -> None:
         super().__init__(config)
         self._connections_max = connections_max
+        self._turn_away = turn_away
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn has it, but that who connects must greet in TLS in time, and counts before."""
@@ -103,7 +105,12 @@ class _Embedded(uvicorn.Server):
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         if config.ssl is not None:
             acceptor = TlsAcceptor(
-                sockets or (), new, config.ssl, self._connections_max, connected=lambda: len(connections)
+                sockets or (),
+                new,
+                config.ssl,
+                self._connections_max,
+                connected=lambda: len(connections),
+                turn_away=self._turn_away,
             )
             self.servers = [cast("asyncio.Server", acceptor)]
         else:
