@@ -116,6 +116,16 @@ def test_a_stream_without_a_schema_has_whole_records(client: Client):
     assert client.get("/streams/copy/records").rows() == rows
 
 
+@pytest.mark.parametrize("text", ['{"x":1.00000000000000000001}', "123456789012345678901234567890", "[1.10, true]"])
+def test_a_value_that_is_json_keeps_its_digits(client: Client, text):
+    client.ask("PUT", "/streams/digits", {})
+    end = client.get("/streams/digits").json()["ends"][0]
+    for body, kind in ((f'{{"value": {text}}}', NDJSON), (f'[{{"value":{text}, "key": "k"}}]', "application/json")):
+        assert client.post("digits", body.encode(), kind).status == 200
+    rows = client.get(f"/streams/digits/records?where=_offset+%3E%3D+{end}").rows()
+    assert [row["value"] for row in rows] == [text, text]
+
+
 def test_objects_without_a_schema_are_kept_as_they_are(client: Client):
     client.create("objects")
     assert client.post("objects", b'{"a": 1}\n {"b": [2]}\n').json()["records"] == 2
