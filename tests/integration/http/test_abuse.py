@@ -112,6 +112,23 @@ def test_heads_that_are_too_large_or_never_end(server):
     assert b'"code":120' in talk(server, b"GET /a b HTTP/1.1\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("target", "version", "status"),
+    [
+        ("http://localhost:1/streams?after=0", "1.1", 200),
+        ("http://LOCALHOST", "1.1", 404),
+        # What the target says counts, not what Host says.
+        ("http://evil.example/streams", "1.1", 421),
+        ("/livez", "1.0", 200),
+        ("/livez", "9.9", 505),
+        ("/livez", "2.0", 505),
+    ],
+)
+def test_forms_and_versions_of_requests(server, target, version, status):
+    head = f"GET {target} HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert talk(server, head.encode()).startswith(f"HTTP/1.1 {status} ".encode())
+
+
 @pytest.mark.slow("waits until the server loses its patience")
 def test_a_head_that_does_not_come_ends_the_connection(server):
     with dial(server) as silent, dial(server) as slow:

@@ -65,6 +65,7 @@ def test_schemas(client: Client):
         ("PUT", "/streams/odd", {"retention": 7}, "InvalidSetting"),
         ("PUT", "/streams/odd", {"schema": "int64"}, "InvalidSchema"),
         ("PUT", "/streams/odd", b"[]", "InvalidRequest"),
+        ("PUT", "/streams/odd", b'{"shards": 1, "shards": 2}', "InvalidSetting"),
         ("PUT", "/streams/odd", b"{", "InvalidRequest"),
         ("PUT", "/streams/odd", {"key": [1]}, "InvalidSetting"),
         ("PATCH", "/streams/nowhere", {"shards": 2}, "UnknownStream"),

@@ -160,6 +160,8 @@ class _Ambiguous(HttpRefusal):
 
 
 def _check_framing(request: Request) -> None:
+    if (version := request.scope["http_version"]) not in _VERSIONS:
+        raise _Ambiguous(505, ProtocolError(f"HTTP/{version} is not spoken here; use HTTP/1.1"))
     # The listener minds the size of a head only while it is not complete.
     lines = sum(len(name) + len(text) for name, text in request.headers.raw)
     if lines + len(request.scope["path"]) + len(request.scope["query_string"]) > HTTP_HEAD_BYTES_MAX:
@@ -208,6 +210,7 @@ class _Paths:
         return row, name
 
 
+_VERSIONS: Final = frozenset(("1.0", "1.1"))
 _NAMED: Final = re.compile(r"(/[a-z]+/)([^/]+)((?:/[a-z]+)?)")
 _SCRIPT: Final = openapi.PAGE.partition("<script>")[2].partition("</script>")[0]
 _STYLE: Final = openapi.PAGE.partition("<style>")[2].partition("</style>")[0]

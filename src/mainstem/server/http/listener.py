@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -157,6 +158,7 @@ class GuardedProtocol(H11Protocol):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = Connection(self.transport)
+        _take_apart(scope)
         self._is_beyond &= len(self.connections) > self._connections_max
         if self._is_beyond and scope["path"] not in _PROBES:
             await answer(self._busy(), closes=True)(scope, receive, send)
@@ -185,7 +187,8 @@ class GuardedProtocol(H11Protocol):
         """To somebody who may have something to ask."""
         self.connections.discard(self)
         self._forget_head()
-        if self.cycle is None:
+        cycle: Any = self.cycle
+        if cycle is None:
             self._refuse(self._busy())
         else:
             self.transport.close()
@@ -292,3 +295,17 @@ class GuardedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
+
+
+def _take_apart(scope: Scope) -> None:
+    """A target that is a whole address, as for a proxy, names the host as well; then that counts (RFC 9112)."""
+    found = _ABSOLUTE.fullmatch(scope["path"])
+    if found is not None:
+        scope["path"] = found[2] or "/"
+        scope["headers"] = [
+            *((name, text) for name, text in scope["headers"] if name != b"host"),
+            (b"host", found[1].encode(errors="replace")),
+        ]
+
+
+_ABSOLUTE: Final = re.compile(r"https?://([^/?#]+)(/.*)?", re.IGNORECASE | re.DOTALL)
