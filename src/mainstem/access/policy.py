@@ -42,8 +42,8 @@ class Policy:
         return [*self._rules.get(principal, ()), *self._rules.get(EVERYBODY, ())]
 
     def is_known(self, principal: str) -> bool:
-        """Whether a rule names it: then a certificate can be its."""
-        return principal in self._rules
+        """Whether a rule names it: then a certificate can be its. Nobody is everybody."""
+        return principal != EVERYBODY and principal in self._rules
 
     def quota(self, principal: str, measure: str) -> Quota | None:
         own = self.quotas.get(store.quota_key(principal, measure))
@@ -77,9 +77,12 @@ class Policy:
 
     def may_for_any(self, principal: Principal, action: Action) -> bool:
         """Whether there is a rule that allows the action for some stream, whichever that is: then a list is answered,
-        with those streams in it that the principal may see."""
+        with those streams in it that the principal may see. Its token must be for that too."""
         if not self.is_guarded:
             return True
+        scopes = self._scopes(principal)
+        if scopes is not None and not any(scope.action in ALLOWED_BY[action] for scope in scopes):
+            return False
         return principal != ANONYMOUS and any(
             rule.effect == "allow" and rule.action in ALLOWED_BY[action] for rule in self.rules_of(principal.name)
         )

@@ -1,26 +1,36 @@
 """What happens to a group, and what is to be done about it: the events and the actions of its state machine."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from mainstem.cluster.assignment import Unit
 
+# Whether a member may read the stream of this name. Two that always answer the same should be equal: they are asked as
+# one.
+MayRead = Callable[[str], bool]
+
+
+def everything(name: str) -> bool:
+    return True
+
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """The streams that a member reads: by name, or by a pattern that also picks up those that come later. A pattern
-    finds our own streams, whose names begin with `_`, only if it begins so itself."""
+    finds our own streams, whose names begin with `_`, only if it begins so itself, and none that the member may not
+    read; what it names was looked at before."""
 
     names: frozenset[str] = frozenset()
     pattern: str | None = None
+    may_read: MayRead = everything
 
     def wants(self, name: str) -> bool:
         if name in self.names:
             return True
         if self.pattern is None or (name.startswith("_") and not self.pattern.startswith("_")):
             return False
-        return fnmatchcase(name, self.pattern)
+        return fnmatchcase(name, self.pattern) and self.may_read(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from mainstem.cluster.events import (
     Join,
     JoinAnew,
     Leave,
+    MayRead,
     OwnersChanged,
     OwnersRefused,
     RefuseMember,
@@ -39,6 +40,7 @@ from mainstem.cluster.events import (
     StreamsChanged,
     Subscription,
     Tick,
+    everything,
 )
 from mainstem.cluster.events import Answer as MemberAnswer
 from mainstem.cluster.group import Group, GroupOptions
@@ -142,10 +144,11 @@ class Coordinator:
 
     # From members.
 
-    def ask(self, call: MembershipCall, answered: Answered) -> None:
-        """Answer a member's request, now or when there is something to say."""
+    def ask(self, call: MembershipCall, answered: Answered, may_read: MayRead = everything) -> None:
+        """Answer a member's request, now or when there is something to say. A pattern finds what `may_read` says,
+        which is asked, in any thread, when the member joins and when there are other streams than before."""
         check_group_name(call.group)
-        self._post(partial(self._on_request, call, answered))
+        self._post(partial(self._on_request, call, answered, may_read))
 
     def commit(self, call: CommitCall, answered: Answered) -> None:
         """Move cursors of groups, and end a transaction if it is one; answered when that is durable."""
@@ -370,14 +373,14 @@ class Coordinator:
             took = self._clock.monotonic() - now
             self._look_at = now + max(self._reports.period, _LOOK_REST * took)
 
-    def _on_request(self, call: MembershipCall, answered: Answered) -> None:
+    def _on_request(self, call: MembershipCall, answered: Answered, may_read: MayRead) -> None:
         if self._closed:
             answered(Closed("the log is closed"))
             return
         group = self._groups.get(call.group)
         spread = self._spreads.get(call.group)
         if isinstance(call, LeaseGroupCall):
-            self._on_lease(call, answered)
+            self._on_lease(call, answered, may_read)
             return
         if isinstance(call, LeaveGroupCall):
             if group is not None:
@@ -401,9 +404,9 @@ class Coordinator:
         if isinstance(call, BeatGroupCall):
             self._tell(group, _beat(call))
         else:
-            self._join(group, call)
+            self._join(group, call, may_read)
 
-    def _on_lease(self, call: LeaseGroupCall, answered: Answered) -> None:
+    def _on_lease(self, call: LeaseGroupCall, answered: Answered, may_read: MayRead) -> None:
         whole, spread = self._groups.get(call.group), self._spreads.get(call.group)
         if whole is not None:
             answered(_other_kind(call.group, "whole shards") if whole.machine.members else _changing())
@@ -414,7 +417,7 @@ class Coordinator:
             answered(_full(call.group))
             return
         self._look_at_streams()
-        spread.ask(call, answered)
+        spread.ask(call, answered, may_read)
 
     def _begin_spread(self, name: str) -> SpreadGroup:
         known = self._known(name)
@@ -454,11 +457,11 @@ class Coordinator:
         for spread in self._spreads.values():
             spread.grow(grown)
 
-    def _join(self, group: _Coordinated, call: JoinGroupCall) -> None:
+    def _join(self, group: _Coordinated, call: JoinGroupCall, may_read: MayRead) -> None:
         if len(group.machine.members) >= GROUP_MEMBERS_MAX and call.member not in group.machine.members:
             group.waiting.pop(call.member)(_full(group.name))
             return
-        subscription = Subscription(frozenset(call.streams), call.pattern)
+        subscription = Subscription(frozenset(call.streams), call.pattern, may_read)
         group.subscriptions[call.member] = subscription
         group.starts[call.member] = dict(call.starts)
         group.clients[call.member] = call.client[:CLIENT_NAME_CHARS_MAX]

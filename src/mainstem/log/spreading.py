@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from mainstem.cluster.assignment import Unit
-from mainstem.cluster.events import SharedStream, Subscription
+from mainstem.cluster.events import MayRead, SharedStream, Subscription, everything
 from mainstem.cluster.group import GroupOptions
 from mainstem.cluster.spread import Spread
 from mainstem.core.errors import Busy, Closed, Fenced, InvalidRequest, MainstemError
@@ -104,14 +104,14 @@ class SpreadGroup:
 
     # Members.
 
-    def ask(self, call: LeaseGroupCall, answered: Answered) -> None:
+    def ask(self, call: LeaseGroupCall, answered: Answered, may_read: MayRead = everything) -> None:
         """A member's request."""
         now = self._clock.monotonic()
         member = self.members.get(call.member)
         if member is None:
-            member = self.members[call.member] = SpreadMember(
-                call, Subscription(frozenset(call.streams), call.pattern), now, given_bytes=self._least_given()
-            )
+            subscription = Subscription(frozenset(call.streams), call.pattern, may_read)
+            member = SpreadMember(call, subscription, now, given_bytes=self._least_given())
+            self.members[call.member] = member
             self._take_shards()
         if member.answered is not None:
             member.answered(Busy("the same member has asked again since"))

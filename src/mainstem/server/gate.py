@@ -1,11 +1,24 @@
 """The gate of one connection: who is at its other end, and what that one may do."""
 
+from dataclasses import dataclass
+
 from mainstem.access.action import Action
 from mainstem.access.audit import Audit
 from mainstem.access.authority import Authority
 from mainstem.access.principal import ANONYMOUS, Principal
 from mainstem.core.errors import Forbidden, MainstemError, QuotaExceeded, Unauthenticated
 from mainstem.server.permits import Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Says of a stream whether a principal may read it, at the time when it is asked. Any thread."""
+
+    authority: Authority
+    principal: Principal
+
+    def __call__(self, stream: str) -> bool:
+        return self.authority.may(self.principal, Action.READ, stream)
 
 
 class Gate:
@@ -39,10 +52,12 @@ class Gate:
         """Whether what is in force has changed since somebody looked."""
         return self._version != self._authority.version
 
-    def look(self) -> None:
-        """Unauthenticated if the one at the other end is nobody any more; else its rights are looked at anew."""
+    def look(self) -> bool:
+        """Unauthenticated if the one at the other end is nobody any more; else whether its rights may be others than at
+        the last look."""
         principal = self._known()
-        if self.is_stale:
+        is_changed = self.is_stale
+        if is_changed:
             self._version = self._authority.version
             self._writable.clear()
         if not self._authority.is_current(principal):
@@ -55,6 +70,7 @@ class Gate:
             )
             self._audit.refuse(principal, self.address, "stay", "", str(error))
             raise error
+        return is_changed
 
     def check(self, action: Action, stream: str) -> None:
         """Forbidden if the principal may not."""
@@ -80,6 +96,10 @@ class Gate:
     def may(self, action: Action, stream: str) -> bool:
         """Without a word to anybody."""
         return self._authority.may(self._known(), action, stream)
+
+    def reader(self) -> Reader:
+        """To be asked by others than the gate's thread."""
+        return Reader(self._authority, self._known())
 
     def write_refusal(self, stream: int, name: str) -> Forbidden | Unauthenticated | None:
         """Why the principal may not write to a stream; None if it may."""

@@ -24,9 +24,10 @@ from mainstem.log.log import Log
 from mainstem.log.own_stream import OwnStream
 from mainstem.server.door import Held
 from mainstem.server.gate import Gate
-from mainstem.server.permits import Demand, demands_of
+from mainstem.server.permits import Demand, demands_of, demands_of_stage
 from mainstem.transport.port import Answer, Call, ListStreamsCall, SchemaCall
 from mainstem.transport.sharing import CommitTransactionCall, ListGroupsCall
+from mainstem.transport.wire import Stage
 
 logger = logging.getLogger("mainstem.server")
 
@@ -57,6 +58,13 @@ class Guard:
 
     def turn_away(self, address: str, reason: str) -> None:
         self.audit.refuse(ANONYMOUS, address, "connect", "", reason)
+
+    def check_stage(self, gate: Gate, stage: Stage) -> None:
+        """Forbidden if who sends a part of a transaction, or all of one, may not have it written as such."""
+        for demand in demands_of_stage(stage):
+            self._check_demand(gate, demand)
+        if stage.commit is not None:
+            self.check_call(gate, stage.commit)
 
     def check_call(self, gate: Gate, call: Call) -> None:
         """Forbidden if who asks may not have this. Any thread."""

@@ -48,7 +48,7 @@ from mainstem.transport.sharing import (
     OpenWriterCall,
     ResetGroupCall,
 )
-from mainstem.transport.wire import Kind
+from mainstem.transport.wire import Kind, Stage
 
 
 class Demand(NamedTuple):
@@ -86,7 +86,7 @@ def _of_member(call: BeatGroupCall | LeaveGroupCall) -> Demands:
 
 
 def _of_joining(call: JoinGroupCall | LeaseGroupCall) -> Demands:
-    """What a pattern finds is looked at when it is read."""
+    """What a pattern finds is only what may be read."""
     return (Demand(Action.GROUP, call.group), *(Demand(Action.READ, stream) for stream in call.streams))
 
 
@@ -105,7 +105,12 @@ def _of_reading(offsets: Iterable[tuple[int, int, int]]) -> Iterator[Demand]:
 def _of_commit(call: CommitTransactionCall) -> Demands:
     """Beside what its batches demand, which the call does not name."""
     cursors = (demand for each in call.cursors for demand in _of_cursors(each))
-    return (Demand(Action.WRITE, is_for_any=True), *cursors)
+    return (Demand(Action.WRITE, is_for_any=True), *_of_writer(call.writer), *cursors)
+
+
+def _of_writer(name: str) -> Demands:
+    """A transaction may be that of a writer, which has its name for itself."""
+    return (Demand(Action.GROUP, name),) if name else ()
 
 
 CALLS: Final[Mapping[type, Callable[[Any], Demands]]] = {
@@ -155,6 +160,11 @@ MESSAGES: Final[Mapping[Kind, Action | str | None]] = {
     Kind.UNSUBSCRIBE: None,
     Kind.SHARE: None,
 }
+
+
+def demands_of_stage(stage: Stage) -> Demands:
+    """What a part of a transaction demands, beside what its batches do, and its commit if it has that."""
+    return _of_writer(stage.staging.writer)
 
 
 def demands_of(call: Call) -> Demands:

@@ -437,10 +437,7 @@ class Server:
         connection = session.connection
         assert connection is not None
         try:
-            if session.gate.is_stale:
-                session.look_at_rights()
-            else:
-                session.gate.look()
+            session.look_at_rights()
         except Unauthenticated as error:
             connection.fail(error)
             return False
@@ -484,7 +481,7 @@ class Server:
         assert principal is not None
         self._calls.add(session, call, answered, partial(self.guard.seen, principal, session.address, call))
 
-    def run_member_call(self, call: MembershipCall | CommitCall, answered: Answered) -> None:
+    def run_member_call(self, session: Session, call: MembershipCall | CommitCall, answered: Answered) -> None:
         """Have a member's request answered, some time, in the loop."""
         if self.is_stopping:
             answered(_stopping())
@@ -493,7 +490,7 @@ class Server:
             if isinstance(call, CommitCall):
                 self.coordinator.commit(call, partial(self._answer_soon, answered))
             else:
-                self.coordinator.ask(call, partial(self._answer_soon, answered))
+                self.coordinator.ask(call, partial(self._answer_soon, answered), session.gate.reader())
         except MainstemError as error:
             answered(error)
 

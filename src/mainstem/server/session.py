@@ -257,7 +257,8 @@ class Session:
     def look_at_rights(self) -> None:
         """What may be done may have changed: Unauthenticated if that is everything, and who may not read any more is
         not sent anything more."""
-        self.gate.look()
+        if not self.gate.look():
+            return
         for id_, subscription in tuple(self.subscriptions.items()):
             try:
                 self.gate.check(Action.READ, subscription.stream_name)
@@ -325,7 +326,7 @@ class Session:
             return
         self._members_waiting += 1
         self.in_flight += 1
-        self._server.run_member_call(call, partial(self._answer_member, id_))
+        self._server.run_member_call(self, call, partial(self._answer_member, id_))
 
     def _answer_member(self, id_: int, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
@@ -360,8 +361,8 @@ class Session:
             self._refuse_bulk(pending)
             return
         try:
-            if commit is not None:
-                self._server.guard.check_call(self.gate, commit)
+            if isinstance(append, Stage):
+                self._server.guard.check_stage(self.gate, append)
             grant = self._charge_write(append, timeout if not is_acknowledged else min(timeout, PAUSE_SECONDS_MAX))
         except (Forbidden, QuotaExceeded, Unauthenticated) as error:
             if isinstance(error, QuotaExceeded):

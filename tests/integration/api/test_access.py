@@ -206,6 +206,29 @@ def test_reading_and_writing_by_the_rules(guarded):
         assert values(root, "orders") == [b"1"]
 
 
+@pytest.mark.parametrize("spread", [False, True], ids=["whole", "spread"])
+def test_a_pattern_finds_only_what_may_be_read(guarded, spread):
+    with guarded.connect() as root:
+        root.streams.create("payroll")
+        alice = root.access.create_token("alice", allow=["read:ord*", "group:mine"])
+        with root.producer() as producer:
+            for stream in ("orders", "payroll"):
+                producer.send(stream, stream.encode()).result(10)
+        with (
+            guarded.connect(alice) as hub,
+            hub.consumer(pattern="*", group="mine", start="earliest", spread=spread) as consumer,
+        ):
+            read = [consumer.poll(10)]
+            root.streams.create("orders-2")
+            root.streams.create("payroll-2")
+            with root.producer() as producer:
+                for stream in ("payroll-2", "orders-2"):
+                    producer.send(stream, stream.encode()).result(10)
+            read.append(consumer.poll(10))
+            assert [record and record.value for record in read] == [b"orders", b"orders-2"]
+            assert set(hub.groups.get("mine").streams) <= {"orders", "orders-2"}
+
+
 @pytest.mark.parametrize("how", ["revoked", "over"])
 def test_open_connections_end_with_their_token(guarded, how):
     with guarded.connect() as root:

@@ -158,6 +158,18 @@ def test_a_scope_narrows_what_its_principal_may(guarded):
             guarded.authority.allow(narrow, action, stream)
 
 
+def test_a_scope_narrows_what_is_asked_of_all_streams(guarded):
+    guarded.allow("alice", "read", "orders")
+    guarded.allow("alice", "write", "orders")
+    whole = guarded.authority.authenticate(guarded.token("alice").secret)
+    reader = guarded.authority.authenticate(guarded.token("alice", Scope("read", "orders")).secret)
+    for principal in (whole, reader):
+        guarded.authority.allow_for_any(principal, Action.DESCRIBE)
+    guarded.authority.allow_for_any(whole, Action.WRITE)
+    with pytest.raises(Forbidden):
+        guarded.authority.allow_for_any(reader, Action.WRITE)
+
+
 def test_a_scope_allows_nothing_by_itself(guarded):
     alice = guarded.authority.authenticate(guarded.token("alice", Scope("read", "orders")).secret)
     with pytest.raises(Forbidden, match="no rule allows it"):
@@ -195,6 +207,12 @@ def test_a_certificate_is_the_principal_that_a_rule_names(guarded):
     assert billing == Principal("billing")
     guarded.administration.handle(DeleteRuleCall(Rule("allow", "billing", "write", "invoices")))
     assert not guarded.authority.is_current(billing)
+
+
+def test_nobody_is_everybody(guarded):
+    guarded.allow("*", "read", "news")
+    with pytest.raises(Unauthenticated, match="no rule names"):
+        guarded.authority.authenticate(certificate="*")
 
 
 def test_the_first_token_is_an_administrators(open_log):

@@ -3,16 +3,18 @@
 import pytest
 
 from mainstem.access.administration import AccessAdministration
+from mainstem.access.principal import Principal
 from mainstem.access.token import mint
-from mainstem.core.errors import Forbidden, QuotaExceeded, Unauthenticated
+from mainstem.core.errors import Forbidden, QuotaExceeded, ServerStopping, Unauthenticated
 from mainstem.core.sampling import is_kept
 from mainstem.log.access_rows import AccessRows
 from mainstem.server.door import Door, Visitor
-from mainstem.transport.guarding import CreateTokenCall, Quota, RevokeTokenCall, Rule, SetQuotaCall
+from mainstem.server.gate import Gate
+from mainstem.transport.guarding import CreateTokenCall, DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetQuotaCall
 from mainstem.transport.port import Answer, DeleteStreamCall, GetStreamCall, ListStreamsCall
-from mainstem.transport.wire import VERSION, Kind, Share, Subscribe
+from mainstem.transport.wire import VERSION, Kind, Share, Subscribe, error_from
 from tests.formats.golden import numbered
-from tests.unit.server.parts import Rig, create, run, send_append, serving
+from tests.unit.server.parts import Client, Rig, come_to, create, run, send_append, serving
 
 ALICE = (Rule("allow", "alice", "read", "orders"), Rule("allow", "alice", "write", "orders"))
 
@@ -99,6 +101,75 @@ def test_a_visitor_has_a_quota(tmp_path):
                 visitor.begin("read")
             with pytest.raises(QuotaExceeded):
                 visitor.begin("read")
+
+    run(body)
+
+
+def test_a_right_that_is_taken_back_between_two_looks_ends_the_subscription(tmp_path, monkeypatch):
+    """The change comes right after somebody asked whether there was one."""
+
+    async def body() -> None:
+        async with serving(tmp_path) as rig:
+            stream = await create(await (await rig.connect()).hello(), "orders")
+            token(rig, "root", Rule("allow", "root", "all"))
+            alice = token(rig, "alice", *ALICE)
+            client = await (await rig.connect()).hello(token=alice, version=VERSION)
+            await client.send(Kind.SUBSCRIBE, 9, Subscribe(stream, [0], None, 1 << 20))
+            await client.send(Kind.PING, 0)
+            while (await client.next()).kind != Kind.PONG:
+                pass
+            is_stale = vars(Gate)["is_stale"].fget
+            racing = [ALICE[0]]
+
+            def racing_is_stale(gate: Gate) -> bool:
+                found = bool(is_stale(gate))
+                if racing and gate.principal is not None and gate.principal.name == "alice":
+                    administration(rig).handle(DeleteRuleCall(racing.pop()))
+                return found
+
+            monkeypatch.setattr(Gate, "is_stale", property(racing_is_stale))
+            for _ in range(3):
+                rig.look()
+            message = await client.next_but(Kind.PONG)
+            assert (message.kind, message.id) == (Kind.ERROR, 9)
+            assert isinstance(error_from(message.header), Forbidden)
+
+    run(body)
+
+
+def test_an_append_waits_for_its_turn_and_holds_nothing_when_its_client_is_gone(tmp_path):
+    async def body() -> None:
+        async with serving(tmp_path) as rig:
+            stream = await create(await (await rig.connect()).hello(), "orders")
+            token(rig, "root", Rule("allow", "root", "all"))
+            alice = token(rig, "alice", *ALICE)
+            size = len(numbered(stream, 0, 77, 0, 3).payload)
+            # A batch is paid in twenty seconds, and there is nothing at once but for two.
+            administration(rig).handle(SetQuotaCall(Quota("alice", "write_bytes", size // 20)))
+            quotas, principal = rig.server.guard.quotas, Principal("alice")
+
+            async def send(producer: int) -> Client:
+                client = await (await rig.connect()).hello(token=alice, version=VERSION)
+                await send_append(client, 5, [numbered(stream, 0, producer, 0, 3)])
+                return client
+
+            assert (await (await send(77)).next_but(Kind.PONG)).header.bases == [0]
+            waiting = await send(79)
+            await come_to(lambda: quotas.held(principal, "memory_bytes") == size)
+            # Its turn would be too late.
+            refused = (await (await send(81)).next_but(Kind.PONG)).header.errors[0]
+            assert isinstance(error_from(refused), QuotaExceeded)
+            waiting.writer.transport.abort()
+            await come_to(lambda: not quotas.held(principal, "memory_bytes"))
+            # Who still waits when the server stops is told so.
+            rig.clock.advance(25)
+            waiting = await send(83)
+            await come_to(lambda: quotas.held(principal, "memory_bytes") == size)
+            rig.server.is_stopping = True
+            waiting.session.say_goodbye()
+            while (message := await waiting.next_but(Kind.PONG)).kind == Kind.GOODBYE:
+                pass
+            assert isinstance(error_from(message.header.errors[0]), ServerStopping)
 
     run(body)
 

@@ -181,6 +181,27 @@ def test_of_several_batches_only_those_are_refused_that_must_be(tmp_path):
     guarded(test, tmp_path)
 
 
+def test_the_name_of_a_writer_is_for_who_may_have_it(tmp_path):
+    async def test(server: Guarded) -> None:
+        server.allow(Rule("allow", "other", "write", STREAM))
+        client = await server.connect(server.other)
+        batch = numbered(1, 0, 77, 0, 3)
+
+        async def stage(number: int, commit: CommitTransactionCall | None = None) -> Message:
+            stage = Stage([batch.header], Staging(number, 0, 60.0, "billing", 1), 0, commit)
+            await client.send(Kind.STAGE, 5, stage, [batch.payload])
+            return await client.next()
+
+        commit = CommitTransactionCall(2, 1, (), "billing", 1)
+        assert isinstance(await ask(client, commit), Forbidden)
+        assert isinstance(error_from((await stage(1)).header.errors[0]), Forbidden)
+        assert isinstance(error_from((await stage(2, commit)).header), Forbidden)
+        server.allow(Rule("allow", "other", "group", "billing"))
+        assert (await stage(3)).header.bases == [0]
+
+    guarded(test, tmp_path)
+
+
 def test_parts_of_transactions_are_refused_to_who_may_not_write(tmp_path):
     async def test(server: Guarded) -> None:
         client = await server.connect(server.other)
