@@ -119,6 +119,9 @@ def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: 
     if found.retriable:
         # Whole seconds, as HTTP has them; who was told how long waits at least that.
         headers.setdefault("retry-after", str(max(_RETRY_SECONDS, math.ceil(getattr(found, "retry_after", 0)))))
+        if getattr(found, "retry_after", None) == 0:
+            # Nobody knows how long: the same is said in both places.
+            more.setdefault("retry_after", _RETRY_SECONDS)
     if isinstance(found, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     if closes:

@@ -1,11 +1,13 @@
 """What errors say over HTTP."""
 
+import json
+
 import pytest
 
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, MainstemError, UndecodedRecords
+from mainstem.core.errors import DataLoss, MainstemError, QuotaExceeded, UndecodedRecords
 from mainstem.produce.rows import decode_row
-from mainstem.server.http.problems import problem_of
+from mainstem.server.http.problems import answer, problem_of
 from mainstem.server.http.reads import start_of
 
 
@@ -30,6 +32,12 @@ def raised(work):
 def test_advice_is_not_for_python_or_a_terminal(error):
     detail = problem_of(error)["detail"]
     assert not [word for word in ("consumer", "--", "='") if word in detail], detail
+
+
+@pytest.mark.parametrize(("seconds", "said", "header"), [(0.0, 1, "1"), (2.5, 2.5, "3")], ids=["unknown", "known"])
+def test_how_long_to_wait_is_the_same_in_both_places(seconds, said, header):
+    response = answer(QuotaExceeded("too many", retry_after=seconds))
+    assert (json.loads(response.body)["retry_after"], response.headers["retry-after"]) == (said, header)
 
 
 def test_the_time_that_is_advised_is_taken():
