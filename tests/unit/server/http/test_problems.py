@@ -1,6 +1,7 @@
 """What errors say over HTTP."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
@@ -37,10 +38,10 @@ def test_advice_is_not_for_python_or_a_terminal(error):
 @pytest.mark.parametrize(("seconds", "said", "header"), [(0.0, 1, "1"), (2.5, 2.5, "3")], ids=["unknown", "known"])
 def test_how_long_to_wait_is_the_same_in_both_places(seconds, said, header):
     response = answer(QuotaExceeded("too many", retry_after=seconds))
-    assert (json.loads(response.body)["retry_after"], response.headers["retry-after"]) == (said, header)
+    assert (json.loads(bytes(response.body))["retry_after"], response.headers["retry-after"]) == (said, header)
 
 
 def test_the_time_that_is_advised_is_taken():
     error = raised(lambda: start_of("2026-01-31", 0))
     advised = str(error).partition("; ")[2].partition(" ")[0]
-    assert start_of(advised, 0).isoformat() == "2026-01-31T00:00:00+00:00"
+    assert start_of(advised, 0) == datetime(2026, 1, 31, tzinfo=UTC)
