@@ -7,7 +7,6 @@ import pytest
 
 from mainstem.core import limits
 from mainstem.produce.posting import READERS
-from mainstem.server.http.reads import _SHOWN
 from mainstem.server.http.renderings import RENDERINGS
 from mainstem.server.http.routes import ROUTES
 from tests.docs.test_guide import ROOT, blocks, run
@@ -35,8 +34,9 @@ def test_the_page_says_what_there_is():
     text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
     for kind in (*READERS, *(kind for kind in RENDERINGS if kind != "application/x-ndjson")):
         assert f"`{kind}`" in text
-    for name in _SHOWN:
-        assert f"`{name}" in text
+    (reading,) = (row for row in ROUTES if row.handler == "read_records")
+    for parameter in reading.parameters:
+        assert f"`{parameter.name}" in text
     for row in ROUTES:
         last = row.path.rpartition("/")[2]
         assert last.strip("{}") in text

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from mainstem.access.principal import Principal
-from mainstem.access.token import redacted
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.redaction import redacted
 
 RETENTION_US: Final = 90 * 24 * 3600 * 1_000_000
 # By then, more was written than anybody reads. Who is not known can add 5 kB each second: that takes days.

@@ -1,9 +1,11 @@
 """The authority: says who somebody is, and whether they may. One for all doors of a server."""
 
+import shlex
 import threading
+from typing import Final
 
 from mainstem.access.action import Action
-from mainstem.access.policy import Policy
+from mainstem.access.policy import NO_RULE, Policy
 from mainstem.access.principal import ANONYMOUS, Principal
 from mainstem.access.store import AccessStore
 from mainstem.access.token import DIGEST_BYTES, is_same, parse
@@ -12,6 +14,8 @@ from mainstem.core.errors import Forbidden, Unauthenticated
 from mainstem.transport.guarding import Explanation
 
 _NOBODY = bytes(DIGEST_BYTES)
+# Actions whose name is no verb.
+_VERBS: Final = {Action.GROUP: "read as a member of"}
 
 
 class Authority:
@@ -95,7 +99,11 @@ class Authority:
     def allow_for_any(self, principal: Principal, action: Action) -> None:
         """The same for what is asked about all streams at once: who may for none is refused."""
         if not self.policy.may_for_any(principal, action):
-            raise Forbidden(f"{principal} may not {action} any stream: no rule allows it")
+            kind = "group" if action is Action.GROUP else "stream"
+            raise Forbidden(
+                f"{principal} may not {_VERBS.get(action, action)} any {kind}: {NO_RULE}; an administrator can: "
+                f"mainstem access allow {principal} {action} {kind.upper()}"
+            )
 
     def may(self, principal: Principal, action: Action, stream: str = "") -> bool:
         return self.policy.explain(principal, action, stream).is_allowed
@@ -122,5 +130,7 @@ class Authority:
 
 def _refusal(principal: Principal, action: Action, stream: str, found: Explanation) -> str:
     where = f" {stream!r}" if stream else " the server"
-    hint = "" if found.rule else f"; an administrator can: mainstem access allow {principal} {action} {stream or '*'}"
+    hint = ""
+    if found.reason == NO_RULE:
+        hint = f"; an administrator can: mainstem access allow {principal} {action} {shlex.quote(stream or '*')}"
     return f"{principal} may not {action}{where}: {found.reason}{hint}"

@@ -14,6 +14,8 @@ from mainstem.transport.guarding import Explanation, Quota, Rule, Scope
 AUDIT_STREAM: Final = "_audit"
 # What nobody does to the audit: it is written by the server, and kept for as long as its retention says.
 _NEVER_TO_AUDIT: Final = frozenset({Action.WRITE, Action.DELETE, Action.CREATE})
+# The reason that a rule could change.
+NO_RULE: Final = "no rule allows it"
 _LOOKING: Final = frozenset({Action.READ, Action.DESCRIBE})
 
 
@@ -63,14 +65,15 @@ class Policy:
             scope.action in ALLOWED_BY[action] and _reaches(scope.action, scope.pattern, action, stream)
             for scope in scopes
         ):
-            return Explanation(False, f"token {principal.token} is not for this: its scope does not reach so far")
+            only = ", ".join(scope.text for scope in scopes)
+            return Explanation(False, f"token {principal.token} is for {only} only; it takes another token")
         if allowing := _first(rules, "allow", ALLOWED_BY[action], stream):
             return _decided(allowing)
         # Who administers the log may look at what it keeps about itself.
         is_look = stream.startswith("_") and action in _LOOKING
         if is_look and (allowing := _first(rules, "allow", ALLOWED_BY[Action.ADMIN], "")):
             return _decided(allowing)
-        return Explanation(False, "no rule allows it")
+        return Explanation(False, NO_RULE)
 
     def may_for_any(self, principal: Principal, action: Action) -> bool:
         """Whether there is a rule that allows the action for some stream, whichever that is: then a list is answered,

@@ -179,25 +179,39 @@ class Quotas:
             self._charge(policy, principal, requests, 1)
 
     def charge_bytes(
-        self, principal: Principal, direction: Direction, size: int, offered: float | None = None
+        self,
+        principal: Principal,
+        direction: Direction,
+        size: int,
+        offered: float | None = None,
+        *,
+        has_begun: bool = False,
     ) -> float:
-        """Bytes of a request that has begun: for how many seconds to take, or give, nothing more. Where they are what
-        was kept of more, which is `offered`, too much of them is paid by keeping less next time."""
+        """Bytes of a request that was let in: for how many seconds to take, or give, nothing more. Where they are what
+        was kept of more, which is `offered`, too much of them is paid by keeping less next time. `has_begun`: a part of
+        the answer is out, so that it cannot be refused any more: the rest waits, whatever the mode."""
         policy = self._policy()
         if not policy.quotas:
             return 0.0
         with self._lock:
-            grant = self._charge(policy, principal, _MEASURES[direction][0], size, offered)
+            grant = self._charge(policy, principal, _MEASURES[direction][0], size, offered, has_begun=has_begun)
         return 0.0 if offered is not None and grant.share < 1.0 else min(grant.pause, PAUSE_SECONDS_MAX)
 
     def _charge(
-        self, policy: Policy, principal: Principal, measure: Measure, count: int, offered: float | None = None
+        self,
+        policy: Policy,
+        principal: Principal,
+        measure: Measure,
+        count: int,
+        offered: float | None = None,
+        *,
+        has_begun: bool = False,
     ) -> Grant:
         """With the lock held."""
         gauge = self._gauge(policy, principal, measure)
         if gauge is None:
             return FREELY
-        if gauge.quota.mode == "block":
+        if gauge.quota.mode == "block" and not has_begun:
             if gauge.bucket.take(count):
                 # What is refused counts: who keeps asking for too much stays out.
                 if gauge.bucket.wait() < _BLOCK_SECONDS:
@@ -205,7 +219,7 @@ class Quotas:
                 raise _exceeded(principal, gauge.quota, gauge.bucket.take(count))
             return FREELY
         pause = gauge.bucket.charge(count)
-        if gauge.quota.mode == "limit":
+        if gauge.quota.mode != "sample":
             return Grant(pause)
         # What is owed is paid back by keeping less for a while.
         paid = 1.0 + min(pause, PAUSE_SECONDS_MAX)

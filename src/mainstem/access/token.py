@@ -54,10 +54,5 @@ def is_token_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def redacted(text: str) -> str:
-    """The text with every token in it cut down to its id."""
-    return _TOKEN.sub(r"mst_\1_…", text)
-
-
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("ascii")).digest()

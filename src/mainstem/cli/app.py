@@ -33,6 +33,7 @@ from mainstem.cli import (
 )
 from mainstem.cli.exits import ExitCode, code_of, explain
 from mainstem.cli.flags import spell_out
+from mainstem.core.redaction import redacted
 
 DEBUG_VARIABLE = "MAINSTEM_DEBUG"
 
@@ -116,12 +117,12 @@ def _refuse_usage(error: typer.TyperException) -> ExitCode:
     context = getattr(error, "ctx", None)
     path = "mainstem" if context is None else context.command_path
     text = " ".join(error.format_message().split()).rstrip(".")
-    print(f"{path}: {text}; see {path} --help", file=sys.stderr)
+    print(redacted(f"{path}: {text}; see {path} --help"), file=sys.stderr)
     return ExitCode.USAGE
 
 
 def _say(text: str) -> None:
-    print(f"mainstem: {text}", file=sys.stderr)
+    print(redacted(f"mainstem: {text}"), file=sys.stderr)
 
 
 def _flush_stdout() -> None:

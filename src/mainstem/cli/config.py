@@ -20,9 +20,10 @@ def config(
 
     from mainstem.cli.printing import print_json, print_table
     from mainstem.core import settings
+    from mainstem.core.redaction import redacted
 
     loaded = settings.load({}, os.environ, None if file is None else Path(file))
-    rows = settings.table(loaded)
+    rows = [(name, redacted(value), origin) for name, value, origin in settings.table(loaded)]
     if json:
         print_json({name: {"value": value, "origin": origin} for name, value, origin in rows})
     else:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import getpass
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,11 +80,26 @@ def connected(url: str, loaded: Loaded | None = None) -> "Iterator[Hub]":
     if loaded is not None:
         given["ca"] = loaded.settings.tls_ca
         if loaded.settings.token_file == _PROMPT:
-            given["token"] = getpass.getpass("token: ").strip()
+            given["token"] = _asked_token()
         else:
             given["token_file"] = loaded.settings.token_file
     with noted(url), mainstem.connect(url, timeout=CONNECT_SECONDS, **given) as hub:
         yield hub
+
+
+def _asked_token() -> str:
+    """From who sits at the terminal; where there is none, from the first line of standard input."""
+    from mainstem.transport.credentials import TOKEN_BYTES_MAX
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", getpass.GetPassWarning)
+        try:
+            found = getpass.getpass("token: ")
+        except getpass.GetPassWarning:
+            found = sys.stdin.buffer.readline(TOKEN_BYTES_MAX + 1).decode("ascii", errors="replace")
+    if not found.strip():
+        raise UsageProblem("--token-file -: no token was given")
+    return found.strip()
 
 
 @contextmanager

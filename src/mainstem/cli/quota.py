@@ -86,7 +86,11 @@ def _measure(text: str) -> Any:
 
 
 def _limit(measure: str, text: str) -> int:
+    if not measure.endswith("_bytes"):
+        if not (text.isascii() and text.isdecimal()):
+            raise UsageProblem(f"{text} is no limit for {measure}: use a whole number")
+        return int(text)
     try:
-        return parse_bytes(text) if measure.endswith("_bytes") else int(text)
+        return parse_bytes(text)
     except ValueError as error:
         raise UsageProblem(f"{text} is no limit for {measure}: {error}") from None

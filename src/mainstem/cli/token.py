@@ -134,7 +134,7 @@ def _expiry(text: str | None) -> datetime | timedelta | None:
     except ValueError:
         raise UsageProblem(f"--expires {text}: use a duration (30d) or a time (2027-01-31T12:00:00Z)") from None
     if found.tzinfo is None:
-        raise UsageProblem(f"--expires {text}: the time needs a zone; {text}Z is UTC")
+        raise UsageProblem(f"--expires {text}: the time needs a zone; {found.isoformat()}Z is UTC")
     return found
 
 

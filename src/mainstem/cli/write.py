@@ -251,11 +251,11 @@ def _typed_rows(
     schema = Schema.parse(info.schema_bytes)
     match form:
         case "lines" | "ndjson":
-            return typed_rows.json_lines(stop.between(blocks), schema, key, keyed=bool(info.key))
+            return typed_rows.json_lines(stop.between(blocks), schema, key)
         case "frames":
             return typed_rows.frames(stop.between(blocks))
         case "csv":
-            return stop.between(typed_rows.csv_rows(input_, schema, key, keyed=bool(info.key)))
+            return stop.between(typed_rows.csv_rows(input_, schema, key))
         case "avro":
             return stop.between(typed_rows.avro(input_))
         case _:

@@ -159,8 +159,12 @@ def _several(given: Iterable[str]) -> Sequence[str]:
 
 
 def _scope(text: str) -> Scope:
-    """Of "read:orders"; "read" alone is for every stream."""
+    """Of "read:orders". Who forgets the stream does not mean every one."""
     if not isinstance(text, str):
         raise InvalidSetting(f"what is allowed is text like read:orders, not {type(text).__name__}")
     action, _, pattern = text.partition(":")
-    return Scope(action, pattern or "*")
+    if not pattern:
+        raise InvalidSetting(
+            f"{text[:40]!r} does not say for which streams; write {action[:40]}:NAME, or '{action[:40]}:*' for all"
+        )
+    return Scope(action, pattern)

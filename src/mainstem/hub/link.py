@@ -24,6 +24,7 @@ from mainstem.core.errors import (
 )
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS, program_name
+from mainstem.core.redaction import redacted
 from mainstem.transport.connection import SCRATCH_BYTES, FramedConnection
 from mainstem.transport.credentials import Credentials
 from mainstem.transport.retry import Backoff, GiveUp, RetryPolicy
@@ -194,6 +195,10 @@ class Link:
     def _on_lost(self, error: BaseException | None) -> None:
         if self.is_ready and not self.stopping.is_set():
             logger.warning(Event("connection lost; trying again", server=self.where))
+        if not self._was_welcomed and not self._log_uuid and self.first_error is None and self._tls is None:
+            self.first_error = ConnectionLost(
+                f"the connection ended before anybody greeted; if the server speaks TLS, use {TLS_SCHEME}://"
+            )
         self.is_ready = False
         self.connection = None
         self._lost.set()
@@ -246,8 +251,13 @@ def address_of(url: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
         (host or "").encode("idna")
     except ValueError as error:
-        raise InvalidSetting(f"{url!r} is not an address: {error}; expected mainstem://host:port") from None
+        raise InvalidSetting(redacted(f"{url!r} is not an address: {error}; expected mainstem://host:port")) from None
+    if parts.username or parts.password:
+        raise InvalidSetting(
+            f"{redacted(repr(url))} has a user or password in it, which would show up in logs; expected "
+            "mainstem://host:port, and a token from token_file or the variable MAINSTEM_TOKEN"
+        )
     is_ours = parts.scheme in ("mainstem", TLS_SCHEME)
-    if not is_ours or not host or parts.path not in ("", "/") or parts.query or parts.username:
-        raise InvalidSetting(f"{url!r} is not an address; expected mainstem://host:port")
+    if not is_ours or not host or parts.path not in ("", "/") or parts.query:
+        raise InvalidSetting(f"{redacted(repr(url))} is not an address; expected mainstem://host:port")
     return host, port or _PORT_DEFAULT

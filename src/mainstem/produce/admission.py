@@ -121,6 +121,15 @@ def check_row(stream: StreamInfo, rows: RowConverter, row: Sequence[Any], size: 
     check_keyed(stream.name, stream.cleanup, own is not None)
 
 
+def check_own_key(stream: StreamInfo, rows: RowConverter, row: Sequence[Any], key: bytes) -> None:
+    """The key of this row is made of its columns: one that is given, as with a copy of a record, must be that one."""
+    if key != key_of(dict(zip(rows.arrow.names, row, strict=True)), stream.key):
+        raise InvalidRecord(
+            f"stream {stream.name!r}: the key of a row is made of {', '.join(stream.key)}, and the one that is "
+            "given is another; leave it out"
+        )
+
+
 def check_size(
     stream: str, size: int, key: bytes | None, headers: list[tuple[str, bytes]] | None, bytes_max: int
 ) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from mainstem.core.errors import MainstemError, SchemaMismatch, Unavailable
+from mainstem.core.errors import InvalidRecord, MainstemError, SchemaMismatch, Unavailable
 from mainstem.produce.chunk import BatchAck, Chunk
 from mainstem.produce.producer import Producer
 from mainstem.produce.rows import Row
@@ -52,6 +52,8 @@ class Intake:
             ack = self._producer.send(self._stream, *row[1:], self._shard)
         except SchemaMismatch as error:
             raise SchemaMismatch(f"{self._unit} {row.number}: {error}", path=error.path) from None
+        except InvalidRecord as error:
+            raise InvalidRecord(f"{self._unit} {row.number}: {error}") from None
         self._note(ack.chunk, 1)
 
     def _take_table(self, table: Any) -> None:

@@ -298,11 +298,8 @@ class CsvReader:
     def finish(self) -> Iterator[None]:
         file = io.BytesIO(bytes(self._text))
         self._text.clear()
-        stream, schema = self._posting.stream, self._posting._schema
-        is_keyed = bool(stream.key)
-        rows: Iterator[Any] = (
-            records.csv_rows(file) if schema is None else typed_rows.csv_rows(file, schema, keyed=is_keyed)
-        )
+        schema = self._posting._schema
+        rows: Iterator[Any] = records.csv_rows(file) if schema is None else typed_rows.csv_rows(file, schema)
         while taken := list(islice(rows, _ROWS_AT_ONCE)):
             self._posting.take(taken)
             yield
@@ -405,12 +402,12 @@ class _Objects:
         self._posting.take(self._typed_rows(numbers, texts))
 
     def _typed_rows(self, numbers: Sequence[int], texts: list[bytes]) -> Iterator[TypedRow]:
-        read, is_keyed = self._typed, bool(self._posting.stream.key)
+        read = self._typed
         assert read is not None
         for number, text in zip(numbers, texts, strict=True):
             with records.place(f"{self._unit} {number}"):
                 row = read(text)
-            yield TypedRow(number, *(row._replace(key=None) if is_keyed and row.value is not None else row))
+            yield TypedRow(number, *row)
 
     def _take_untyped(self, numbers: Sequence[int], texts: list[bytes]) -> None:
         if self._untyped is None:

@@ -41,6 +41,7 @@ from mainstem.produce.admission import (
     check_batches,
     check_envelope,
     check_keyed,
+    check_own_key,
     check_row,
     check_row_batch,
     check_shard,
@@ -139,8 +140,8 @@ class Producer:
             """Add a record; returns at once with its Ack, unless the buffer is full.
 
             `value`: bytes, or in a stream with a schema a row: a dict, or JSON as bytes or text; SchemaMismatch says
-            which field does not fit. None is a tombstone. `key`: bytes or text, chooses the shard; not for streams
-            whose key is made of columns, but for tombstones. `headers`: text to bytes. `timestamp`: a datetime or
+            which field does not fit. None is a tombstone. `key`: bytes or text, chooses the shard; where the
+            key is made of columns only tombstones need one. `headers`: text to bytes. `timestamp`: a datetime or
             microseconds since 1970; without one, the time of sending, to a few milliseconds. `shard`: where it goes,
             whatever its key, which is stored all the same; not for compacted streams.
             """
@@ -266,10 +267,6 @@ class Producer:
 
     def _send_row(self, info: StreamInfo, value: Any, key: Any, headers: Any, timestamp: Any, shard: int | None) -> Ack:
         """A record of a stream with a schema."""
-        if info.key and key is not None:
-            raise InvalidRecord(
-                f"stream {info.name!r}: the key of a row is made of {', '.join(info.key)}; leave key= out"
-            )
         key, headers, time_us = check_envelope(info.name, key, headers, timestamp)
         try:
             rows, taken, size = _row_of(info, value)
@@ -283,6 +280,9 @@ class Producer:
                 return self._on_mismatch(info, value, (key, headers, time_us), error)
             self._streams.adopt(newer)
             info = newer
+        if info.key and key is not None:
+            check_own_key(info, rows, taken, key)
+            key = None
         check_row(info, rows, taken, size, key)
         return self._put(info, rows, taken, key, headers, time_us, size, shard)
 

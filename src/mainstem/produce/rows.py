@@ -33,6 +33,7 @@ _FRAME_NONE: Final = 0xFFFF_FFFF
 _LENGTH = struct.Struct("<I")
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 # So many rows of a table are objects of Python at once.
 _ROWS_AT_ONCE: Final = 8_192
@@ -318,14 +319,23 @@ def key_of(row: Mapping[str, Any], field: str) -> str | bytes | None:
     return _encode_json(key).strip(b'"')
 
 
-def record_of(row: Mapping[str, Any], _: bytes = b"") -> Row:
-    """The record that a row with our names says."""
+def record_of(row: Mapping[str, Any], text: bytes = b"") -> Row:
+    """The record that a row with our names says. A value that is JSON stays as it stands in `text`, if that is given:
+    digits that a number of Python does not have are kept."""
     strange = row.keys() - _OURS - _PASSED_OVER - {_UNDECODED}
     if strange or "value" not in row:
         problem = f"the field {min(strange)!r} is none of a record's" if strange else "there is no field 'value'"
         raise InvalidRecord(f"{problem}, unlike in the first row")
-    value = row["value"] if row.get(_UNDECODED) is None else row[_UNDECODED]
-    return Row(_bytes_of(value), _bytes_of(row.get("key")), _headers_of(row.get("headers")), _time_of(row))
+    given = row["value"] if row.get(_UNDECODED) is None else row[_UNDECODED]
+    value = _bytes_of(given)
+    if text and given is row["value"] and _is_json(given):
+        value = bytes(_decode_fields(text)["value"])
+    return Row(value, _bytes_of(row.get("key")), _headers_of(row.get("headers")), _time_of(row))
+
+
+def _is_json(given: Any) -> bool:
+    """Whether a value is neither text nor bytes, so that its JSON is what is kept."""
+    return isinstance(given, int | float | list) or (isinstance(given, dict) and given.keys() != {"base64"})
 
 
 def _bytes_of(given: Any) -> bytes | None:

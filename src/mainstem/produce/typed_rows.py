@@ -3,7 +3,8 @@
 A line of JSON is a row, or what `mainstem tail --output json` writes of a record: an object whose `value` is the row,
 with `key`, `headers` and `timestamp` beside it. The first line decides which of the two all are; it is a row if the
 schema has all of its names. Rows of JSON and CSV may have the columns `_key`, `_headers` and `_timestamp`, which are
-then those of the record; `_shard` and `_offset` are passed over, and so is a row's key where it is made of columns.
+then those of the record; `_shard` and `_offset` are passed over. Where the key is made of columns, one that is given
+must be that one.
 
 The columns decide what a cell of CSV is: a number, a time, a text; a struct, list or map is written in it as JSON. A
 cell with nothing in it is null, or an empty text where the column cannot be null.
@@ -37,10 +38,8 @@ class TypedRow(NamedTuple):
     timestamp: datetime | int | None = None
 
 
-def json_lines(
-    blocks: Iterable[bytes], schema: Schema, key_field: str | None = None, *, keyed: bool = False
-) -> Iterator[TypedRow]:
-    """Each line a JSON object. Empty lines are passed over. `keyed`: the key of a row is made of its columns."""
+def json_lines(blocks: Iterable[bytes], schema: Schema, key_field: str | None = None) -> Iterator[TypedRow]:
+    """Each line a JSON object. Empty lines are passed over."""
     read: Callable[[bytes], records.Row] | None = None
     for number, line in enumerate(records.split_lines(blocks), 1):
         text = records.without_mark(line) if number == 1 else line
@@ -56,7 +55,7 @@ def json_lines(
             continue
         with records.place(f"line {number}"):
             row = read(text)
-        yield TypedRow(number, *(row._replace(key=None) if keyed and row.value is not None else row))
+        yield TypedRow(number, *row)
 
 
 def reader_of(line: bytes, schema: Schema) -> Callable[[bytes], records.Row]:
@@ -114,9 +113,7 @@ def frames(blocks: Iterable[bytes]) -> Iterator[TypedRow]:
         yield TypedRow(number, row.value)
 
 
-def csv_rows(
-    file: IO[bytes], schema: Schema, key_field: str | None = None, *, keyed: bool = False
-) -> Iterator[TypedRow]:
+def csv_rows(file: IO[bytes], schema: Schema, key_field: str | None = None) -> Iterator[TypedRow]:
     """The first line names the fields; each cell becomes a value of its column."""
     takers = {field.name: _cell_taker(field) for field in schema.arrow}
     for number, cells in csv_cells(file):
@@ -133,7 +130,7 @@ def csv_rows(
         else:
             with records.place(f"line {number}"):
                 found = _with_metadata(row, _metadata_cells(cells))
-            yield TypedRow(number, *(found._replace(key=None) if keyed else found))
+            yield TypedRow(number, *found)
 
 
 def _metadata_cells(cells: Mapping[str, str | None]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ its memory beside every limit.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -31,7 +30,8 @@ class TlsAcceptor:
     """Listens on bound sockets, greets who comes, and hands over who greets back. The loop's thread; made there, too.
 
     `connected` says how many there are that were handed over and are not gone; with those who are being greeted they
-    are about `connections_max` at most.
+    are about `connections_max` at most. `turn_away` hears of certificates that were shown and cannot be believed: the
+    address, and why.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class TlsAcceptor:
         context: ssl.SSLContext,
         connections_max: int,
         connected: Callable[[], int],
+        turn_away: Callable[[str, str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = list(sockets)
@@ -48,6 +49,7 @@ class TlsAcceptor:
         self._context = context
         self._connections_max = connections_max
         self._connected = connected
+        self._turn_away = turn_away
         self._greeted: set[asyncio.Task[None]] = set()
         # How many nobody has told why.
         self.refused = 0
@@ -75,7 +77,7 @@ class TlsAcceptor:
     def _accept(self, bound: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                accepted, _ = bound.accept()
+                accepted, address = bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -87,15 +89,14 @@ class TlsAcceptor:
                 self.refused += 1
                 accepted.close()
                 continue
-            greeting = self._loop.create_task(self._greet(accepted))
+            greeting = self._loop.create_task(self._greet(accepted, str(address[0])))
             self._greeted.add(greeting)
             greeting.add_done_callback(self._greeted.discard)
 
-    async def _greet(self, accepted: socket.socket) -> None:
+    async def _greet(self, accepted: socket.socket, address: str) -> None:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Who does not speak TLS, or not in time, is gone without a word.
-        with contextlib.suppress(OSError):
+        try:
             await self._loop.connect_accepted_socket(
                 self._new_protocol,
                 accepted,
@@ -103,3 +104,8 @@ class TlsAcceptor:
                 ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX,
                 ssl_shutdown_timeout=_STOP_SECONDS,
             )
+        except ssl.SSLCertVerificationError as error:
+            self._turn_away(address, f"the certificate of the client is not trusted: {error.verify_message}")
+        except OSError:
+            # Who does not speak TLS, or not in time, is gone without a word.
+            return

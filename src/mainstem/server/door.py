@@ -48,10 +48,12 @@ class Visitor(Protocol):
         """Which share of what it writes or reads is kept now: less than 1 if it is over a quota that says so."""
         ...
 
-    def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
+    def charge(
+        self, direction: Direction, size: int, offered: float | None = None, *, has_begun: bool = False
+    ) -> float:
         """It writes or reads so many bytes more: for how many seconds to take nothing more from it, or to give it
         nothing more. QuotaExceeded if it is to be refused all of it. `offered` is how much it would have been if all of
-        it had been kept; None if nothing can be left out."""
+        it had been kept; None if nothing can be left out. What `has_begun` to be answered waits instead."""
         ...
 
     def hold(self, measure: Held, count: int) -> None:
@@ -104,7 +106,9 @@ class _Passer:
     def share(self, direction: Direction) -> float:
         return 1.0
 
-    def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
+    def charge(
+        self, direction: Direction, size: int, offered: float | None = None, *, has_begun: bool = False
+    ) -> float:
         return 0.0
 
     def hold(self, measure: Held, count: int) -> None:

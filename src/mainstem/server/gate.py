@@ -65,6 +65,8 @@ class Gate:
                 f"token {principal.token} is not valid any more: it was revoked, or its time is over"
                 if principal.token
                 else "this server wants a token by now: connect anew with one"
+                if principal == ANONYMOUS
+                else f"no rule names {principal}, whose certificate this is, any more"
             )
             self._audit.refuse(principal, self.address, "stay", "", str(error))
             raise error

@@ -172,9 +172,12 @@ class GuardedVisitor:
     def share(self, direction: Direction) -> float:
         return self._guard.quotas.share(self._principal, direction)
 
-    def charge(self, direction: Direction, size: int, offered: float | None = None) -> float:
+    def charge(
+        self, direction: Direction, size: int, offered: float | None = None, *, has_begun: bool = False
+    ) -> float:
         with self._noted(direction):
-            return self._guard.quotas.charge_bytes(self._principal, direction, size, offered)
+            quotas = self._guard.quotas
+            return quotas.charge_bytes(self._principal, direction, size, offered, has_begun=has_begun)
 
     def hold(self, measure: Held, count: int) -> None:
         with self._noted("connect" if measure == "connections" else "write"):

@@ -89,7 +89,8 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
         exposition = Exposition(settings, server.name, server.log, server.counters, server.groups)
         app = HttpApp(server, exposition.render, server.guard)
         server.is_http_busy, server.http_counters = (lambda: app.is_busy), app.counters
-        http = HttpListener(http_sockets, app, settings.connections_max, None if tls is None else tls.context)
+        context = None if tls is None else tls.context
+        http = HttpListener(http_sockets, app, settings.connections_max, context, server.guard.turn_away)
         ready["http"] = address_of(http_sockets)
         http_task = asyncio.ensure_future(http.serve())
     stopped = _on_signals()

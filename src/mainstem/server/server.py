@@ -236,8 +236,16 @@ class Server:
         self.log.upkeep.start()
         if self.tls is not None:
             limit = self.settings.connections_max
-            acceptor = TlsAcceptor(sockets, self._new_connection, self.tls.context, limit, lambda: len(self._sessions))
-            self._listeners.append(acceptor)
+            self._listeners.append(
+                TlsAcceptor(
+                    sockets,
+                    self._new_connection,
+                    self.tls.context,
+                    limit,
+                    connected=lambda: len(self._sessions),
+                    turn_away=self.guard.turn_away,
+                )
+            )
         else:
             for bound in sockets:
                 self._listeners.append(await loop.create_server(self._new_connection, sock=bound, backlog=_BACKLOG))
@@ -319,7 +327,9 @@ class Server:
         assert connection is not None
         if len(self._sessions) >= self.settings.connections_max:
             self._connections_refused += 1
-            connection.fail(Busy(f"{self.settings.connections_max} clients are connected, which is the limit"))
+            connection.fail(
+                Busy(f"{self.settings.connections_max} clients are connected, which is the limit (connections_max)")
+            )
             return
         if wait := self._turnstile.enter():
             self._connections_refused += 1

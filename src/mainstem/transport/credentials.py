@@ -8,6 +8,7 @@ from typing import Final
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.hosts import is_loopback
+from mainstem.core.redaction import redacted
 from mainstem.transport.tls import client_context
 
 TOKEN_VARIABLE: Final = "MAINSTEM_TOKEN"  # noqa: S105  # the name of one, not one
@@ -53,7 +54,12 @@ class Credentials:
             with self._token_file.open("rb") as file:
                 content = file.read(TOKEN_BYTES_MAX + 1)
         except OSError as error:
-            raise InvalidSetting(f"token_file {self._token_file} cannot be read: {error.strerror}") from None
+            said = f"token_file {redacted(str(self._token_file))} cannot be read: {error.strerror}"
+            if self._token_file.name.startswith("mst_"):
+                said += (
+                    "; it names a file, in which the token is: the token itself goes into the variable MAINSTEM_TOKEN"
+                )
+            raise InvalidSetting(said) from None
         return _checked(content.decode("ascii", errors="replace").strip())
 
     def context(self) -> ssl.SSLContext:

@@ -47,7 +47,7 @@ def test_a_token_in_a_file_is_its_owners_alone(local):
     assert not (local.folder / "wrong.token").exists()
 
 
-@pytest.mark.slow("eight commands")
+@pytest.mark.slow("ten commands")
 def test_commands_say_who_they_are(guarded):
     assert "MAINSTEM_TOKEN" in guarded.error("stream", "list", code=5)
     token = (guarded.folder / "root.token").read_text().strip()
@@ -57,7 +57,10 @@ def test_commands_say_who_they_are(guarded):
     said = guarded.error("stream", "list", code=5, MAINSTEM_TOKEN=token[:-1] + ("0" if token[-1] != "0" else "1"))
     assert token[-60:] not in said
     assert "not known here" in said
-    assert token[-64:] not in guarded.out("config", where=False, MAINSTEM_TOKEN=token)
+    assert token[-64:] not in guarded.out("config", where=False, MAINSTEM_TOKEN=token, MAINSTEM_TOKEN_FILE=token)
+    assert token[-64:] not in guarded.error("stream", "list", "--token-file", token, code=2)
+    url = f"mainstems://{token}@localhost"
+    assert token[-64:] not in guarded.error("stream", "list", "--url", url, code=2, where=False)
 
 
 @pytest.mark.slow("fourteen commands")
@@ -85,6 +88,7 @@ def test_a_principal_from_its_token_to_its_end(guarded):
 
 @pytest.mark.slow("nine commands")
 def test_quotas(local):
+    assert "use a whole number" in local.error("quota", "set", "alice", "connections", "1.5", code=2)
     local.run("token", "create", "root", "--admin")
     local.run("quota", "set", "alice", "write_bytes", "5MB", "--mode", "block")
     local.run("quota", "set", "*", "connections", "10")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.limits import HTTP_BODY_BYTES_MAX, HTTP_HEAD_BYTES_MAX
-from tests.integration.http.client import NDJSON, Client
+from tests.integration.http.client import NDJSON, Client, Events
 
 SCHEMA = {"id": "int64", "name": "string"}
 ARROW = "application/vnd.apache.arrow.stream"
@@ -104,7 +104,10 @@ def test_rows_that_are_far_larger_than_their_text(client: Client, server):
 
 def test_heads_that_are_too_large_or_never_end(server):
     heard = talk(server, b"GET / HTTP/1.1\r\nX: " + b"x" * (2 * HTTP_HEAD_BYTES_MAX))
-    assert heard.startswith(b"HTTP/1.1 400") or heard == b""
+    assert (heard.startswith(b"HTTP/1.1 431") and b"at most 65536 bytes" in heard) or heard == b""
+    # One that comes at once.
+    whole = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * HTTP_HEAD_BYTES_MAX + b"\r\n\r\n"
+    assert talk(server, whole).startswith(b"HTTP/1.1 431")
     assert b"problem+json" in talk(server, b"nonsense\r\n\r\n")
     assert b'"code":120' in talk(server, b"GET /a b HTTP/1.1\r\n\r\n")
 
@@ -116,6 +119,23 @@ def test_a_wish_that_is_too_long_is_not_looked_into(client: Client, part):
     assert client.get("/streams/wishes/records", accept=browser).status == 200
     answer = client.get("/streams/wishes/records", accept=part * (15_000 // len(part)) + "*/*")
     assert (answer.status, answer.json()["title"]) == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "status"),
+    [
+        ("http://localhost:1/streams?after=0", "1.1", 200),
+        ("http://LOCALHOST", "1.1", 404),
+        # What the target says counts, not what Host says.
+        ("http://evil.example/streams", "1.1", 421),
+        ("/livez", "1.0", 200),
+        ("/livez", "9.9", 505),
+        ("/livez", "2.0", 505),
+    ],
+)
+def test_forms_and_versions_of_requests(server, target, version, status):
+    head = f"GET {target} HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert talk(server, head.encode()).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.slow("waits until the server loses its patience")
@@ -201,15 +221,39 @@ def test_too_many_clients_are_told_so(tmp_path):
     from mainstem.testing.server import ServerProcess
 
     with ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server:
-        peers = [dial(server) for _ in range(5)]
-        heard = talk(server, b"")
-        for peer in peers:
-            peer.close()
-        assert heard.startswith(b"HTTP/1.1 503")
-        assert b'"code":301' in heard
-        time.sleep(0.2)
+        with Client(server.http) as client:
+            client.create("followed", schema=SCHEMA)
+        tails = [Events(server.http, "/streams/followed/records") for _ in range(5)]
+        with Client(server.http) as client:
+            answer = client.get("/streams")
+        assert (answer.status, answer.json()["code"]) == (503, 301)
+        assert "connections_max" in answer.json()["detail"]
+        # Whether it lives can be asked all the same.
         with Client(server.http) as client:
             assert client.get("/livez").status == 200
+        for tail in tails:
+            tail.__exit__()
+        time.sleep(0.2)
+        with Client(server.http) as client:
+            assert client.get("/streams").status == 200
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_out(tmp_path):
+    from mainstem.testing.server import ServerProcess
+
+    with (
+        ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server,
+        Client(server.http) as known,
+    ):
+        assert known.get("/livez").status == 200
+        peers = [dial(server) for _ in range(100)]
+        with Client(server.http) as client:
+            assert client.get("/livez").status == 200
+            assert client.get("/streams").status == 200
+        # The first of them was told why it had to go.
+        assert peers[0].recv(1 << 16).startswith(b"HTTP/1.1 503")
+        for peer in peers:
+            peer.close()
 
 
 def test_hostile_arrow_streams_are_refused_and_the_server_lives(client: Client, server):

@@ -65,6 +65,7 @@ def test_schemas(client: Client):
         ("PUT", "/streams/odd", {"retention": 7}, "InvalidSetting"),
         ("PUT", "/streams/odd", {"schema": "int64"}, "InvalidSchema"),
         ("PUT", "/streams/odd", b"[]", "InvalidRequest"),
+        ("PUT", "/streams/odd", b'{"shards": 1, "shards": 2}', "InvalidSetting"),
         ("PUT", "/streams/odd", b"{", "InvalidRequest"),
         ("PUT", "/streams/odd", {"key": [1]}, "InvalidSetting"),
         ("PATCH", "/streams/nowhere", {"shards": 2}, "UnknownStream"),
@@ -78,6 +79,23 @@ def test_schemas(client: Client):
 def test_what_cannot_be_done(client: Client, method, path, body, title):
     answer = client.ask(method, path, body)
     assert (answer.json()["title"], answer.status >= 400) == (title, True), answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/streams/misspelt?shards=4", {}),
+        ("POST", "/streams/misspelt/records?onbad=dead_letter", None),
+        ("POST", "/streams/misspelt/records?on_bad=raise&on_bad=dead_letter", None),
+        ("GET", "/streams?befor=7", None),
+        ("DELETE", "/streams/misspelt?dry_run=true", None),
+    ],
+)
+def test_parameters_that_are_not_there_are_refused(client: Client, method, path, body):
+    answer = client.ask(method, path, body)
+    assert (answer.status, answer.json()["title"]) == (400, "InvalidSetting"), answer
+    name = path.partition("?")[2].partition("=")[0]
+    assert name in answer.json()["detail"]
 
 
 def test_the_document_is_valid_and_has_every_route(client: Client):

@@ -116,6 +116,16 @@ def test_a_stream_without_a_schema_has_whole_records(client: Client):
     assert client.get("/streams/copy/records").rows() == rows
 
 
+@pytest.mark.parametrize("text", ['{"x":1.00000000000000000001}', "123456789012345678901234567890", "[1.10, true]"])
+def test_a_value_that_is_json_keeps_its_digits(client: Client, text):
+    client.ask("PUT", "/streams/digits", {})
+    end = client.get("/streams/digits").json()["ends"][0]
+    for body, kind in ((f'{{"value": {text}}}', NDJSON), (f'[{{"value":{text}, "key": "k"}}]', "application/json")):
+        assert client.post("digits", body.encode(), kind).status == 200
+    rows = client.get(f"/streams/digits/records?where=_offset+%3E%3D+{end}").rows()
+    assert [row["value"] for row in rows] == [text, text]
+
+
 def test_objects_without_a_schema_are_kept_as_they_are(client: Client):
     client.create("objects")
     assert client.post("objects", b'{"a": 1}\n {"b": [2]}\n').json()["records"] == 2
@@ -288,6 +298,21 @@ def test_what_belongs_to_a_record_beside_its_row(client: Client):
     client.create("again", schema=SCHEMA)
     assert client.post("again", lines([row])).json()["records"] == 1
     assert client.get("/streams/again/records?metadata=true").rows() == [row]
+
+
+@pytest.mark.parametrize("key", [["id"], ["id", "name"]], ids=["one", "two"])
+def test_the_key_of_columns_is_not_another(client: Client, key):
+    name = f"keyed-{len(key)}"
+    client.create(name, schema=SCHEMA, key=key)
+    client.post(name, lines(ROWS))
+    (row, *_) = client.get(f"/streams/{name}/records?metadata=true").rows()
+    assert client.post(name, lines([row])).json()["records"] == 1
+    for body, kind in ((lines([row, {**row, "_key": "7"}]), NDJSON), (b"id,name,_key\n1,a,1\n1,a,7\n", "text/csv")):
+        answer = client.post(name, body, kind)
+        assert (answer.status, answer.json()["title"]) == (422, "InvalidRecord")
+        assert f"made of {', '.join(key)}, and the one that is given is another" in answer.json()["detail"]
+    assert answer.json()["line"] == (3 if len(key) == 1 else 2)
+    assert client.get(f"/streams/{name}").json()["records"] == len(ROWS) + 1
 
 
 def test_records_over_the_limit_of_the_server(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import mainstem
+from mainstem.core.errors import ConnectionLost, Unauthenticated, UnknownStream
 from mainstem.core.limits import CONNECTION_BYTES_MAX_BEFORE_HELLO, HTTP_HEADS_BYTES_MAX
 from mainstem.hub.access import NewToken
 from mainstem.testing import certificates
@@ -114,9 +115,30 @@ def test_a_certificate_is_a_principal(encrypted, tmp_path):
         assert (status, "billing may not read" in answer.decode()) == (403, True)
         root.access.delete_rule("allow", "billing", "write", "orders")
         come_to(lambda: encrypted.ask("/streams/orders/records", billing, **posted)[0] == 401)
+
+
+def test_a_certificate_of_another_authority_is_turned_away_and_noted(encrypted, tmp_path):
+    url, ca = encrypted.server.url, encrypted.authority.certificate
     forged = Authority(tmp_path / "forger").issue("root")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         encrypted.ask("/streams", forged)
+    with pytest.raises((ConnectionLost, Unauthenticated)):
+        mainstem.connect(url, ca=ca, certificate=forged.certificate, key=forged.key, timeout=1)
+
+    with mainstem.connect(url, token=encrypted.root.secret, ca=ca) as root:
+
+        def noted() -> int:
+            try:
+                with root.consumer("_audit", start="earliest", follow=False) as consumer:
+                    records = [json.loads(record.value or b"") for record in consumer]
+            except UnknownStream:
+                return 0
+            found = [record for record in records if "not trusted" in record.get("reason", "")]
+            assert all(record["address"] == "127.0.0.1" for record in found)
+            return sum(record["count"] for record in found)
+
+        # Once over HTTP, and at least once over the native protocol.
+        come_to(lambda: noted() >= 2)
 
 
 def presented(encrypted: Encrypted) -> bytes:
@@ -208,8 +230,10 @@ def test_who_does_not_greet_counts(tmp_path, authority):
                     for _ in range(6)
                 ]
                 heard = b""
+                # Over HTTP it is the one who has asked for nothing for longest.
+                told = peers[-1] if address == server.address else peers[0]
                 with suppress(ConnectionError, ssl.SSLError):
-                    while piece := peers[-1].recv(4_096):
+                    while piece := told.recv(4_096):
                         heard += piece
                 assert b"5 clients are connected, which is the limit" in heard
             come_to(lambda before=before: sockets(server) <= before)

@@ -7,7 +7,7 @@ from mainstem.access.administration import AccessAdministration
 from mainstem.access.authority import Authority
 from mainstem.access.principal import ANONYMOUS, Principal
 from mainstem.access.store import MemoryStore
-from mainstem.access.token import Minted, mint, redacted
+from mainstem.access.token import Minted, mint
 from mainstem.core.errors import Forbidden, InvalidName, InvalidRequest, InvalidSetting, Refused, Unauthenticated
 from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.guarding import (
@@ -116,7 +116,6 @@ def test_the_secret_is_not_stored_and_not_shown(guarded):
     secret = made.secret.rpartition("_")[2]
     assert all(secret.encode() not in value for value in guarded.store.rows().values())
     assert secret not in repr(made)
-    assert secret not in redacted(f"Authorization: Bearer {made.secret}")
 
 
 def test_nothing_is_allowed_that_no_rule_allows(guarded):
@@ -155,7 +154,7 @@ def test_a_scope_narrows_what_its_principal_may(guarded):
     guarded.authority.allow(narrow, Action.READ, "orders")
     guarded.authority.allow(narrow, Action.DESCRIBE, "orders")
     for action, stream in ((Action.WRITE, "orders"), (Action.READ, "payments"), (Action.ADMIN, "")):
-        with pytest.raises(Forbidden, match="scope"):
+        with pytest.raises(Forbidden, match=r"is for read:orders only; it takes another token$"):
             guarded.authority.allow(narrow, action, stream)
 
 
@@ -180,8 +179,10 @@ def test_a_scope_allows_nothing_by_itself(guarded):
 def test_the_log_as_a_whole_needs_a_rule_for_every_stream(guarded):
     alice = guarded.authority.authenticate(guarded.token("alice").secret)
     guarded.allow("alice", "describe", "orders*")
-    with pytest.raises(Forbidden):
+    with pytest.raises(Forbidden, match=r"mainstem access allow alice describe '\*'$"):
         guarded.authority.allow(alice, Action.DESCRIBE)
+    with pytest.raises(Forbidden, match=r"any group: .*mainstem access allow alice group GROUP$"):
+        guarded.authority.allow_for_any(alice, Action.GROUP)
     guarded.allow("alice", "describe")
     guarded.authority.allow(alice, Action.DESCRIBE)
 
@@ -194,7 +195,7 @@ def test_the_audit_is_read_by_administrators_and_written_by_nobody(guarded):
     with pytest.raises(Forbidden):
         guarded.authority.allow(bob, Action.READ, "_audit")
     for action in (Action.WRITE, Action.DELETE, Action.CREATE):
-        with pytest.raises(Forbidden, match="server alone"):
+        with pytest.raises(Forbidden, match=r"server alone$"):
             guarded.authority.allow(root, action, "_audit")
 
 

@@ -70,8 +70,6 @@ def test_lines_that_are_records_are_taken_apart() -> None:
         TypedRow(3, b'{"id":2}', None, None, 1),
         TypedRow(4, b"junk", None, None, 1),
     ]
-    keyed = list(typed_rows.json_lines([lines], ORDERS, keyed=True))
-    assert [row.key for row in keyed] == [None, b"\xff", None, None]
 
 
 def test_lines_are_rows_where_the_schema_has_their_names() -> None:
@@ -94,5 +92,3 @@ def test_columns_of_records_beside_those_of_rows() -> None:
     assert (row.value, cells.value) == (b'{"id":1}', {"id": 1})
     assert row[2:] == cells[2:]
     assert (row.key, row.headers) == (b"k", {"h": b"x"})
-    (keyed,) = typed_rows.csv_rows(io.BytesIO(csv), ORDERS, keyed=True)
-    assert keyed.key is None

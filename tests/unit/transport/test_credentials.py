@@ -3,6 +3,7 @@
 import pytest
 
 from mainstem.core.errors import InvalidSetting
+from mainstem.hub.link import address_of
 from mainstem.transport.credentials import TOKEN_BYTES_MAX, Credentials
 from mainstem.transport.wire import Hello
 
@@ -43,6 +44,16 @@ def test_a_token_is_nowhere_to_be_seen():
     with pytest.raises(InvalidSetting) as found:
         Credentials(SECRET + "\n", environ={})
     assert SECRET[-64:] not in str(found.value)
+
+
+def test_a_token_in_a_wrong_place_is_not_repeated():
+    with pytest.raises(InvalidSetting, match=r"names a file.*MAINSTEM_TOKEN") as of_file:
+        Credentials(token_file=SECRET, environ={}).token()
+    with pytest.raises(InvalidSetting, match=r"user or password.*MAINSTEM_TOKEN") as of_address:
+        address_of(f"mainstems://{SECRET}@log.example")
+    with pytest.raises(InvalidSetting) as of_port:
+        address_of(f"mainstems://log.example:{SECRET}")
+    assert not [str(found.value) for found in (of_file, of_address, of_port) if SECRET[-32:] in str(found.value)]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -1,5 +1,7 @@
 """What all administration over HTTP shares: JSON in, JSON out, and calls that are carried out aside."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +40,12 @@ class Administration:
             text = await body.whole()
         try:
             fields = _decode_fields(text) if text.strip() else {}
+            _check_once(text if fields else b"{}")
             # A schema is read by who minds a name that is there twice.
             given = {name: bytes(raw) if name == "schema" else _decode(raw) for name, raw in fields.items()}
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except InvalidSetting:
+            raise
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise refusal(400, f"the body is not a JSON object: {error}") from None
         unknown = set(given) - allowed
         if unknown:
@@ -52,6 +57,14 @@ class Administration:
 
     async def _aside(self, request: Request, work: Callable[[], Any], *, is_long: bool = False) -> Any:
         return await self._server.run_aside(request, work, is_long=is_long)
+
+
+def _check_once(text: bytes) -> None:
+    """One of two options that have the same name would be lost without a word."""
+    names: list[str] = json.loads(text, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise InvalidSetting(f"{twice[:40]!r} is given twice")
 
 
 def whole(value: Any) -> Any:

@@ -15,8 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mainstem.access.bucket import Turnstile
-from mainstem.core.errors import InternalError, MainstemError, ProtocolError, ServerStopping
+from mainstem.core.errors import InternalError, InvalidSetting, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
+from mainstem.core.limits import HTTP_HEAD_BYTES_MAX
 from mainstem.server.door import Door, Visitor
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
@@ -24,7 +25,7 @@ from mainstem.server.http.gate import Gate
 from mainstem.server.http.groups import GroupRoutes
 from mainstem.server.http.posts import Posts
 from mainstem.server.http.probes import Probes
-from mainstem.server.http.problems import HttpRefusal, answer, refusal
+from mainstem.server.http.problems import HttpRefusal, answer, head_too_large, refusal
 from mainstem.server.http.reads import AnswerBudget, Lost, Reads
 from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
@@ -119,6 +120,8 @@ class HttpApp:
             _check_framing(request)
             row, name = self._paths.find(request)
             visitor = self._gate.admit(request, row, name)
+            if not row.is_open:
+                _check_parameters(request, row)
             # Who asks several things at once is as much as several who are connected.
             visitor.hold("connections", 1)
             held.callback(visitor.let_go, "connections", 1)
@@ -158,8 +161,27 @@ class _Ambiguous(HttpRefusal):
 
 
 def _check_framing(request: Request) -> None:
+    if (version := request.scope["http_version"]) not in _VERSIONS:
+        raise _Ambiguous(505, ProtocolError(f"HTTP/{version} is not spoken here; use HTTP/1.1"))
+    # The listener minds the size of a head only while it is not complete.
+    lines = sum(len(name) + len(text) for name, text in request.headers.raw)
+    if lines + len(request.scope["path"]) + len(request.scope["query_string"]) > HTTP_HEAD_BYTES_MAX:
+        raise head_too_large()
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         raise _Ambiguous(400, ProtocolError("a request has a Content-Length or a Transfer-Encoding, not both"))
+
+
+def _check_parameters(request: Request, row: Row) -> None:
+    """Whoever misspells a parameter is told so, instead of getting something else than it asked for."""
+    given = request.query_params
+    known = [parameter.name for parameter in row.parameters if parameter.place == "query"]
+    unknown = set(given) - set(known)
+    if unknown:
+        there = f"there are {', '.join(known)}" if known else f"{row.method} {row.path} takes none"
+        raise InvalidSetting(f"there is no parameter {min(unknown)[:40]!r}; {there}")
+    twice = next((name for name in given if len(given.getlist(name)) > 1), None)
+    if twice is not None:
+        raise InvalidSetting(f"{twice} is given twice")
 
 
 class _Paths:
@@ -189,6 +211,7 @@ class _Paths:
         return row, name
 
 
+_VERSIONS: Final = frozenset(("1.0", "1.1"))
 _NAMED: Final = re.compile(r"(/[a-z]+/)([^/]+)((?:/[a-z]+)?)")
 _SCRIPT: Final = openapi.PAGE.partition("<script>")[2].partition("</script>")[0]
 _STYLE: Final = openapi.PAGE.partition("<style>")[2].partition("</style>")[0]

@@ -169,13 +169,13 @@ class Body:
     def _check_announced(self) -> None:
         announced = self._request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > self._bytes_max:
-            raise self._too_large(f"{announced} bytes")
+            raise self._too_large(f"this one has {announced}")
 
     def _count(self, count: int, held: int) -> None:
         """`held` bytes wait to be decompressed."""
         self.size += count
         if self.size > self._bytes_max:
-            raise self._too_large("more")
+            raise self._too_large("this one has more")
         if (more := self.size + held - self._held) > 0:
             self._hold(more)
         if self.size >= _LARGE_BYTES:
@@ -201,8 +201,8 @@ class Body:
 
     def _too_large(self, size: str) -> RecordTooLarge:
         return RecordTooLarge(
-            f"a body of {size}; at most {self._bytes_max} bytes are taken, counted when they are decompressed: send "
-            "fewer rows at a time"
+            f"a body is at most {self._bytes_max} bytes, counted when they are decompressed, and {size}: send fewer "
+            "rows at a time"
         )
 
 
@@ -278,4 +278,6 @@ def unpacker(encoding: str) -> "_Plain | _Gzip | _Zstd":
         case "zstd":
             return _Zstd()
         case other:
-            raise refusal(415, f"bodies in {other[:40]!r} are not taken", accept_encoding="gzip, zstd")
+            raise refusal(
+                415, f"bodies in {other[:40]!r} are not taken; use gzip, zstd or none", accept_encoding="gzip, zstd"
+            )

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -25,7 +27,8 @@ from mainstem.core.limits import (
 )
 from mainstem.server.acceptor import TlsAcceptor
 from mainstem.server.http.bodies import Arrived
-from mainstem.server.http.problems import answer
+from mainstem.server.http.problems import HttpRefusal, answer, head_too_large
+from mainstem.server.http.routes import ROUTES
 from mainstem.server.http.sending import ABORT, Connection
 
 _errors = logging.getLogger("mainstem.server.http")
@@ -35,11 +38,14 @@ _BACKLOG: Final = 1_024
 _KEEP_ALIVE_SECONDS: Final = 60
 # How long answers may take once the listener stops.
 _STOP_SECONDS: Final = 5
+# Who finds all places taken by requests under way may still ask whether the server lives.
+_PROBES: Final = frozenset(row.path for row in ROUTES if row.is_open and not row.action)
+_PROBES_MAX: Final = 16
 
 
 class HttpListener:
-    """Serves an application on sockets that are bound already, with TLS if there is a context for it. The loop's thread
-    only."""
+    """Serves an application on sockets that are bound already, with TLS if there is a context for it; `turn_away` hears
+    of certificates that cannot be believed. The loop's thread only."""
 
     def __init__(
         self,
@@ -47,10 +53,11 @@ class HttpListener:
         app: ASGIApp,
         connections_max: int,
         tls: ssl.SSLContext | None = None,
+        turn_away: Callable[[str, str], None] = lambda address, reason: None,
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, connections_max, HeadBudget()),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, connections_max, HeadBudget(), {}),  # type: ignore[arg-type]
             ws="none",
             log_config=None,
             access_log=False,
@@ -66,7 +73,7 @@ class HttpListener:
         config.load()
         # Not by its files: whoever has made it loads them anew when they change.
         config.ssl = tls
-        self._server = _Embedded(config, connections_max)
+        self._server = _Embedded(config, connections_max, turn_away)
         self._sockets = list(sockets)
         for bound in self._sockets:
             # From now on who connects is served, if only in a moment: `ready` may be said before uvicorn has begun.
@@ -82,9 +89,10 @@ class HttpListener:
 class _Embedded(uvicorn.Server):
     """uvicorn without its own signal handlers: the process has one owner of signals."""
 
-    def __init__(self, config: uvicorn.Config, connections_max: int) -> None:
+    def __init__(self, config: uvicorn.Config, connections_max: int, turn_away: Callable[[str, str], None]) -> None:
         super().__init__(config)
         self._connections_max = connections_max
+        self._turn_away = turn_away
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn has it, but that who connects must greet in TLS in time, and counts before."""
@@ -98,7 +106,12 @@ class _Embedded(uvicorn.Server):
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         if config.ssl is not None:
             acceptor = TlsAcceptor(
-                sockets or (), new, config.ssl, self._connections_max, connected=lambda: len(connections)
+                sockets or (),
+                new,
+                config.ssl,
+                self._connections_max,
+                connected=lambda: len(connections),
+                turn_away=self._turn_away,
             )
             self.servers = [cast("asyncio.Server", acceptor)]
         else:
@@ -132,14 +145,27 @@ class GuardedProtocol(H11Protocol):
 
     The rest of a body that was refused is read and left, so that its sender hears why; for as long as the head of the
     next request may take.
+
+    Where all places are taken, who comes gets that of whoever has asked for nothing for longest: those who connect and
+    say nothing keep nobody out. `idle` are all those, in this order.
     """
 
-    def __init__(self, connections_max: int, heads: HeadBudget, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        connections_max: int,
+        heads: HeadBudget,
+        idle: "dict[GuardedProtocol, None]",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._connections_max = connections_max
         self._heads = heads
         # Of the budget.
         self._head_bytes = 0
+        self._idle = idle
+        # Whether all places were taken when it came: then it may only ask whether the server lives, while that lasts.
+        self._is_beyond = False
         self._head_timer: asyncio.TimerHandle | None = None
         # What there is to say about requests that are no HTTP was answered.
         self.logger = _errors
@@ -148,6 +174,11 @@ class GuardedProtocol(H11Protocol):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ABORT] = self._connection
+        _take_apart(scope)
+        self._is_beyond &= len(self.connections) > self._connections_max
+        if self._is_beyond and scope["path"] not in _PROBES:
+            await answer(self._busy(), closes=True)(scope, receive, send)
+            return
         arrived = Arrived.of(scope)
 
         async def receive_all() -> Message:
@@ -161,13 +192,29 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = Connection(transport)
-        if len(self.connections) > self._connections_max:
-            self._refuse(Busy(f"{self._connections_max} clients are connected, which is the limit"))
+        while len(self.connections) > self._connections_max and self._idle:
+            next(iter(self._idle))._give_way()
+        self._is_beyond = len(self.connections) > self._connections_max
+        if len(self.connections) > self._connections_max + _PROBES_MAX:
+            self._refuse(self._busy())
         else:
             self._await_head()
 
+    def _give_way(self) -> None:
+        """To somebody who may have something to ask."""
+        self.connections.discard(self)
+        self._forget_head()
+        cycle: Any = self.cycle
+        if cycle is None:
+            self._refuse(self._busy())
+        else:
+            self.transport.close()
+
+    def _busy(self) -> Busy:
+        return Busy(f"{self._connections_max} clients are connected, which is the limit (connections_max)")
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timer()
+        self._forget_head()
         self._hold_head(0)
         super().connection_lost(exc)
         # What it held is free now, and not when somebody looks for what refers to itself.
@@ -180,11 +227,13 @@ class GuardedProtocol(H11Protocol):
         if self._is_between_requests:
             self._await_head()
         else:
-            self._forget_timer()
+            self._forget_head()
         self._look_at_head()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._is_between_requests and not self.transport.is_closing():
+            self._idle.setdefault(self)
         # Of the next request something may have come already.
         self._look_at_head()
 
@@ -237,9 +286,12 @@ class GuardedProtocol(H11Protocol):
     def _await_head(self) -> None:
         """A request must begin, and its head be complete, in time."""
         if self._head_timer is None and not self.transport.is_closing():
+            self._idle.setdefault(self)
             self._head_timer = self.loop.call_later(HTTP_HEAD_SECONDS_MAX, self._on_late)
 
-    def _forget_timer(self) -> None:
+    def _forget_head(self) -> None:
+        """It is complete, or nobody waits for it any more."""
+        self._idle.pop(self, None)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -257,9 +309,10 @@ class GuardedProtocol(H11Protocol):
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ProtocolError("this is no request of HTTP/1.1, or its head is too large"))
+        hint = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        self._refuse(head_too_large() if hint == 431 else ProtocolError("this is no request of HTTP/1.1"))
 
-    def _refuse(self, error: MainstemError) -> None:
+    def _refuse(self, error: MainstemError | HttpRefusal) -> None:
         """Answer with an error, if nothing was answered yet, and end the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             response = answer(error, closes=True)
@@ -272,3 +325,17 @@ class GuardedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
+
+
+def _take_apart(scope: Scope) -> None:
+    """A target that is a whole address, as for a proxy, names the host as well; then that counts (RFC 9112)."""
+    found = _ABSOLUTE.fullmatch(scope["path"])
+    if found is not None:
+        scope["path"] = found[2] or "/"
+        scope["headers"] = [
+            *((name, text) for name, text in scope["headers"] if name != b"host"),
+            (b"host", found[1].encode(errors="replace")),
+        ]
+
+
+_ABSOLUTE: Final = re.compile(r"https?://([^/?#]+)(/.*)?", re.IGNORECASE | re.DOTALL)

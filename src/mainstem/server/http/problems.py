@@ -17,8 +17,8 @@ import msgspec
 from starlette.responses import Response
 
 from mainstem.core import errors
-from mainstem.core.errors import InvalidRequest, MainstemError, Unauthenticated
-from mainstem.core.limits import ERROR_TEXT_CHARS_MAX
+from mainstem.core.errors import InvalidRequest, MainstemError, ProtocolError, Unauthenticated
+from mainstem.core.limits import ERROR_TEXT_CHARS_MAX, HTTP_HEAD_BYTES_MAX
 
 MEDIA_TYPE: Final = "application/problem+json"
 _encode = msgspec.json.Encoder().encode
@@ -55,6 +55,18 @@ _STATUS: Final[dict[type[MainstemError], int]] = {
 _RETRY_SECONDS: Final = 1
 
 
+# Advice for programs in Python and at the terminal, and what there is instead of it over HTTP.
+_SAID_ELSEWHERE: Final = {
+    "; --format lines takes it as it is": "",
+    "as str(consumer.cursor) gives it": "as the header Mainstem-Cursor has it",
+    "the text that str(consumer.cursor) gave": "the text that the header Mainstem-Cursor had",
+    "; reading goes on after them if you call the consumer again": "; reading goes on after them",
+    "; reading goes on after it if you call the consumer again, or opens with on_bad='skip'": (
+        "; on_bad=skip passes over what is no row"
+    ),
+}
+
+
 class HttpRefusal(Exception):
     """An answer that is an error, with a status that the error alone would not have."""
 
@@ -81,6 +93,12 @@ def understood() -> Iterator[None]:
         raise HttpRefusal(422, error) from None
 
 
+def head_too_large() -> HttpRefusal:
+    """What follows it on the connection is not read."""
+    error = ProtocolError(f"the head of a request is at most {HTTP_HEAD_BYTES_MAX} bytes; this one has more")
+    return HttpRefusal(431, error, {"connection": "close"})
+
+
 def status_of(error: MainstemError) -> int:
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
@@ -93,12 +111,19 @@ def problem_of(error: MainstemError, status: int | None = None, **more: Any) -> 
         "type": "urn:mainstem:error:" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(),
         "title": name,
         "status": status or status_of(error),
-        "detail": str(error)[:ERROR_TEXT_CHARS_MAX],
+        "detail": _said(error)[:ERROR_TEXT_CHARS_MAX],
         "code": error.code,
         "retriable": error.retriable,
         **{fact: value for fact, value in facts().items() if value not in ("", None)},
         **more,
     }
+
+
+def _said(error: MainstemError) -> str:
+    text = str(error)
+    for advice, instead in _SAID_ELSEWHERE.items():
+        text = text.replace(advice, instead)
+    return text
 
 
 def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: Any) -> Response:
@@ -110,6 +135,9 @@ def answer(error: MainstemError | HttpRefusal, *, closes: bool = False, **more: 
     if found.retriable:
         # Whole seconds, as HTTP has them; who was told how long waits at least that.
         headers.setdefault("retry-after", str(max(_RETRY_SECONDS, math.ceil(getattr(found, "retry_after", 0)))))
+        if getattr(found, "retry_after", None) == 0:
+            # Nobody knows how long: the same is said in both places.
+            more.setdefault("retry_after", _RETRY_SECONDS)
     if isinstance(found, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     if closes:

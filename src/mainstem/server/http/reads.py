@@ -72,12 +72,6 @@ class Wanted:
     @classmethod
     def of(cls, request: Request, now_us: int, *, start: str = "earliest") -> "Wanted":
         given = request.query_params
-        unknown = set(given) - _PARAMETERS
-        if unknown:
-            raise InvalidSetting(f"there is no parameter {min(unknown)[:40]!r}; there are {', '.join(_SHOWN)}")
-        twice = next((name for name in given if len(given.getlist(name)) > 1), None)
-        if twice is not None:
-            raise InvalidSetting(f"{twice} is given twice")
         on_bad = given.get("on_bad", "raise")
         if on_bad not in ("raise", "skip"):
             raise InvalidSetting(f"on_bad is raise or skip, not {on_bad[:40]!r}")
@@ -91,10 +85,6 @@ class Wanted:
             _flag_of("metadata", given.get("metadata")),
             None if given.get("group") is None else check_group_name(given["group"]),
         )
-
-
-_SHOWN: Final = ("from", "where", "columns", "limit", "metadata", "on_bad", "group")
-_PARAMETERS: Final = frozenset(_SHOWN)
 
 
 def start_of(text: str, now_us: int, parameter: str = "from") -> str | datetime | Cursor:
@@ -118,7 +108,7 @@ def start_of(text: str, now_us: int, parameter: str = "from") -> str | datetime 
         # A day that no calendar has, for one.
         raise HttpRefusal(422, error) if _START.fullmatch(text) else error from None
     if found.tzinfo is None:
-        raise InvalidSetting(f"{parameter}: the time needs a zone; {text[:60]}Z is UTC")
+        raise InvalidSetting(f"{parameter}: the time needs a zone; {found.isoformat()}Z is UTC")
     return found
 
 
@@ -255,11 +245,11 @@ class Reading:
         self._left_out_bytes += batch.count * (self._row_bytes or _ROW_BYTES)
         return True
 
-    async def charge(self, size: int) -> None:
+    async def charge(self, size: int, *, has_begun: bool = False) -> None:
         """So many bytes are given out; wait if its reader gets too much. The loop's thread."""
         offered = size + self._left_out_bytes if self._can_leave_out else None
         self._left_out_bytes = 0.0
-        await asyncio.sleep(self.visitor.charge("read", size, offered))
+        await asyncio.sleep(self.visitor.charge("read", size, offered, has_begun=has_begun))
 
     def pieces(self, rendering: Rendering) -> list[bytes]:
         """The bytes of the next rows: about a piece of them, or what one turn gives."""
@@ -514,7 +504,7 @@ class Streamed:
                     await asyncio.wait([making])
                 pieces = making.result()
                 reading.check()
-                await reading.charge(sum(map(len, pieces)))
+                await reading.charge(sum(map(len, pieces)), has_begun=True)
             await sender.send([*pieces, *await aside(self._line, lambda: list(rendering.end()))])
         except CutOff:
             return

@@ -125,6 +125,37 @@ def test_who_is_blocked_from_reading_is_told_so(tmp_path):
     guarded(tmp_path, test)
 
 
+def test_what_is_larger_than_a_blocking_quota_passes_when_it_is_paid(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        server.limit(Quota("root", "write_bytes", 10_000, "block"))
+        body = b"".join(map(line, range(5_000)))
+        assert post(server, server.root, body).status == 200
+        refused = post(server, server.root, body)
+        assert (refused.status, refused.json()["retriable"]) == (429, True)
+        # Who comes back when it was told to is let in.
+        server.rig.clock.advance(float(refused.headers["retry-after"]))
+        assert post(server, server.root, body).status == 200
+
+    guarded(tmp_path, test)
+
+
+def test_an_answer_that_was_begun_is_not_cut_by_a_blocking_quota(tmp_path):
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        body = b"".join(line(number, "x" * 100) for number in range(40_000))
+        assert post(server, server.root, body).status == 200
+        # So much that what is over it waits for a moment only.
+        server.limit(Quota("root", "read_bytes", 2_000_000, "block"))
+        assert len(server.ask(server.root, "GET", RECORDS).rows()) == 40_000
+        refused = server.ask(server.root, "GET", RECORDS)
+        assert refused.status == 429
+        server.rig.clock.advance(float(refused.headers["retry-after"]))
+        assert server.ask(server.root, "GET", RECORDS + "?limit=100").status == 200
+
+    guarded(tmp_path, test)
+
+
 def test_who_posts_too_much_keeps_a_share_and_is_told_which(tmp_path):
     def test(server: GuardedHttp) -> None:
         prepare(server)
