@@ -158,6 +158,8 @@ class Reading:
         self._budget = budget
         # Of the budget.
         self._held = 0
+        # What there is of a page that is being made.
+        self.page_bytes = 0
         self.wanted = wanted
         self.left = wanted.limit
         self.count = 0
@@ -276,7 +278,8 @@ class Reading:
         return size
 
     def hold(self, size: int) -> None:
-        """These bytes must be kept, and the batch that is not given out yet may be, if there is room."""
+        """These bytes must be kept beside the page; the batch that is not given out yet may be, if there is room."""
+        size += self.page_bytes
         batch = self._batch
         kept = 0 if batch is None or self._given == batch.count else batch.to_arrow().nbytes
         if self._budget.change(self._held, size + kept):
@@ -383,14 +386,17 @@ class Reads:
 
     async def _gather(self, line: "Line", reading: Reading, rendering: Rendering) -> list[bytes]:
         pieces: list[bytes] = await aside(line, lambda: list(rendering.begin(reading.columns)))
-        size = 0
         # A page ends early where many are under way: it says where to go on all the same.
-        while size < HTTP_PAGE_BYTES_MAX and not reading.is_over and not (size and self._budget.is_used_up):
+        while (
+            reading.page_bytes < HTTP_PAGE_BYTES_MAX
+            and not reading.is_over
+            and not (reading.page_bytes and self._budget.is_used_up)
+        ):
             more = await aside(line, lambda: _whole_batches(reading, rendering))
             if more is None:
                 break
             pieces += more
-            size += sum(map(len, more))
+            reading.page_bytes += sum(map(len, more))
         pieces += await aside(line, lambda: list(rendering.end()))
         return pieces
 
