@@ -41,8 +41,9 @@ def set_(
     """Set a quota, in the place of the one that the principal had for the same."""
     if mode not in _MODES:
         raise UsageProblem(f"--mode {mode}: use one of {', '.join(_MODES)}")
+    named, amount = _measure(measure), _limit(measure, limit)
     with hubs.writing(loaded, data) as hub:
-        hub.access.set_quota(principal, _measure(measure), _limit(measure, limit), mode=mode)  # type: ignore[arg-type]
+        hub.access.set_quota(principal, named, amount, mode=mode)  # type: ignore[arg-type]
 
 
 @app.command("list")
@@ -75,8 +76,9 @@ def list_(loaded: Loaded, data: Data = None, json: Json = False) -> None:
 @with_settings("quota")
 def delete(loaded: Loaded, principal: Principal, measure: Measure, data: Data = None) -> None:
     """Delete a quota."""
+    named = _measure(measure)
     with hubs.writing(loaded, data) as hub:
-        hub.access.delete_quota(principal, _measure(measure))
+        hub.access.delete_quota(principal, named)
 
 
 def _measure(text: str) -> Any:
