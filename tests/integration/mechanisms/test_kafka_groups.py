@@ -239,7 +239,7 @@ ONE_GROUP = """
 import msgspec
 from mainstem.log.coordinator import Coordinator
 def in_one(method):
-    return lambda self, call, answered: method(self, msgspec.structs.replace(call, group="one"), answered)
+    return lambda self, call, *rest: method(self, msgspec.structs.replace(call, group="one"), *rest)
 Coordinator.ask, Coordinator.commit = in_one(Coordinator.ask), in_one(Coordinator.commit)
 """
 
