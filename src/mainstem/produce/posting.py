@@ -51,6 +51,10 @@ _GATHERED_BYTES: Final = 1 * MIB
 assert 2 * _GATHERED_BYTES <= PAYLOAD_RAW_BYTES_MAX
 
 
+_RAISING: Final = ProducerOptions(batch_bytes=PAYLOAD_RAW_BYTES_MAX // 2, buffer_bytes=2 * APPEND_RAW_BYTES_MAX)
+_KEEPING: Final = msgspec.structs.replace(_RAISING, on_bad="dead_letter")
+
+
 class Posting:
     """The rows of one request to one stream. One thread at a time.
 
@@ -67,11 +71,7 @@ class Posting:
         unit: str = "line",
         finished: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
-        options = ProducerOptions(
-            batch_bytes=PAYLOAD_RAW_BYTES_MAX // 2,
-            buffer_bytes=2 * APPEND_RAW_BYTES_MAX,
-            on_bad="dead_letter" if on_bad == "dead_letter" else "raise",
-        )
+        options = _KEEPING if on_bad == "dead_letter" else _RAISING
         first_shard = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
         self.stream = stream
         self._gathered = _Gathered(port, finished)
