@@ -10,7 +10,7 @@ from mainstem.core.gathering import Gathering
 
 def test_pieces_next_to_each_other_are_one_without_a_copy():
     memory = np.arange(100, dtype=np.uint8)
-    view = memoryview(memory)
+    view = memory.data
     gathering = Gathering()
     for begin, end in ((10, 30), (30, 31), (31, 60)):
         gathering.add(view[begin:end])
@@ -35,7 +35,7 @@ def test_others_are_joined():
 
 def test_whatever_is_added_and_dropped_is_what_is_left():
     rng = random.Random(5)
-    memory = memoryview(np.frombuffer(rng.randbytes(20_000), np.uint8))
+    memory = np.frombuffer(rng.randbytes(20_000), np.uint8).data
     for _ in range(100):
         gathering, expected, at = Gathering(), b"", 0
         for _ in range(rng.randint(1, 30)):

@@ -87,7 +87,7 @@ class Arrived:
     def land(self, length: int) -> None:
         """Have a body of this length come to lie in one memory. Pages of it that nothing has come to are none yet."""
         if self.begin_landing():
-            self._memory = memoryview(np.empty(length, np.uint8))
+            self._memory = np.empty(length, np.uint8).data
             pieces, self._pieces = self._pieces, []
             for piece in pieces:
                 self._memory[self._landed : self._landed + len(piece)] = piece

@@ -1,6 +1,7 @@
 """Which requests pass the gate."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -23,7 +24,7 @@ OWN = {"host": "localhost"}
 def request(client: str = "127.0.0.1", peer: object = None, scheme: str = "http", **headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
     scope = {"type": "http", "method": "GET", "path": "/", "scheme": scheme, "query_string": b"", "headers": raw}
-    transport = SimpleNamespace(get_extra_info=lambda name: peer if name == "peercert" else None)
+    transport: Any = SimpleNamespace(get_extra_info=lambda name: peer if name == "peercert" else None)
     return Request(
         {
             **scope,

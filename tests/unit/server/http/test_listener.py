@@ -211,8 +211,8 @@ def test_large_pieces_of_an_answer_are_not_copied(monkeypatch: pytest.MonkeyPatc
     send = h11.Connection.send_with_data_passthrough
 
     def noted(self: h11.Connection, event: Any) -> Any:
-        found = send(self, event)
-        passed.extend(piece for piece in found or () if piece is view)
+        found: Any = send(self, event)
+        passed.extend(piece for piece in (found or ()) if piece is view)
         return found
 
     view = memoryview(BODY)
@@ -245,7 +245,7 @@ def test_what_a_request_said_is_not_kept_when_it_is_answered(monkeypatch: pytest
         reader, writer = await asyncio.open_connection(*bound.getsockname())
         writer.write(b"GET /kept HTTP/1.1\r\nHost: localhost\r\nX-Padding: " + b"x" * 50_000 + b"\r\n\r\n")
         heard = await reader.readuntil(b"False")
-        (protocol,) = protocols
+        protocol: Any = protocols[0]
         assert (protocol.headers, protocol.scope, protocol.cycle.scope) == ([], {}, {})
         writer.write(NEXT)
         heard += await reader.read()
