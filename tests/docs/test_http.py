@@ -13,7 +13,7 @@ from tests.docs.test_guide import ROOT, blocks, run
 
 
 @pytest.mark.slow("a server and some twenty commands")
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the page is written with curl")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl; enable: apt install curl")
 def test_the_page_runs(tmp_path: Path):
     paths = []
     for number, (language, text) in enumerate(blocks(ROOT / "docs" / "http.md"), 1):
@@ -42,6 +42,8 @@ def test_the_page_says_what_there_is():
         assert last.strip("{}") in text
     assert f"{limits.HTTP_BODY_BYTES_MAX >> 20} MiB" in text
     assert f"{limits.HTTP_HEAD_BYTES_MAX >> 10} KiB, within {limits.HTTP_HEAD_SECONDS_MAX} s" in text
+    assert f"at most {limits.HTTP_HEAD_LINES_MAX} lines" in text
+    assert f"over {limits.HTTP_HEAD_SHARE_BYTES >> 10} KiB is answered" in text
     assert f"{limits.HTTP_PAGE_BYTES_MAX >> 20} MiB; it then" in text
     assert f"{limits.HTTP_TAIL_SHARDS_MAX:,} shards" in text
     assert limits.PRODUCER_IDLE_US_MAX == 7 * 24 * 3600 * 1_000_000

@@ -170,7 +170,7 @@ SUITES: dict[str, Suite] = {
         fuzz_guarded_http.run, slice=1_000, full=100_000, chunk=25_000, bugs={"allow_everything": 1_000}, measures=True
     ),
     "fuzz_bodies": Suite(
-        fuzz_bodies.run, slice=3_000, full=2_000_000, chunk=250_000, bugs={"stumble_over_arrow": 2_000}
+        fuzz_bodies.run, slice=3_000, full=2_000_000, chunk=100_000, bugs={"stumble_over_arrow": 2_000}
     ),
     "crowd_http": Suite(
         crowd_http.run, slice=300, full=5_000, chunk=5_000, bugs={"hoard_for_connections": 300}, measures=True

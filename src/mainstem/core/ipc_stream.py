@@ -14,7 +14,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from mainstem.core.batch import Buffer
 from mainstem.core.errors import InvalidPayload, InvalidSchema, MainstemError, RecordTooLarge
+from mainstem.core.gathering import Gathering
 from mainstem.core.layouts import ARROW_ERRORS, METADATA_FIELDS, Shape, refuse, shape_of_columns
 from mainstem.core.limits import BATCH_RECORDS_MAX, HTTP_BODY_BYTES_MAX, SCHEMA_BYTES_MAX
 from mainstem.core.message import Peeked, inspect, peek
@@ -31,20 +33,19 @@ class IpcReader:
 
     def __init__(self, bytes_max: int = HTTP_BODY_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        # Pieces that are no whole message yet, how many bytes they are, and how many are needed to go on.
-        self._pieces: list[bytes] = []
-        self._size = 0
+        # What is no whole message yet, and how many bytes are needed to go on.
+        self._gathering = Gathering()
         self._needed = _PREFIX_BYTES
         self._shape: Shape | None = None
         self._is_over = False
 
-    def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
+    def feed(self, *pieces: Buffer) -> Iterator[pa.RecordBatch]:
         """The batches that are complete with these bytes. InvalidPayload if it is no such stream."""
-        self._pieces.append(data)
-        self._size += len(data)
-        if self._size < self._needed:
+        for piece in pieces:
+            self._gathering.add(piece)
+        if self._gathering.size < self._needed:
             return
-        buffer = pa.py_buffer(b"".join(self._pieces) if len(self._pieces) > 1 else data)
+        buffer = self._gathering.whole()
         at = 0
         while not self._is_over and (found := self._next(buffer, at)) is not None:
             peeked, length = found
@@ -53,12 +54,11 @@ class IpcReader:
                 if batch is not None:
                     yield batch
             at += length
-        rest = buffer.slice(at).to_pybytes()
-        self._pieces, self._size = [rest], len(rest)
+        self._gathering.drop(at)
 
     def finish(self) -> None:
         """The body has ended: so must the stream."""
-        if self._shape is None or (self._size and not self._is_over):
+        if self._shape is None or (self._gathering.size and not self._is_over):
             raise InvalidPayload("the Arrow stream is cut short")
 
     def _next(self, buffer: pa.Buffer, at: int) -> tuple[Peeked | None, int] | None:

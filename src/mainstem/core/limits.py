@@ -170,6 +170,7 @@ READ_RECORD_BYTES_MAX: Final = PAYLOAD_RAW_BYTES_MAX
 
 # HTTP. The head of a request, which may carry a cursor, and how long it may take to come.
 HTTP_HEAD_BYTES_MAX: Final = 64 * KIB
+HTTP_HEAD_LINES_MAX: Final = 128
 HTTP_HEAD_SECONDS_MAX: Final = 10
 # Before anybody is known: so much of each unfinished head is always taken, the rest of all of them shares one budget.
 HTTP_HEAD_SHARE_BYTES: Final = 4 * KIB

@@ -61,6 +61,7 @@ from mainstem.core.message import (
     plain_message,
     template_of,
 )
+from mainstem.core.packing import flat_buffers, is_worth, pack, shrinks
 from mainstem.core.schema import Schema, size_of
 
 RAW: Final = 1
@@ -72,6 +73,8 @@ LZ4_BUFFERS: Final = 5
 OFFSET_BYTES: Final = 4
 # Up to this size a message of a few records is looked through in Python.
 _SMALL_BYTES: Final = 64 << 10
+# From this size on the columns of a message are opened one by one: Arrow would need a copy of it.
+_APART_BYTES_MIN: Final = 512 << 10
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
@@ -145,11 +148,17 @@ def encode(
         raise InvalidPayload(f"a batch of rows has the columns of its schema, {shape.schema.names}, with their types")
     count = batch.num_rows
     _check_count(count)
+    is_large = schema is not None and compression is not None and batch.nbytes > PAYLOAD_WHOLE_ZSTD_MAX
+    flat = flat_buffers(batch) if is_large else None
+    if flat is not None and schema is not None and compression is not None:
+        packed = _pack(batch, flat, _codec_named(compression), layout, schema, record_bytes_max)
+        if packed is not None:
+            return packed
     message = batch.serialize()
     _check_raw_len(message.size)
     if message.size > record_bytes_max:
         check_record_bytes(batch, record_bytes_max)
-    if compression is not None and message.size >= PAYLOAD_COMPRESS_MIN:
+    if compression is not None and flat is None and message.size >= PAYLOAD_COMPRESS_MIN:
         compressed = _compress(batch, _codec_named(compression), shape, message)
         if compressed is not None:
             return compressed
@@ -260,9 +269,12 @@ def decode(
 ) -> pa.RecordBatch:
     """The batch in a payload that was checked when it was stored and whose checksum is right. Raw ones are shared."""
     shape = shape_of(layout, schema)
-    _codec_of(encoding)
+    codec = _codec_of(encoding)
     _check_raw_len(raw_len)
-    return _read(_message(encoding, raw_len, payload), shape, count, encoding)
+    message = _message(encoding, raw_len, payload)
+    if codec is not None and encoding in _BY_BUFFER and message.size >= _APART_BYTES_MIN:
+        return _read_columns(message, shape, count, codec, shape.schema.names)
+    return _read(message, shape, count, encoding)
 
 
 def decode_columns(
@@ -283,6 +295,13 @@ def decode_columns(
     if codec is None or encoding not in _BY_BUFFER:
         whole = _read(message, shape, count, encoding)
         return whole.select([name for name in shape.schema.names if name in names])
+    return _read_columns(message, shape, count, codec, names)
+
+
+def _read_columns(
+    message: pa.Buffer, shape: Shape, count: int, codec: "_Codec", names: Collection[str]
+) -> pa.RecordBatch:
+    """Columns of a message whose buffers are each compressed by themselves."""
     parts = _Parts(message, locate(message, message.size, shape, codec.flatbuffer_id, count), codec)
     arrays, fields = [], []
     for field in shape.schema:
@@ -291,7 +310,8 @@ def decode_columns(
             fields.append(field)
         else:
             parts.leave(field.type)
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    schema = shape.schema if len(fields) == len(shape.schema) else pa.schema(fields)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def has_columns_apart(encoding: int) -> bool:
@@ -487,25 +507,39 @@ def _offsets(array: pa.Array) -> np.ndarray:
 
 # Compressing
 
-_SAMPLE_WINDOWS: Final = 4
-_SAMPLE_WINDOW_BYTES: Final = 4 << 10
-
 
 def _compress(batch: pa.RecordBatch, codec: _Codec, shape: Shape, message: pa.Buffer) -> Encoded | None:
     """The batch in the codec's encoding for its size, or None where that does not pay."""
     if message.size <= PAYLOAD_WHOLE_ZSTD_MAX:
         payload = codec.codec.compress(message, asbytes=True)
         encoding, raw_len = codec.whole, message.size
-    elif _shrinks(_sample(message), codec):
+    elif shrinks(message, codec.codec):
         packed = _compress_buffers(batch, codec, shape)
         encoding, raw_len = codec.by_buffer, inspect(packed, shape, codec.flatbuffer_id, batch.num_rows)
         payload = packed.to_pybytes()
     else:
         return None
     # The metadata of a compressed body is a little longer, so at the very limit only the plain message fits.
-    if _worth(len(payload), message.size) and raw_len <= PAYLOAD_RAW_BYTES_MAX:
+    if is_worth(len(payload), message.size) and raw_len <= PAYLOAD_RAW_BYTES_MAX:
         return Encoded(encoding, shape.layout, batch.num_rows, raw_len, payload)
     return None
+
+
+def _pack(
+    batch: pa.RecordBatch,
+    buffers: Sequence[pa.Buffer | None],
+    codec: _Codec,
+    layout: int,
+    schema: Schema,
+    record_bytes_max: int,
+) -> Encoded | None:
+    """The same of a large batch of flat columns, without making its message first."""
+    payload, raw_len = pack(batch, buffers, codec.codec, row_template(codec.by_buffer, layout, schema))
+    if raw_len > PAYLOAD_RAW_BYTES_MAX or not is_worth(len(payload), raw_len):
+        return None
+    if raw_len > record_bytes_max:
+        check_record_bytes(batch, record_bytes_max)
+    return Encoded(codec.by_buffer, layout, batch.num_rows, raw_len, payload)
 
 
 def _compress_buffers(batch: pa.RecordBatch, codec: _Codec, shape: Shape) -> pa.Buffer:
@@ -515,19 +549,6 @@ def _compress_buffers(batch: pa.RecordBatch, codec: _Codec, shape: Shape) -> pa.
         writer.write_batch(batch)
     stream = sink.getvalue()
     return stream.slice(len(shape.opening), stream.size - len(shape.opening) - 8)
-
-
-def _sample(message: pa.Buffer) -> bytes:
-    step = (message.size - _SAMPLE_WINDOW_BYTES) // (_SAMPLE_WINDOWS - 1)
-    return b"".join(message.slice(i * step, _SAMPLE_WINDOW_BYTES).to_pybytes() for i in range(_SAMPLE_WINDOWS))
-
-
-def _shrinks(sample: bytes, codec: _Codec) -> bool:
-    return _worth(codec.codec.compress(sample).size, len(sample))
-
-
-def _worth(compressed_len: int, raw_len: int) -> bool:
-    return compressed_len * 10 <= raw_len * 9
 
 
 # Reading

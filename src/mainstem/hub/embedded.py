@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from mainstem.access.acts import details_of, is_act, name_of
@@ -18,7 +17,6 @@ from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
 from mainstem.access.audit import Audit
 from mainstem.access.policy import AUDIT_STREAM
 from mainstem.access.principal import ANONYMOUS
-from mainstem.consume.feed import Feed
 from mainstem.consume.selections import Selections
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -42,6 +40,7 @@ from mainstem.hub.folder_watch import FolderWatch
 from mainstem.hub.interval import SHORT_TURNS
 from mainstem.hub.liveness import Liveness
 from mainstem.hub.local_subscription import LocalSubscription
+from mainstem.hub.reading_port import ReadingPort, feed_of
 from mainstem.log.access_rows import AccessRows, ReadRows
 from mainstem.log.administration import Administration, Lookup
 from mainstem.log.batcher import FlushNotice, Outcomes, Submission
@@ -51,7 +50,6 @@ from mainstem.log.disk import Disk, LocalDisk
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import Appended, Rejected
 from mainstem.log.folder import Folder
-from mainstem.log.ledger.base import StreamRow
 from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.own_stream import OwnStream
@@ -298,7 +296,7 @@ class LogPort:
     ) -> "LocalSubscription":
         self.check_usable()
         row = self.log.reader.require_stream(stream.id)
-        feed = _feed(self.log.reader, row, offsets, ends, self._selections, query, window_us, self.log.schema)
+        feed = feed_of(self.log.reader, row, offsets, ends, self._selections, query, window_us, self.log.schema)
         subscription = LocalSubscription(feed, self._forget, self.log.hot, self.log.batcher.settled_us)
         with self._lock:
             self._subscriptions[row.id] = (*self._subscriptions.get(row.id, ()), subscription)
@@ -430,12 +428,8 @@ def _is_bug(error: Exception) -> bool:
     return not isinstance(error, MainstemError)
 
 
-class FolderPort:
+class FolderPort(ReadingPort):
     """A log that another process writes, read from its folder. Any thread. Writes are refused."""
-
-    record_bytes_max = RECORD_BYTES_MAX
-    checks_values = False
-    write_share = 1.0
 
     def __init__(self, path: Path) -> None:
         folder = Folder(path, LocalDisk())
@@ -487,8 +481,8 @@ class FolderPort:
                 )
         self.check_usable()
 
-    def ask(self, call: Call, timeout: float, done: Answered) -> None:
-        raise ReadOnly("this hub only reads")
+    def no_appends(self) -> ReadOnly:
+        return ReadOnly("this hub only reads")
 
     def schema(self, schema: int) -> Schema:
         self.check_usable()
@@ -496,23 +490,6 @@ class FolderPort:
 
     def schema_at_hand(self, schema: int) -> Schema | None:
         return self._schemas.at_hand(schema)
-
-    def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        raise ReadOnly("this hub only reads")
-
-    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        raise ReadOnly("this hub only reads")
-
-    def commit_whole(
-        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
-    ) -> Answer:
-        raise ReadOnly("this hub only reads")
-
-    def can_take(self) -> bool:
-        return False
-
-    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
-        raise ReadOnly("this hub only reads")
 
     def subscribe(
         self,
@@ -524,14 +501,8 @@ class FolderPort:
         window_us: int | None = None,
     ) -> "FolderSubscription":
         row = self._reader.require_stream(stream.id)
-        feed = _feed(self._reader, row, offsets, ends, self._selections, query, window_us, self._schemas.get)
+        feed = feed_of(self._reader, row, offsets, ends, self._selections, query, window_us, self._schemas.get)
         return FolderSubscription(feed, self._ledger, self._check_epoch, self._watch)
-
-    def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
-        raise ReadOnly("this hub only reads")
-
-    def wait(self, event: threading.Event, timeout: float | None) -> bool:
-        return event.wait(timeout)
 
     def check_usable(self) -> None:
         self._liveness.check()
@@ -549,21 +520,6 @@ class FolderPort:
             self._reader.close()
             self._ledger.close()
             self._folder.blocks.close()
-
-
-def _feed(
-    reader: LogReader,
-    row: StreamRow,
-    offsets: Sequence[int],
-    ends: Sequence[int] | None,
-    selections: Selections,
-    query: Query | None,
-    window_us: int | None,
-    schema_of: Callable[[int], Schema],
-) -> Feed:
-    select = None if query is None else partial(selections.get, row, query)
-    is_plain = query is not None and query.is_plain
-    return Feed(reader, row, offsets, ends, select, is_plain=is_plain, window_us=window_us, schema_of=schema_of)
 
 
 def _results(result: Outcomes | MainstemError, count: int) -> list[AppendResult]:

@@ -236,6 +236,11 @@ class Coordinator:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
 
+    def look_at_rights(self) -> None:
+        """What members may read may have changed: a pattern finds more, or less. Any thread."""
+        if self._thread is not None:
+            self._post_quietly(self._on_rights_changed)
+
     def refuse(self, error: MainstemError) -> None:
         """Answer every member that waits with an error: the server is about to stop."""
         if self._thread is not None:
@@ -515,6 +520,13 @@ class Coordinator:
         for spread in self._spreads.values():
             spread.set_streams(self._shared.values())
 
+    def _on_rights_changed(self) -> None:
+        for group in tuple(self._groups.values()):
+            if any(wanted.pattern is not None for wanted in group.subscriptions.values()):
+                self._tell_streams(group, are_same=False)
+        for spread in self._spreads.values():
+            spread.set_streams(self._shared.values())
+
     def _as_shared(self, row: StreamRow) -> SharedStream:
         generations = self._log.ledger.load_generations(row.id)[: row.generation] if row.generation else ()
         changes = [
@@ -523,7 +535,9 @@ class Coordinator:
         ]
         return SharedStream(row.id, row.name, row.shards, tuple(changes), _has_order(row))
 
-    def _tell_streams(self, group: _Coordinated) -> None:
+    def _tell_streams(self, group: _Coordinated, *, are_same: bool = True) -> None:
+        """Tell the machine of a group what there is to read, unless that is what it knows, and `are_same` readers may
+        read it."""
         before = {stream.id for stream in group.streams}
         subscriptions = set(group.subscriptions.values())
         streams = tuple(
@@ -531,7 +545,7 @@ class Coordinator:
             for stream in self._shared.values()
             if stream.id in before or any(wanted.wants(stream.name) for wanted in subscriptions)
         )
-        if streams != group.streams:
+        if streams != group.streams or not are_same:
             group.streams = streams
             group.is_changing = any(stream.changes for stream in streams)
             self._busy_until = self._clock.monotonic() + _BUSY_SECONDS

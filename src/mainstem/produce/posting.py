@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from mainstem.core import payload
-from mainstem.core.batch import Batch
+from mainstem.core.batch import Batch, Buffer
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
 from mainstem.core.identity import RANDOMNESS
 from mainstem.core.ipc_stream import IpcReader
@@ -51,6 +51,10 @@ _GATHERED_BYTES: Final = 1 * MIB
 assert 2 * _GATHERED_BYTES <= PAYLOAD_RAW_BYTES_MAX
 
 
+_RAISING: Final = ProducerOptions(batch_bytes=PAYLOAD_RAW_BYTES_MAX // 2, buffer_bytes=2 * APPEND_RAW_BYTES_MAX)
+_KEEPING: Final = msgspec.structs.replace(_RAISING, on_bad="dead_letter")
+
+
 class Posting:
     """The rows of one request to one stream. One thread at a time.
 
@@ -67,15 +71,11 @@ class Posting:
         unit: str = "line",
         finished: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
-        options = ProducerOptions(
-            batch_bytes=PAYLOAD_RAW_BYTES_MAX // 2,
-            buffer_bytes=2 * APPEND_RAW_BYTES_MAX,
-            on_bad="dead_letter" if on_bad == "dead_letter" else "raise",
-        )
+        options = _KEEPING if on_bad == "dead_letter" else _RAISING
         first_shard = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
         self.stream = stream
         self._gathered = _Gathered(port, finished)
-        self._producer = Producer(self._gathered, options, first_shard=first_shard)
+        self._producer = Producer(self._gathered, options, first_shard=first_shard, known=[stream])
         self._intake = Intake(self._producer, stream.name, unit)
         self._schema = Schema.parse(stream.schema_bytes) if stream.schema_bytes else None
         # Rows that passed the short way and wait to be one batch.
@@ -212,7 +212,7 @@ class Reader(Protocol):
     # How much of a body is worth a call.
     feed_bytes: int
 
-    def feed(self, *pieces: bytes) -> None:
+    def feed(self, *pieces: Buffer) -> None:
         """More of the body. Does no more work than that is worth."""
         ...
 
@@ -233,7 +233,7 @@ class NdjsonReader:
         self._lines = _Objects(posting, "line")
         self._number = 1
 
-    def feed(self, *pieces: bytes) -> None:
+    def feed(self, *pieces: Buffer) -> None:
         text = b"".join((self._rest, *pieces))
         end = text.rfind(b"\n")
         if end < 0:
@@ -267,7 +267,7 @@ class JsonReader:
         self._objects = _Objects(posting, "row")
         self._text = bytearray()
 
-    def feed(self, *pieces: bytes) -> None:
+    def feed(self, *pieces: Buffer) -> None:
         self._text += b"".join(pieces)
 
     def finish(self) -> Iterator[None]:
@@ -292,7 +292,7 @@ class CsvReader:
         self._posting = posting
         self._text = bytearray()
 
-    def feed(self, *pieces: bytes) -> None:
+    def feed(self, *pieces: Buffer) -> None:
         self._text += b"".join(pieces)
 
     def finish(self) -> Iterator[None]:
@@ -314,10 +314,9 @@ class ArrowReader:
         self._posting = posting
         self._reader = IpcReader()
 
-    def feed(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            for batch in self._reader.feed(piece):
-                self._posting.take_table(batch)
+    def feed(self, *pieces: Buffer) -> None:
+        for batch in self._reader.feed(*pieces):
+            self._posting.take_table(batch)
 
     def finish(self) -> Iterator[None]:
         self._reader.finish()

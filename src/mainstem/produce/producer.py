@@ -80,14 +80,23 @@ class Producer:
     """
 
     def __init__(
-        self, port: Port, options: ProducerOptions, clock: Clock = SYSTEM_CLOCK, *, first_shard: int = 0
+        self,
+        port: Port,
+        options: ProducerOptions,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        first_shard: int = 0,
+        known: Sequence[StreamInfo] = (),
     ) -> None:
-        """Records without a key are spread over the shards, beginning after `first_shard`."""
+        """Records without a key are spread over the shards, beginning after `first_shard`. Streams that are `known` are
+        not asked for."""
         options.check()
         self._port = port
         self._options = options
         self._clock = clock
         self._streams = KnownStreams(port, options, clock)
+        for info in known:
+            self._streams.adopt(info)
         # Its lock also guards what is here.
         self._shipping = Shipping(port, options, clock, self._streams, self._roll, first_shard)
         # What is being filled: the parcel, and in it the newest chunk of each stream.

@@ -179,6 +179,7 @@ class Server:
         )
         self.coordinator = Coordinator(self.log, times)
         self.guard = Guard(self.log, self.carry_out, clock)
+        self._rights_version = self.guard.authority.version
         self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
         self._auditing: asyncio.Future[None] | None = None
         self.gateway = Gateway(
@@ -206,6 +207,8 @@ class Server:
         self._ticker: asyncio.Task[None] | None = None
         self._threads: list[threading.Thread] = []
         self.is_stopping = False
+        # The same, for who waits.
+        self.stop_begun = asyncio.Event()
         self.is_ready = False
         # Whether HTTP has requests to answer, and what it counts.
         self.is_http_busy: Callable[[], bool] = lambda: False
@@ -255,6 +258,7 @@ class Server:
     async def stop(self) -> None:
         """Drain: refuse new work, answer what was taken, then close everything."""
         self.is_stopping, self.is_ready = True, False
+        self.stop_begun.set()
         if self._ticker is not None:
             self._ticker.cancel()
         for listener in self._listeners:
@@ -392,6 +396,7 @@ class Server:
                 self._guard(partial(self._look_at, session, now))
                 self._guard(session.mark)
             self._guard(self._look_at_line)
+            self._guard(self._look_at_rights)
             self._guard(self._write_audit)
             if self.tls is not None:
                 self._guard(self.tls.look)
@@ -404,6 +409,12 @@ class Server:
             action()
         except Exception:
             logger.exception(Event("a regular task of the server failed"))
+
+    def _look_at_rights(self) -> None:
+        """Members of groups may find more, or less, by their patterns."""
+        if self.guard.authority.version != self._rights_version:
+            self._rights_version = self.guard.authority.version
+            self.coordinator.look_at_rights()
 
     def _look_at(self, session: Session, now: float) -> None:
         connection = session.connection

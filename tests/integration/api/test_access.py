@@ -231,6 +231,26 @@ def test_a_pattern_finds_only_what_may_be_read(guarded, spread):
             assert set(hub.groups.get("mine").streams) <= {"orders", "orders-2"}
 
 
+@pytest.mark.parametrize("spread", [False, True], ids=["whole", "spread"])
+def test_a_right_that_comes_later_reaches_a_pattern(guarded, spread):
+    """Whoever reads by one need not join anew, and misses nothing of what it may read by now."""
+    with guarded.connect() as root:
+        root.streams.create("payroll")
+        alice = root.access.create_token("alice", allow=["read:ord*", "group:mine"])
+        with root.producer() as producer:
+            for stream in ("orders", "payroll"):
+                producer.send(stream, stream.encode()).result(10)
+        with (
+            guarded.connect(alice) as hub,
+            hub.consumer(pattern="*", group="mine", start="earliest", spread=spread) as consumer,
+        ):
+            read = [consumer.poll(10)]
+            assert consumer.poll(0.5) is None
+            root.access.allow("alice", "read", "payroll")
+            read.append(consumer.poll(SECONDS_MAX))
+            assert [record and record.value for record in read] == [b"orders", b"payroll"]
+
+
 @pytest.mark.parametrize("how", ["revoked", "over"])
 def test_open_connections_end_with_their_token(guarded, how):
     with guarded.connect() as root:

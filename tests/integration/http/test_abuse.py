@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mainstem.core.limits import HTTP_BODY_BYTES_MAX, HTTP_HEAD_BYTES_MAX
+from mainstem.core.limits import HTTP_BODY_BYTES_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_LINES_MAX
 from tests.integration.http.client import NDJSON, Client, Events
 
 SCHEMA = {"id": "int64", "name": "string"}
@@ -110,6 +110,20 @@ def test_heads_that_are_too_large_or_never_end(server):
     assert talk(server, whole).startswith(b"HTTP/1.1 431")
     assert b"problem+json" in talk(server, b"nonsense\r\n\r\n")
     assert b'"code":120' in talk(server, b"GET /a b HTTP/1.1\r\n\r\n")
+
+
+def test_heads_of_too_many_lines(server):
+    """Each becomes objects of some hundred bytes, before anybody knows who asks."""
+    few = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"a:b\r\n" * (HTTP_HEAD_LINES_MAX - 10)
+    many = few + b"a:b\r\n" * 20
+    heard = talk(server, few + b"\r\n" + few + b"Connection: close\r\n\r\n")
+    assert heard.count(b"HTTP/1.1 200") == 2
+    assert talk(server, many + b"\r\n").startswith(b"HTTP/1.1 431")
+    # Also behind another request, in lines of other forms, and after a body.
+    heard = talk(server, few + b"\r\n" + many.replace(b"\r\n", b"\n") + b"\n")
+    assert (heard.count(b"HTTP/1.1 200"), heard.count(b"HTTP/1.1 431")) == (1, 1)
+    chunked = b"POST /streams/x/records HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    assert b"HTTP/1.1 431" in talk(server, chunked + b"a:b\r\n" * 10_000 + b"\r\n")
 
 
 @pytest.mark.parametrize("part", ["a/b,", ",", ";"])

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from mainstem.access.bucket import Turnstile
 from mainstem.core.errors import InternalError, InvalidSetting, MainstemError, ProtocolError, ServerStopping
 from mainstem.core.events import Event
-from mainstem.core.limits import HTTP_HEAD_BYTES_MAX
+from mainstem.core.limits import HTTP_HEAD_SHARE_BYTES
 from mainstem.server.door import Door, Visitor
 from mainstem.server.http import openapi
 from mainstem.server.http.bodies import BodyBudget
@@ -25,11 +25,11 @@ from mainstem.server.http.gate import Gate
 from mainstem.server.http.groups import GroupRoutes
 from mainstem.server.http.posts import Posts
 from mainstem.server.http.probes import Probes
-from mainstem.server.http.problems import HttpRefusal, answer, head_too_large, refusal
+from mainstem.server.http.problems import HttpRefusal, answer, refusal
 from mainstem.server.http.reads import AnswerBudget, Lost, Reads
 from mainstem.server.http.renderings import EVENTS, media_type_of
 from mainstem.server.http.routes import ROUTES, Row
-from mainstem.server.http.sending import Unfinished
+from mainstem.server.http.sending import ABORT, Connection, Unfinished
 from mainstem.server.http.streams import StreamRoutes
 from mainstem.server.http.tails import Tails
 from mainstem.server.server import HTTP_COUNTERS, Server
@@ -104,10 +104,14 @@ class HttpApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        connection: Connection = scope[ABORT]
         self._under_way += 1
         try:
             with ExitStack() as held:
                 response = await self._respond(request, held)
+                if not connection.is_known and _head_bytes(request) > HTTP_HEAD_SHARE_BYTES and response is not None:
+                    # What its head has taken is free when the connection is over.
+                    response.headers["connection"] = "close"
                 self._requests += 1
                 self._failed += getattr(response, "status_code", 200) >= 400
                 if response is not None:
@@ -163,12 +167,13 @@ class _Ambiguous(HttpRefusal):
 def _check_framing(request: Request) -> None:
     if (version := request.scope["http_version"]) not in _VERSIONS:
         raise _Ambiguous(505, ProtocolError(f"HTTP/{version} is not spoken here; use HTTP/1.1"))
-    # The listener minds the size of a head only while it is not complete.
-    lines = sum(len(name) + len(text) for name, text in request.headers.raw)
-    if lines + len(request.scope["path"]) + len(request.scope["query_string"]) > HTTP_HEAD_BYTES_MAX:
-        raise head_too_large()
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         raise _Ambiguous(400, ProtocolError("a request has a Content-Length or a Transfer-Encoding, not both"))
+
+
+def _head_bytes(request: Request) -> int:
+    lines = sum(len(name) + len(text) for name, text in request.headers.raw)
+    return lines + len(request.scope["path"]) + len(request.scope["query_string"])
 
 
 def _check_parameters(request: Request, row: Row) -> None:

@@ -6,13 +6,15 @@ of one budget; who finds that used up is told to come again, so that nobody wait
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 from starlette.requests import Request
 from starlette.types import Scope
 
+from mainstem.core.batch import Buffer
 from mainstem.core.clock import Clock
 from mainstem.core.errors import Busy, QuotaExceeded, RecordTooLarge
 from mainstem.core.limits import (
@@ -37,14 +39,28 @@ _LARGE_BYTES: Final = 1 * MIB
 _ARRIVED: Final = "mainstem.arrived"
 
 
+def cannot_land() -> bool:
+    """For a body whose connection is not known."""
+    return False
+
+
 class Arrived:
-    """Pieces of a body as they came from the socket, which nobody has taken yet. The loop's thread."""
+    """What came of a body from the socket, and nobody has taken yet. The loop's thread.
+
+    It is pieces as they came, or, of a large body of known length, lies in one memory, into which the socket is read:
+    whoever takes that in turn has it without a copy and next to what was there before.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self.size = 0
         # How much of it may be here before no more is read.
         self.bytes_max = HTTP_BODY_AHEAD_BYTES
+        # Has the rest of the body read into the memory; False where its end has come, or is not known.
+        self.begin_landing: Callable[[], bool] = cannot_land
+        self._memory: memoryview | None = None
+        # How much of the memory is filled.
+        self._landed = 0
 
     @classmethod
     def of(cls, scope: Scope) -> "Arrived":
@@ -60,10 +76,33 @@ class Arrived:
         self.size += len(piece)
         return self.size > self.bytes_max
 
-    def take(self, rest: bytes) -> bytes:
+    def take(self, rest: bytes) -> bytes | memoryview:
         """All of it, and what came behind it."""
+        if self._memory is not None:
+            taken_to, self.size = self._landed - self.size, 0
+            return self._memory[taken_to : self._landed]
         taken, self._pieces, self.size = self._pieces, [], 0
         return b"".join([*taken, rest]) if rest or len(taken) > 1 else taken[0]
+
+    def land(self, length: int) -> None:
+        """Have a body of this length come to lie in one memory. Pages of it that nothing has come to are none yet."""
+        if self.begin_landing():
+            self._memory = np.empty(length, np.uint8).data
+            pieces, self._pieces = self._pieces, []
+            for piece in pieces:
+                self._memory[self._landed : self._landed + len(piece)] = piece
+                self._landed += len(piece)
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong."""
+        assert self._memory is not None
+        return self._memory[self._landed : self._landed + self.bytes_max]
+
+    def landed(self, count: int) -> bool:
+        """So many bytes have come into the room; whether that is enough for now."""
+        self._landed += count
+        self.size += count
+        return self.size > self.bytes_max
 
 
 class BodyBudget:
@@ -120,11 +159,13 @@ class Body:
         """All of it at once."""
         return b"".join([piece async for pieces, _ in self.pieces(self._bytes_max) for piece in pieces])
 
-    async def pieces(self, at_once: int) -> AsyncIterator[tuple[list[bytes], bool]]:
+    async def pieces(self, at_once: int) -> AsyncIterator[tuple[list[Buffer], bool]]:
         """The body as it comes, decompressed, about so many bytes at once, and whether they are known to be all."""
         unpack = unpacker(self._request.headers.get("content-encoding", "identity"))
-        self._check_announced()
-        held: list[bytes] = []
+        announced = self._announced()
+        if announced >= _LARGE_BYTES and isinstance(unpack, _Plain):
+            self._arrived.land(announced)
+        held: list[Buffer] = []
         size = 0
         async for piece in self._unpacked(unpack):
             held.append(piece)
@@ -136,7 +177,7 @@ class Body:
         if held:
             yield held, True
 
-    async def _unpacked(self, unpack: "_Plain | _Gzip | _Zstd") -> AsyncIterator[bytes]:
+    async def _unpacked(self, unpack: "_Plain | _Gzip | _Zstd") -> AsyncIterator[Buffer]:
         """The pieces of it, counted."""
         async for packed in self._received():
             for piece in unpack.feed(packed):
@@ -166,10 +207,13 @@ class Body:
             if chunk:
                 yield chunk
 
-    def _check_announced(self) -> None:
-        announced = self._request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > self._bytes_max:
-            raise self._too_large(f"this one has {announced}")
+    def _announced(self) -> int:
+        """How long it will be as it is sent, as far as is known."""
+        given = self._request.headers.get("content-length", "0")
+        announced = int(given) if given.isdecimal() else 0
+        if announced > self._bytes_max:
+            raise self._too_large(f"this one has {given}")
+        return announced
 
     def _count(self, count: int, held: int) -> None:
         """`held` bytes wait to be decompressed."""
@@ -209,10 +253,10 @@ class Body:
 class _Plain:
     held = 0
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: Buffer) -> Iterator[Buffer]:
         yield data
 
-    def finish(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[Buffer]:
         yield from ()
 
 

@@ -49,6 +49,7 @@ class Gate:
             self._door.turn_away(address, str(refused))
             raise
         visitor = self._door.admit(token, connection.certificate, address)
+        connection.is_known = True
         if row.is_named or row.is_open:
             visitor.check(row.action, name)
         else:

@@ -23,10 +23,12 @@ from mainstem.core.limits import (
     HTTP_HEAD_BYTES_MAX,
     HTTP_HEAD_SECONDS_MAX,
     HTTP_HEAD_SHARE_BYTES,
-    HTTP_HEADS_BYTES_MAX,
+    KIB,
 )
 from mainstem.server.acceptor import TlsAcceptor
-from mainstem.server.http.bodies import Arrived
+from mainstem.server.http.bodies import Arrived, cannot_land
+from mainstem.server.http.heads import HeadBudget, HeadBuffer
+from mainstem.server.http.landing import Landing
 from mainstem.server.http.problems import HttpRefusal, answer, head_too_large
 from mainstem.server.http.routes import ROUTES
 from mainstem.server.http.sending import ABORT, Connection
@@ -41,6 +43,8 @@ _STOP_SECONDS: Final = 5
 # Who finds all places taken by requests under way may still ask whether the server lives.
 _PROBES: Final = frozenset(row.path for row in ROUTES if row.is_open and not row.action)
 _PROBES_MAX: Final = 16
+# Smaller pieces of an answer are copied sooner than they are written one by one.
+_PASSED_BYTES_MIN: Final = 32 * KIB
 
 
 class HttpListener:
@@ -125,21 +129,6 @@ class _Embedded(uvicorn.Server):
         yield
 
 
-class HeadBudget:
-    """What unfinished heads hold together, beyond a small share each. The loop's thread."""
-
-    def __init__(self, bytes_max: int = HTTP_HEADS_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self.used = 0
-
-    def change(self, before: int, after: int) -> bool:
-        """Whether somebody who had `before` bytes has `after` now."""
-        if after > before and self.used + after - before > self._bytes_max:
-            return False
-        self.used += after - before
-        return True
-
-
 class GuardedProtocol(H11Protocol):
     """A connection whose requests must come in time, and of which there are not too many.
 
@@ -159,6 +148,8 @@ class GuardedProtocol(H11Protocol):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        conn: Any = self.conn
+        conn._receive_buffer = HeadBuffer()
         self._connections_max = connections_max
         self._heads = heads
         # Of the budget.
@@ -180,6 +171,7 @@ class GuardedProtocol(H11Protocol):
             await answer(self._busy(), closes=True)(scope, receive, send)
             return
         arrived = Arrived.of(scope)
+        arrived.begin_landing = partial(self._begin_landing, arrived)
 
         async def receive_all() -> Message:
             message = await receive()
@@ -187,11 +179,26 @@ class GuardedProtocol(H11Protocol):
                 message["body"] = arrived.take(message["body"])
             return message
 
-        await self._plain_app(scope, receive_all, send)
+        try:
+            await self._plain_app(scope, receive_all, partial(self._send_piece, self.cycle, send))
+        finally:
+            # What it held is free now, as above.
+            arrived.begin_landing = cannot_land
+
+    async def _send_piece(self, cycle: Any, send: Send, message: Message) -> None:
+        """Send something of an answer; a large piece of its body as it is, which would be copied on the usual way."""
+        body = message.get("body", b"")
+        if len(body) < _PASSED_BYTES_MIN or not message.get("more_body") or cycle.scope["method"] == "HEAD":
+            await send(message)
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if not cycle.disconnected:
+            self.transport.writelines(cycle.conn.send_with_data_passthrough(h11.Data(data=body)))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._connection = Connection(transport)
+        self._connection = Connection(transport, self.flow)
         while len(self.connections) > self._connections_max and self._idle:
             next(iter(self._idle))._give_way()
         self._is_beyond = len(self.connections) > self._connections_max
@@ -231,11 +238,20 @@ class GuardedProtocol(H11Protocol):
         self._look_at_head()
 
     def on_response_complete(self) -> None:
+        # What may still come of a body nobody wants.
+        if isinstance(self.transport.get_protocol(), Landing):
+            self.transport.set_protocol(self)
+        self._forget_request()
         super().on_response_complete()
         if self._is_between_requests and not self.transport.is_closing():
             self._idle.setdefault(self)
         # Of the next request something may have come already.
         self._look_at_head()
+
+    def _forget_request(self) -> None:
+        """It is answered: what it said is not kept until the next one comes."""
+        self.headers = []
+        self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
 
     def _look_at_head(self) -> None:
         """Count what there is of a head that is not complete."""
@@ -277,6 +293,37 @@ class GuardedProtocol(H11Protocol):
             self.flow.pause_reading()
         cycle.message_event.set()
         return True
+
+    def _begin_landing(self, arrived: Arrived) -> bool:
+        """Have the rest of a body read into its memory, if it is of known length and not here yet."""
+        conn: Any = self.conn
+        cycle: Any = self.cycle
+        reader = conn._reader
+        if (
+            type(reader) is not ContentLengthReader
+            or not reader._remaining
+            or conn._receive_buffer
+            or Arrived.of(cycle.scope) is not arrived
+            or self.transport.is_closing()
+        ):
+            return False
+        if cycle.body:
+            arrived.add(bytes(cycle.body))
+            cycle.body = bytearray()
+        self.transport.set_protocol(Landing(self, arrived))
+        return True
+
+    def on_landed(self, count: int, *, is_enough: bool) -> None:
+        """So many bytes of the body have come into its memory."""
+        conn: Any = self.conn
+        conn._reader._remaining -= count
+        if not conn._reader._remaining:
+            self.transport.set_protocol(self)
+            # h11 finds that the body is complete.
+            self.handle_events()
+        elif is_enough:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
 
     @property
     def _is_between_requests(self) -> bool:

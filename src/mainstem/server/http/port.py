@@ -3,43 +3,35 @@
 What they ask is done in the thread that asks, which is never the loop's: every route works through a line.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mainstem.consume.feed import Feed
-from mainstem.core.batch import Batch, FetchedBatch
+from mainstem.core.batch import FetchedBatch
 from mainstem.core.errors import Closed, DeadlineExceeded, InvalidRequest, MainstemError, ServerStopping
 from mainstem.core.schema import Schema
 from mainstem.hub.local_subscription import LocalSubscription
+from mainstem.hub.reading_port import ReadingPort, feed_of
 from mainstem.log.hot_tail import HotTail
 from mainstem.server.door import Visitor
 from mainstem.transport.port import (
     Answer,
-    Answered,
-    AppendDone,
     Call,
     CommitCall,
     Query,
     StreamInfo,
     checked,
 )
-from mainstem.transport.sharing import CommitTransactionCall, Staging
 
 if TYPE_CHECKING:
     from mainstem.server.server import Server
 
 
-class ServerPort:
-    """Calls and reading for one visitor, as far as it may. Any thread but the loop's. Appends go another way: see
-    `append`."""
-
-    checks_values = False
-    # Which part of what is posted is kept.
-    write_share = 1.0
+class ServerPort(ReadingPort):
+    """Calls and reading for one visitor, as far as it may. Any thread but the loop's. What is posted goes another way:
+    see posts; of it `write_share` is kept."""
 
     def __init__(self, server: "Server", visitor: Visitor) -> None:
         self._server = server
@@ -64,9 +56,8 @@ class ServerPort:
             raise found
         return found
 
-    def ask(self, call: Call, timeout: float, done: Answered) -> None:
-        """What is about members, whom nobody here is."""
-        raise InvalidRequest("groups have no members over HTTP")
+    def no_appends(self) -> InvalidRequest:
+        return InvalidRequest("groups have no members over HTTP, and a server appends what its clients send")
 
     def schema(self, schema: int) -> Schema:
         return self._server.log.schema(schema)
@@ -100,41 +91,9 @@ class ServerPort:
     ) -> Feed:
         server = self._server
         row = server.log.reader.require_stream(stream.id)
-        select = None if query is None else partial(server.selections.get, row, query)
-        return Feed(
-            server.log.reader,
-            row,
-            offsets,
-            ends,
-            select,
-            is_plain=query is not None and query.is_plain,
-            clock=server.clock,
-            window_us=window_us,
-            schema_of=server.log.schema,
+        return feed_of(
+            server.log.reader, row, offsets, ends, server.selections, query, window_us, server.log.schema, server.clock
         )
-
-    def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        raise _not_by_itself()
-
-    def append_unacknowledged(self, batches: Sequence[Batch]) -> bool:
-        raise _not_by_itself()
-
-    def stage(self, staging: Staging, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
-        raise _not_by_itself()
-
-    def commit_whole(
-        self, staging: Staging, batches: Sequence[Batch], call: CommitTransactionCall, timeout: float
-    ) -> Answer:
-        raise _not_by_itself()
-
-    def can_take(self) -> bool:
-        return False
-
-    def schedule(self, action: Callable[[], None], delay: float = 0.0) -> None:
-        raise _not_by_itself()
-
-    def wait(self, event: threading.Event, timeout: float | None) -> bool:
-        return event.wait(timeout)
 
     def check_usable(self) -> None:
         if self._server.is_stopping:
@@ -145,10 +104,6 @@ class ServerPort:
 
     def close(self) -> None:
         raise Closed("the log of a server is closed with the server")
-
-
-def _not_by_itself() -> InvalidRequest:
-    return InvalidRequest("a server appends what its clients send, by itself nothing")
 
 
 class ReaderPort(ServerPort):

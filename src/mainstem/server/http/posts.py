@@ -21,7 +21,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mainstem.core.batch import Batch
+from mainstem.core.batch import Batch, Buffer
 from mainstem.core.clock import Clock
 from mainstem.core.errors import (
     InvalidRecord,
@@ -41,6 +41,7 @@ from mainstem.server.door import Visitor
 from mainstem.server.http.administration import json_answer
 from mainstem.server.http.append import HttpAppend
 from mainstem.server.http.bodies import Body, BodyBudget
+from mainstem.server.http.pauses import pause
 from mainstem.server.http.port import ServerPort
 from mainstem.server.http.problems import HttpRefusal, refusal, status_of
 from mainstem.server.http.reads import aside
@@ -120,7 +121,8 @@ class Posts:
                 except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
                     raise _placed(error) from None
                 offered = body.size if key is None else None
-                await asyncio.sleep(visitor.charge("write", round(body.size * posting.kept), offered))
+                seconds = visitor.charge("write", round(body.size * posting.kept), offered)
+                await pause(seconds, self._server.stop_begun)
                 # It may be long since it was asked.
                 visitor.check("write", name)
                 if posting.dead:
@@ -136,7 +138,7 @@ class Posts:
     async def _parse(self, line: Line, reader: Reader, posting: Posting, body: Body) -> Sequence[Batch]:
         """The batches of a body. While one piece is parsed the next one comes in."""
         parsing: asyncio.Future[None] | None = None
-        last: Sequence[bytes] = ()
+        last: Sequence[Buffer] = ()
         try:
             async for pieces, is_last in body.pieces(reader.feed_bytes):
                 if parsing is not None:
@@ -284,7 +286,7 @@ _Steps = Generator[None, None, Sequence[Batch]]
 _TURN_SECONDS: Final = 0.005
 
 
-def _finish(reader: Reader, last: Sequence[bytes], posting: Posting) -> _Steps:
+def _finish(reader: Reader, last: Sequence[Buffer], posting: Posting) -> _Steps:
     """What is to be done when the last pieces of a body are there."""
     if last:
         reader.feed(*last)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from mainstem.core import errors
 from mainstem.core.errors import InvalidRequest, MainstemError, ProtocolError, Unauthenticated
-from mainstem.core.limits import ERROR_TEXT_CHARS_MAX, HTTP_HEAD_BYTES_MAX
+from mainstem.core.limits import ERROR_TEXT_CHARS_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_LINES_MAX
 
 MEDIA_TYPE: Final = "application/problem+json"
 _encode = msgspec.json.Encoder().encode
@@ -95,7 +95,10 @@ def understood() -> Iterator[None]:
 
 def head_too_large() -> HttpRefusal:
     """What follows it on the connection is not read."""
-    error = ProtocolError(f"the head of a request is at most {HTTP_HEAD_BYTES_MAX} bytes; this one has more")
+    error = ProtocolError(
+        f"the head of a request is at most {HTTP_HEAD_BYTES_MAX} bytes and {HTTP_HEAD_LINES_MAX} lines; this one has "
+        "more"
+    )
     return HttpRefusal(431, error, {"connection": "close"})
 
 

@@ -35,6 +35,7 @@ from mainstem.core.sampling import is_kept
 from mainstem.core.times import from_us
 from mainstem.hub.groups import Groups
 from mainstem.server.door import Visitor
+from mainstem.server.http.pauses import pause
 from mainstem.server.http.port import ReaderPort
 from mainstem.server.http.problems import HttpRefusal, understood
 from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
@@ -155,6 +156,7 @@ class Reading:
     ) -> None:
         self.visitor = visitor
         self.port = ReaderPort(server, visitor)
+        self._stop_begun = server.stop_begun
         self._budget = budget
         # Of the budget.
         self._held = 0
@@ -251,7 +253,7 @@ class Reading:
         """So many bytes are given out; wait if its reader gets too much. The loop's thread."""
         offered = size + self._left_out_bytes if self._can_leave_out else None
         self._left_out_bytes = 0.0
-        await asyncio.sleep(self.visitor.charge("read", size, offered, has_begun=has_begun))
+        await pause(self.visitor.charge("read", size, offered, has_begun=has_begun), self._stop_begun)
 
     def pieces(self, rendering: Rendering) -> list[bytes]:
         """The bytes of the next rows: about a piece of them, or what one turn gives."""

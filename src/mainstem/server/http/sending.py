@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.types import Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from mainstem.core.errors import MainstemError
 from mainstem.core.events import Event
@@ -40,22 +41,16 @@ class Sender:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         raw = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
-        await self._in_time({"type": "http.response.start", "status": status, "headers": raw})
+        await self._hand_on({"type": "http.response.start", "status": status, "headers": raw})
 
     async def send(self, pieces: Sequence[Any], on_slow: Callable[[], Awaitable[None]] | None = None) -> None:
         """Send them one after the other. `on_slow` is called if the reader takes its time, while it is waited for."""
         for piece in pieces:
-            if not len(piece):
-                continue
-            sending = asyncio.ensure_future(
-                self._in_time({"type": "http.response.body", "body": piece, "more_body": True})
-            )
-            try:
-                if on_slow is not None and not (await asyncio.wait([sending], timeout=SLOW_SECONDS))[0]:
+            if len(piece):
+                if on_slow is not None and not await self._is_taken(SLOW_SECONDS):
                     call, on_slow = on_slow, None
                     await call()
-            finally:
-                await sending
+                await self._hand_on({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -67,29 +62,49 @@ class Sender:
         # The connection learns of it in the next turn of the loop.
         await asyncio.sleep(0.001)
 
-    async def _in_time(self, message: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(HTTP_SEND_SECONDS_MAX):
-                await self._send(message)
-        except TimeoutError:
+    async def _hand_on(self, message: dict[str, Any]) -> None:
+        if not await self._is_taken(HTTP_SEND_SECONDS_MAX):
             await self.cut_off(f"its reader took nothing for {HTTP_SEND_SECONDS_MAX} s")
-            raise CutOff from None
+            raise CutOff
+        await self._send(message)
         if self.connection.is_gone():
             raise CutOff
+
+    async def _is_taken(self, seconds: float) -> bool:
+        """Whether the reader takes so much of what was sent that more can be, within so many seconds."""
+        if not self.connection.is_blocked:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self.connection.unblocked()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Connection:
     """What a handler may know of the connection that its request came by."""
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: Any, flow: FlowControl) -> None:
         self._transport = transport
-        # Whether it is one of those that were let in.
+        self._flow = flow
+        # Whether it is one of those that were let in, and whether it is known who asks.
         self.is_let_in = False
+        self.is_known = False
 
     @property
     def certificate(self) -> str:
         """The common name in the certificate that TLS has verified; empty if there is none."""
         return common_name(self._transport.get_extra_info("peercert"))
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether so much waits to be taken at the other end that no more should be sent."""
+        return bool(self._flow.write_paused)
+
+    async def unblocked(self) -> None:
+        """When that is over, or the connection is."""
+        await self._flow.drain()
 
     def abort(self) -> None:
         self._transport.abort()

@@ -1,9 +1,11 @@
 """Which requests pass the gate."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.requests import Request
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from mainstem.access.action import Action
 from mainstem.access.bucket import Turnstile
@@ -22,8 +24,15 @@ OWN = {"host": "localhost"}
 def request(client: str = "127.0.0.1", peer: object = None, scheme: str = "http", **headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
     scope = {"type": "http", "method": "GET", "path": "/", "scheme": scheme, "query_string": b"", "headers": raw}
-    transport = SimpleNamespace(get_extra_info=lambda name: peer if name == "peercert" else None)
-    return Request({**scope, "client": (client, 1), "server": ("127.0.0.1", 7071), ABORT: Connection(transport)})
+    transport: Any = SimpleNamespace(get_extra_info=lambda name: peer if name == "peercert" else None)
+    return Request(
+        {
+            **scope,
+            "client": (client, 1),
+            "server": ("127.0.0.1", 7071),
+            ABORT: Connection(transport, FlowControl(transport)),
+        }
+    )
 
 
 def gate_of(guard: "Guard", connects_per_second: float = 1_000) -> Gate:

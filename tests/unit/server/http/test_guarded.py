@@ -2,6 +2,7 @@
 
 import http.client
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -263,3 +264,33 @@ def test_who_is_revoked_gets_nothing_more(tmp_path, monkeypatch):
         connection.close()
 
     guarded(tmp_path, test)
+
+
+def test_who_waits_for_its_quota_does_not_hold_up_a_stop(tmp_path):
+    """Neither one that writes nor one that reads: each is told that the server stops, and nothing is written."""
+    took: list[float] = []
+
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        post(server, server.root, b"".join(map(line, range(1_000))))
+        server.limit(Quota("root", "write_bytes", 1_000), Quota("other", "read_bytes", 1_000))
+        server.allow(Rule("allow", "other", "read", "rows"))
+        with ThreadPoolExecutor(2) as pool:
+            posted = pool.submit(post, server, server.root, line(1, "x" * 30_000))
+            read = pool.submit(server.ask, server.other, "GET", f"{RECORDS}?limit=1000")
+            deadline = time.monotonic() + 5
+            while server.app._under_way < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            assert not posted.done()
+            assert not read.done()
+            began = time.monotonic()
+            loop = server.rig.server._loop
+            assert loop is not None
+            loop.call_soon_threadsafe(server.rig.server.stop_begun.set)
+            for answer in (posted.result(5), read.result(5)):
+                assert (answer.status, answer.json()["title"]) == (503, "ServerStopping")
+            took.append(time.monotonic() - began)
+
+    guarded(tmp_path, test)
+    assert took[0] < 1
