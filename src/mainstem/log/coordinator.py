@@ -60,6 +60,7 @@ from mainstem.log.transactions import Writer
 from mainstem.transport.port import Answer, Answered, CommitCall, MembershipCall
 from mainstem.transport.sharing import (
     BeatGroupCall,
+    CommitCursorsCall,
     CommitPartsCall,
     CommitTransactionCall,
     DeleteGroupCall,

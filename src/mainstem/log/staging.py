@@ -73,6 +73,8 @@ def read(folder: Path, staged: StagedFile) -> Iterator[Batch]:
     """The batches of a file, each checked; TransactionAborted if it is not what was written."""
     try:
         with open(folder / staged.name, "rb") as file:
+            if os.fstat(file.fileno()).st_size != staged.bytes:
+                raise ValueError("its length differs")
             for _ in range(staged.batches):
                 header_len, payload_len = _LENGTHS.unpack(file.read(_LENGTHS.size))
                 header = _decode(file.read(header_len))
@@ -80,8 +82,6 @@ def read(folder: Path, staged: StagedFile) -> Iterator[Batch]:
                 if len(payload) != header.stored_len or crc32c(payload) != header.payload_crc:
                     raise ValueError("a checksum differs")
                 yield Batch(header, payload)
-            if file.tell() != staged.bytes:
-                raise ValueError("it is longer than it was")
     except (OSError, ValueError, struct.error) as error:
         raise TransactionAborted(
             f"{folder / staged.name}, which a task has written, cannot be read ({error}); nothing was written to the "

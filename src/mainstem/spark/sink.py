@@ -155,6 +155,6 @@ def batch_sink(options: WriteOptions, schema: StructType, *, overwrite: bool) ->
 def _checked(options: WriteOptions, schema: StructType) -> Destination:
     """Where to write to; refuses what can be known to fail before a task runs."""
     destination = Destination(options.access, options.stream)
-    destination.check_free()
     check_frame(destination.look_up(), types.to_arrow(schema))
+    destination.check_free()
     return destination

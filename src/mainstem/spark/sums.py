@@ -73,7 +73,9 @@ class Sums:
                 else:
                     self._add_words(f"{path}.{part}", child)
         elif pa.types.is_binary(kind) or pa.types.is_string(kind):
-            self._add_texts(path, array)
+            self._add_texts(path, array, np.dtype(np.int32))
+        elif pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+            self._add_texts(path, array, np.dtype(np.int64))
         elif pa.types.is_boolean(kind):
             self._add(f"{path}:true", array.true_count)
         elif not pa.types.is_null(kind):
@@ -92,8 +94,8 @@ class Sums:
             self.total += place * float(finite.sum())
             self.magnitude += place * float(np.abs(finite).sum())
 
-    def _add_texts(self, path: str, array: pa.Array) -> None:
-        offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+    def _add_texts(self, path: str, array: pa.Array, place: np.dtype[Any]) -> None:
+        offsets = np.frombuffer(array.buffers()[1], place, len(array) + 1, array.offset * place.itemsize)
         first, last = int(offsets[0]), int(offsets[-1])
         lengths = np.diff(offsets).astype(np.uint64)
         self._add_words(f"{path}:length", lengths)
@@ -117,14 +119,15 @@ def _parts(array: Any) -> Iterator[tuple[str, pa.Array | Words]]:
         for field_ in kind:
             yield field_.name, pc.struct_field(array, field_.name)
         return
-    yield "length", pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.uint64)
+    present = array.drop_null()
+    offsets = present.offsets.to_numpy()
+    yield "length", np.diff(offsets).astype(np.uint64)
     if pa.types.is_map(kind):
-        present = array.drop_null()
-        first, last = present.offsets[0].as_py(), present.offsets[-1].as_py()
+        first, last = int(offsets[0]), int(offsets[-1])
         yield "key", present.keys.slice(first, last - first)
         yield "item", present.items.slice(first, last - first)
     else:
-        yield "item", array.flatten()
+        yield "item", present.flatten()
 
 
 def _words_of(array: pa.Array) -> Words:
