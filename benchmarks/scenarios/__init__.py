@@ -18,6 +18,7 @@ from benchmarks.scenarios import (
     rebalance,
     rows,
     send_batch,
+    spark_read,
     spark_sink,
     transactions,
     upkeep,
@@ -50,6 +51,7 @@ _MODULES = (
     rebalance,
     transactions,
     group_of_two,
+    spark_read,
     spark_sink,
 )
 
