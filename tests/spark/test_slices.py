@@ -64,11 +64,13 @@ def test_what_cannot_match_is_not_in_the_plan(folder):
     hub, access = folder
     fill(hub, count=30_000, shards=1, batch=1_000)
     everything = list_slices(access, "orders")
-    one_day = list_slices(access, "orders", where="day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'")
-    assert sum(piece.bytes for piece in one_day) * 10 <= sum(piece.bytes for piece in everything)
-    assert ids(one_day, where="day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'") == list(
-        range(9_000, 10_000)
+    one_day = list_slices(
+        access, "orders", where="day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'"
     )
+    assert sum(piece.bytes for piece in one_day) * 10 <= sum(piece.bytes for piece in everything)
+    assert ids(
+        one_day, where="day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'"
+    ) == list(range(9_000, 10_000))
 
 
 def test_metadata_and_columns(folder):
