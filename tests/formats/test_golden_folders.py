@@ -83,6 +83,24 @@ def test_a_transaction_that_was_committed_is_recognised_and_any_other_is_over(fo
     log.close()
 
 
+def test_a_delivery_that_was_made_is_recognised_and_others_under_its_number_are_refused(folder, number):
+    log = opened(folder, number)
+    for delivered, exact, total, magnitude in golden.expected(number).get("deliveries", []):
+        for rows in (6, 7):
+            waiter = Waiter()
+            fingerprint = Fingerprint(rows, bytes.fromhex(exact), total, magnitude)
+            delivery = Delivery(golden.stream_id(number, "plain"), "nightly", delivered, fingerprint)
+            log.commit_parts(1_000 + 10 * delivered + rows, [(99, 1)], waiter.set, delivery=delivery)
+            (outcome,) = waiter.wait(log.batcher)
+            if rows == 6:
+                assert outcome == TransactionCommitted((), duplicate=True)
+            else:
+                assert isinstance(outcome, Rejected)
+                assert isinstance(outcome.error, DeliveryRefused)
+    assert golden.content(log) == golden.streams(number)
+    log.close()
+
+
 def test_cursors_point_where_they_did(folder, number):
     Log(folder, golden.OPTIONS, clock=golden.clock(number)).close()
     with mainstem.open(folder, read_only=True) as hub:
