@@ -24,8 +24,8 @@ from mainstem.core.errors import InternalError, InvalidSetting
 from mainstem.spark import types
 from mainstem.spark.destination import Destination, Staged
 from mainstem.spark.frames import by_shard, check_frame, gathered
-from mainstem.spark.write_options import WriteOptions
 from mainstem.spark.sums import Sums
+from mainstem.spark.write_options import WriteOptions
 
 # Properties of a task that belongs to a streaming query.
 _QUERY: Final = "sql.streaming.queryId"
