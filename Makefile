@@ -73,9 +73,10 @@ lock: ## resolve the dependencies again into requirements/; UPGRADE=1 takes the 
 	@build/lock/bin/python -m pip --disable-pip-version-check --quiet install "$(UV)"
 	@echo "[2/2] resolving"
 	@$(call compile,runtime,pyproject.toml)
+	@$(call compile,spark,pyproject.toml --extra spark -c requirements/runtime.txt)
 	@$(call compile,build,--group build -c requirements/runtime.txt)
-	@$(call compile,dev,pyproject.toml --group dev -c requirements/runtime.txt -c requirements/build.txt)
-	@$(call compile,bench,pyproject.toml --group bench -c requirements/dev.txt)
+	@$(call compile,dev,pyproject.toml --extra spark --group dev -c requirements/spark.txt -c requirements/build.txt)
+	@$(call compile,bench,pyproject.toml --extra spark --group bench -c requirements/dev.txt)
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) build dist .pytest_cache .hypothesis

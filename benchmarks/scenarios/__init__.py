@@ -18,6 +18,8 @@ from benchmarks.scenarios import (
     rebalance,
     rows,
     send_batch,
+    spark_read,
+    spark_sink,
     transactions,
     upkeep,
     written_rows,
@@ -49,6 +51,8 @@ _MODULES = (
     rebalance,
     transactions,
     group_of_two,
+    spark_read,
+    spark_sink,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

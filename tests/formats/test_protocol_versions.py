@@ -28,12 +28,14 @@ from mainstem.transport.port import (
     EraseKeyCall,
     GetStreamCall,
     MomentCall,
+    RunsCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import CommitPartsCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -52,7 +54,7 @@ from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
 # Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
-RECORDED = (1, 2, 3, 4)
+RECORDED = (1, 2, 3, 4, 5)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
@@ -178,10 +180,10 @@ def hear_until(wire, heard, is_enough):
         ((1, 2), 2),
         ((2, 2), 2),
         ((1, 3), 3),
-        ((1, 9), 5),
+        ((1, 9), 6),
         ((4, 5), 5),
         ((3, 4), 4),
-        ((6, 7), None),
+        ((7, 8), None),
         ((0, 0), None),
     ],
 )
@@ -291,6 +293,8 @@ NEW_CALLS = [
     SchemasCall("talk"),
     SchemaCall(1),
     MomentCall("talk", 1),
+    RunsCall("talk", 0, 0, 1),
+    CommitPartsCall(1, ((2, 1),)),
     ListAccessCall("token"),
 ]
 
@@ -302,7 +306,7 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     with RecordedServer(greeting) as server:
         hub = mainstem.connect(server.url)
         with pytest.raises(
-            ProtocolError, match=r"speaks protocol version 1, this client 1 to 5; this [\w ]+ needs version [2345]"
+            ProtocolError, match=r"speaks protocol version 1, this client 1 to 6; this [\w ]+ needs version [23456]"
         ):
             hub._port.call(call)
         hub.close()

@@ -9,10 +9,11 @@
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
-    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
+    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten), DeliveryRefused
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
-    │   └── Unauthenticated, Forbidden, LeftOut
+    │   ├── Unauthenticated, Forbidden, LeftOut
+    │   └── MissingRequirement
     ├── Retriable               the same call may succeed later
     │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
@@ -228,6 +229,13 @@ class WriterForgotten(TransactionAborted):
     code = 214
 
 
+class DeliveryRefused(Refused):
+    """A numbered write of a job that does not follow what the log has of this job: it came before with other rows, is
+    older than what is remembered, or some before it are missing. Nothing was written; the message says what to do."""
+
+    code = 215
+
+
 class Unauthenticated(Refused):
     """Who asks is not known: no token, one that is not valid any more, or none of this log. The message says what to
     do; it never holds the token."""
@@ -245,6 +253,13 @@ class LeftOut(Refused):
     """The record was left out: its writer is over a quota of which a share is kept, and it is not of that share."""
 
     code = 222
+
+
+class MissingRequirement(Refused):
+    """Something that Mainstem does not bring along is missing on this machine, or too old; the message says how to get
+    it."""
+
+    code = 230
 
 
 class Retriable(MainstemError):

@@ -19,6 +19,7 @@ must not send what the other would pass over and should not:
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access; the message share; ranges that a quota leaves out
+    6   transactions of many clients: the call commit_parts; where records lie: the call runs
 """
 
 import struct
@@ -60,6 +61,7 @@ from mainstem.transport.port import (
     MomentCall,
     OffsetsAtTimeCall,
     Query,
+    RunsCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
@@ -69,6 +71,7 @@ from mainstem.transport.sharing import (
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
+    CommitPartsCall,
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
@@ -81,7 +84,7 @@ from mainstem.transport.sharing import (
     Staging,
 )
 
-VERSION: Final = 5
+VERSION: Final = 6
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -93,6 +96,8 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
+VERSION_OF_PARTS: Final = 6
+VERSION_OF_RUNS: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -286,6 +291,8 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
+        case RunsCall():
+            return VERSION_OF_RUNS
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
@@ -300,6 +307,8 @@ def version_needed(call: Call) -> int:
             return 4
         case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
             return 4
+        case CommitPartsCall():
+            return VERSION_OF_PARTS
         case _:
             return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
