@@ -178,6 +178,16 @@ class RecordBatch(Tabular):
                 rows[index] = None
         return rows
 
+    def tombstones(self) -> np.ndarray:
+        """Of every record, whether it is a tombstone: as columns it looks like a row of nulls."""
+        columns = self._narrow()
+        assert self._opened is not None
+        if self._view.schema is None:
+            return np.asarray(columns.column("value").is_null().to_numpy(zero_copy_only=False))
+        if self._opened.tombstones is None:
+            return np.zeros(self.count, bool)
+        return self._opened.tombstones[self._skip : self._skip + self.count]
+
     # Rows that could not be made.
 
     def undecoded(self) -> Sequence[BadRow]:

@@ -12,7 +12,8 @@
     │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
-    │   └── Unauthenticated, Forbidden, LeftOut
+    │   ├── Unauthenticated, Forbidden, LeftOut
+    │   └── TableUnusable
     ├── Retriable               the same call may succeed later
     │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
@@ -245,6 +246,13 @@ class LeftOut(Refused):
     """The record was left out: its writer is over a quota of which a share is kept, and it is not of that share."""
 
     code = 222
+
+
+class TableUnusable(Refused):
+    """A table that a job cannot write as asked: it is another kind of table, another run writes it, or somebody else
+    changed it meanwhile. The message says which, and what to do."""
+
+    code = 240
 
 
 class Retriable(MainstemError):
