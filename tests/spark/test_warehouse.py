@@ -245,8 +245,9 @@ def test_what_was_trimmed_is_told_or_passed_over(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, spark=spark)
     send(log, orders(3_000, 1_000))
-    info = log.streams.get("orders")
-    log.streams.trim("orders", before=[end - 100 for end in info.ends])
+    ends = log.streams.get("orders").ends
+    for shard, end in enumerate(ends):
+        log.streams.trim("orders", offset=end - 100, shard=shard)
     with pytest.raises(DataLoss, match=r"shard 0: records \d+ to \d+ were trimmed before this job read them"):
         warehouse(tmp_path / "log", "orders", table, spark=spark)
     done = warehouse(tmp_path / "log", "orders", table, on_loss="skip", spark=spark)

@@ -41,6 +41,7 @@ DOORS = {
     "apsw": ("mainstem.log.ledger",),
     "deltalake": ("mainstem.spark.jobs",),
     "fastavro": ("mainstem.registry",),
+    "pyspark": ("mainstem.spark",),
     "rich": ("mainstem.cli",),
     "sqlglot": ("mainstem.core.predicate",),
     "starlette": ("mainstem.server",),

@@ -121,6 +121,12 @@ class RecordBatch(Tabular):
         names = with_metadata(view.given).names if metadata else view.names
         return view.assemble(self._narrow(), names, self.shard, self.offsets(), self._fetched.header.time_low)
 
+    def select(self, names: Sequence[str]) -> pa.RecordBatch:
+        """These columns alone, _shard, _offset, _timestamp, _key and _headers among them: what is not named is not
+        made."""
+        offsets, time = self.offsets(), self._fetched.header.time_low
+        return self._view.assemble(self._narrow(), names, self.shard, offsets, time)
+
     # As records.
 
     def values(self) -> list[Any]:

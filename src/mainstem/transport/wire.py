@@ -59,6 +59,7 @@ from mainstem.transport.port import (
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
+    RunsCall,
     Query,
     SchemaCall,
     SchemasCall,
@@ -81,7 +82,7 @@ from mainstem.transport.sharing import (
     Staging,
 )
 
-VERSION: Final = 5
+VERSION: Final = 6
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -93,6 +94,7 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
+VERSION_OF_RUNS: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -286,6 +288,8 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
+        case RunsCall():
+            return VERSION_OF_RUNS
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):

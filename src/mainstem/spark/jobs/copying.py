@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.columns import table_schema
-from mainstem.spark.jobs.history import History, Source, Stretch, Tally, Wanted, cut, read
+from mainstem.spark.jobs.history import History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Load
@@ -16,6 +16,7 @@ from mainstem.spark.jobs.part_files import Target, write_parts
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.query import query_schema, run_query
 from mainstem.spark.jobs.tasks import Answer, OnStep, parts_of, run_parts
+from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,17 +61,13 @@ class Copying:
 
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load as files of the table."""
-        tasks = cut(load, parts_of(self._spark))
+        tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
         target = self._target(self._row_schema(), attempt)
-        source = self._history.source
+        given = (tasks, self._wanted, self._read_schema, target)
         if self._sql is None:
-            work = partial(_copy, source, tasks, self._wanted, self._read_schema, self._function, target)
+            work = partial(_copy, *given, self._function)
             return Written(run_parts(self._spark, len(tasks), work, self._on_step))
-        return Written(
-            run_query(
-                self._spark, self._sql, source, tasks, self._wanted, self._read_schema, target, self._on_step
-            )
-        )
+        return Written(run_query(self._spark, self._sql, self._history.info.name, *given, self._on_step))
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
         self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite)
@@ -103,17 +100,16 @@ class Copying:
 
 
 def _copy(
-    source: Source,
-    tasks: Sequence[Sequence[Stretch]],
+    tasks: Sequence[Sequence[Slice]],
     wanted: Wanted,
     read_schema: pa.Schema,
-    function: Function | None,
     target: Target,
+    function: Function | None,
     part: int,
 ) -> Answer:
-    """One task: read its stretches, write its files."""
+    """One task: read its slices, write its files."""
     tally = Tally()
-    rows = (batch for stretch in tasks[part] for batch in read(source, stretch, wanted, read_schema, tally))
+    rows = (batch for piece in tasks[part] for batch in read(piece, wanted, read_schema, tally))
     files, count = write_parts(target, part, rows if function is None else _through(function, rows))
     return Answer(tuple(files), tally.rows, count, tally.undecoded, tuple(tally.lost))
 

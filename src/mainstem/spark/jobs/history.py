@@ -4,26 +4,25 @@ The driver looks the stream up once: its ends and its newest schema are of one m
 can be read in that schema, whatever is written or changed meanwhile.
 """
 
-import bisect
-import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
-import mainstem
-from mainstem.consume.places import offsets_of
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import offsets_at
 from mainstem.consume.view import METADATA_SCHEMA, View
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidSetting
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting, SchemaMismatch
 from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
+from mainstem.spark.origin import Access, opened, opened_near
+from mainstem.spark.slices import Slice, balance, slices_of
+from mainstem.transport.port import GetStreamCall
 
 if TYPE_CHECKING:
-    from mainstem.consume.record import RecordBatch
-    from mainstem.hub.hub import Hub
     from mainstem.transport.port import StreamInfo
 
 Start = Literal["earliest", "latest"] | datetime | Cursor
@@ -31,34 +30,6 @@ OnBad = Literal["raise", "skip"]
 OnLoss = Literal["raise", "skip"]
 # Beside the columns of a row, what says where a record stands.
 PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
-# The connections of this process to logs, by their sources: a worker does one task after the other.
-_HUBS: "dict[Source, Hub]" = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Which stream of which log, and what it takes to read it. `hub` is a folder or an address. It is sent to workers;
-    a token is not shown."""
-
-    hub: str
-    stream: str
-    token: str | None = field(default=None, repr=False)
-    token_file: str | None = None
-    ca: str | None = None
-
-    def open(self) -> "Hub":
-        """A hub of one's own, to read from."""
-        if "://" in self.hub:
-            return mainstem.connect(self.hub, token=self.token, token_file=self.token_file, ca=self.ca)
-        if any((self.token, self.token_file, self.ca)):
-            raise InvalidSetting("token, token_file and ca are for a server; a folder needs none")
-        return mainstem.open(self.hub, read_only=True)
-
-    def shared(self) -> "Hub":
-        """The hub that all tasks of this process use."""
-        if self not in _HUBS:
-            _HUBS[self] = self.open()
-        return _HUBS[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +44,6 @@ class Wanted:
     is_deleted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Offsets `first` to before `end` of one shard."""
-
-    shard: int
-    first: int
-    end: int
-
-
 class Tally:
     """What was met on the way: how many records were read, how many were no rows, which ranges were gone."""
 
@@ -92,31 +54,28 @@ class Tally:
 
 
 class History:
-    """A stream as it was at one moment. One thread; close it."""
+    """A stream as it was at one moment. One thread."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._hub = source.open()
-        try:
-            self.info: StreamInfo = self._hub.streams.get(source.stream)
-        except BaseException:
-            self._hub.close()
-            raise
+    def __init__(self, hub: object, stream: str, **credentials: str | None) -> None:
+        given = {name: str(value) for name, value in credentials.items() if value is not None}
+        self._access = Access.to(str(hub), **given)
+        self._port = opened(self._access)
+        self.info: StreamInfo = self._port.call(GetStreamCall(stream)).streams[0]
 
     def cursor(self, offsets: Sequence[int]) -> Cursor:
         return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))
 
     def offsets(self, start: Start) -> tuple[int, ...]:
         """Where a start is in every shard. InvalidCursor if it is a cursor of something else."""
-        if isinstance(start, Cursor):
-            return tuple(offsets_of(start, self.info))
-        if start == "earliest":
-            return self.info.starts
-        if start == "latest":
-            return self.info.ends
-        with self._hub.consumer(self.source.stream, start=start, follow=False) as consumer:
-            found = consumer.cursor.offsets
+        found = offsets_at(self._port, start, self.info)
         return tuple(min(offset, end) for offset, end in zip(found, self.info.ends, strict=False))
+
+    def cut(self, load: Load, wanted: "Wanted", parts: int) -> list[list[Slice]]:
+        """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted."""
+        pieces = slices_of(
+            self._port, self._access, self.info, load.start, load.end, where=wanted.where or "", parts=parts
+        )
+        return balance(pieces, parts)
 
     def schema(self, wanted: Wanted) -> pa.Schema:
         """The columns of what is wanted."""
@@ -130,15 +89,6 @@ class History:
                 )
         found = pa.schema([known.field(name) for name in names])
         return found.append(pa.field(DELETED_COLUMN, pa.bool_())) if wanted.is_deleted else found
-
-    def close(self) -> None:
-        self._hub.close()
-
-    def __enter__(self) -> "History":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def lost_before(load_start: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -164,57 +114,49 @@ def require_kept(stream: str, lost: Sequence[tuple[int, int, int]], on_loss: OnL
         )
 
 
-def cut(load: Load, parts: int) -> list[list[Stretch]]:
-    """A load as the work of at most so many tasks of about the same size. What one task has of a shard is in one piece,
-    where possible."""
-    size = max(1, -(-load.offsets // max(1, parts)))
-    tasks: list[list[Stretch]] = [[]]
-    room = size
-    for shard, (first, end) in enumerate(zip(load.start, load.end, strict=True)):
-        while first < end:
-            if not room:
-                tasks.append([])
-                room = size
-            stop = min(end, first + room)
-            tasks[-1].append(Stretch(shard, first, stop))
-            room -= stop - first
-            first = stop
-    return [task for task in tasks if task]
-
-
-def read(source: Source, stretch: Stretch, wanted: Wanted, schema: pa.Schema, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """The records of a stretch, with the columns of `schema`, in the order of their offsets."""
-    hub = source.shared()
-    info = hub.streams.get(source.stream)
-    offsets = list(info.ends)
-    offsets[stretch.shard] = stretch.first
-    start = Cursor(info.uuid, info.epoch, tuple(offsets))
-    columns = None if wanted.where is None else wanted.columns
-    consumer = hub.consumer(
-        source.stream, start=start, follow=False, where=wanted.where, columns=columns, on_bad=wanted.on_bad
+def read(piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally) -> Iterator[pa.RecordBatch]:
+    """The records of a slice, with the columns of `schema`, in the order of their offsets."""
+    port = opened_near(piece.origin)
+    info = port.call(GetStreamCall(piece.stream)).streams[0]
+    if info.uuid != piece.uuid:
+        raise InvalidCursor(f"stream {piece.stream!r} was deleted and created again while a job read it; run it anew")
+    offsets, ends = list(info.ends), list(info.ends)
+    offsets[piece.shard], ends[piece.shard] = piece.first, piece.end
+    consumer = Consumer(
+        port,
+        piece.stream,
+        Cursor(piece.uuid, piece.epoch, tuple(offsets)),
+        ends=ends,
+        where=wanted.where,
+        columns=None if wanted.where is None else wanted.columns,
+        on_bad=wanted.on_bad,
     )
-    with contextlib.closing(consumer):
-        while consumer.cursor.offsets[stretch.shard] < stretch.end:
-            try:
-                batch = consumer.poll_batch(None)
-            except DataLoss as loss:
-                if loss.shard == stretch.shard and loss.first < stretch.end:
-                    if wanted.on_loss == "raise":
-                        raise
-                    tally.lost.append((loss.shard, loss.first, min(loss.last + 1, stretch.end)))
-                continue
-            if batch is None:
-                break
-            if batch.shard == stretch.shard and batch.offset < stretch.end:
-                rows = _rows(batch, stretch.end, wanted).select(schema.names)
-                tally.rows += rows.num_rows
-                yield rows
+    with consumer:
+        yield from _batches(consumer, piece, wanted, schema, tally)
     tally.undecoded += consumer.undecoded
 
 
-def _rows(batch: "RecordBatch", end: int, wanted: Wanted) -> pa.RecordBatch:
-    """The columns of a batch up to an offset."""
-    rows = batch.to_arrow(metadata=True)
-    if wanted.is_deleted:
-        rows = rows.append_column(DELETED_COLUMN, pa.array(batch.tombstones()))
-    return rows if batch.end <= end else rows.slice(0, bisect.bisect_left(batch.offsets(), end))
+def _batches(
+    consumer: Consumer, piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    names = [name for name in schema.names if name != DELETED_COLUMN]
+    while True:
+        try:
+            batch = consumer.poll_batch(None)
+        except DataLoss as loss:
+            if wanted.on_loss == "raise":
+                raise
+            tally.lost.append((loss.shard, loss.first, min(loss.last + 1, piece.end)))
+            continue
+        if batch is None:
+            return
+        try:
+            rows = batch.select(names)
+        except KeyError as error:
+            raise SchemaMismatch(
+                f"stream {piece.stream!r} got a schema without the column {error} while this job ran; run it again"
+            ) from None
+        if wanted.is_deleted:
+            rows = rows.append_column(DELETED_COLUMN, pa.array(batch.tombstones()))
+        tally.rows += rows.num_rows
+        yield rows

@@ -9,9 +9,10 @@ from pyspark.accumulators import AccumulatorParam
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.plain import one_line
 from mainstem.spark.jobs.columns import as_table_rows, table_schema
-from mainstem.spark.jobs.history import Source, Stretch, Tally, Wanted, read
+from mainstem.spark.jobs.history import Tally, Wanted, read
 from mainstem.spark.jobs.part_files import Target, write_parts
 from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded
+from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,23 +30,24 @@ def query_schema(spark: "SparkSession", sql: str, name: str, rows: pa.Schema) ->
 def run_query(
     spark: "SparkSession",
     sql: str,
-    source: Source,
-    tasks: Sequence[Sequence[Stretch]],
+    name: str,
+    tasks: Sequence[Sequence[Slice]],
     wanted: Wanted,
     read_schema: pa.Schema,
     target: Target,
     on_step: OnStep,
 ) -> list[Answer]:
-    """Run a query over the records of these stretches and write what it gives; what each task of its last stage did."""
+    """Run a query over the records of these slices and write what it gives; what each task of its last stage did."""
     given = table_schema(read_schema)
-    numbers = spark.range(0, len(tasks), 1, len(tasks))
+    # A query may count nothing, too: one task at least.
+    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
     found = context_of(spark).accumulator({}, ByPart())
 
     def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in (part for batch in batches for part in batch.column(0).to_pylist()):
             tally = Tally()
-            for stretch in tasks[part]:
-                for rows in read(source, stretch, wanted, read_schema, tally):
+            for piece in tasks[part]:
+                for rows in read(piece, wanted, read_schema, tally):
                     yield as_table_rows(rows, given)
             found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
 
@@ -61,7 +63,7 @@ def run_query(
 
         yield guarded(work)
 
-    frame = _queried(numbers.mapInArrow(records, spark_schema(read_schema)), sql, source.stream)
+    frame = _queried(numbers.mapInArrow(records, spark_schema(read_schema)), sql, name)
     written = collect(spark, frame.mapInArrow(write, ANSWER), len(tasks), on_step)
     return [*written, *found.value.values()]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.copying import Copying, Function
-from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Source, Wanted
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
 from mainstem.spark.jobs.loading import JobResult, Loading
 from mainstem.spark.jobs.part_files import FILE_BYTES
@@ -67,30 +67,30 @@ def replay(
     if replace and name is not None:
         raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
     spark = spark or session()
-    with History(Source(str(hub), stream, token, token_file, ca)) as history:
-        names = list(history.schema(Wanted()).names if columns is None else columns)
-        names += [place for place in (*PLACE_COLUMNS, KEY_COLUMN) if place not in names]
-        wanted = Wanted(tuple(names), _within(since, until, where), on_bad, on_loss)
-        job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where)}"
-        loading = Loading("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
-        work = Copying(
-            spark,
-            history,
-            wanted,
-            loading.lake,
-            Partitioning(partition, time),
-            job=job,
-            file_bytes=file_bytes,
-            on_step=on_step,
-            sql=sql,
-            function=_found(function) if isinstance(function, str) else function,
-            overwrite=replace,
-        )
-        # The first record of that time or later: every one before it is older.
-        start = history.cursor(history.offsets(since))
-        if replace:
-            return loading.run_whole(start, history.info.ends, work.write, work.commit)
-        return loading.run(start, work.write, work.commit, offsets_max=load_rows)
+    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    names = list(history.schema(Wanted()).names if columns is None else columns)
+    names += [place for place in (*PLACE_COLUMNS, KEY_COLUMN) if place not in names]
+    wanted = Wanted(tuple(names), _within(since, until, where), on_bad, on_loss)
+    job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where)}"
+    loading = Loading("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
+    work = Copying(
+        spark,
+        history,
+        wanted,
+        loading.lake,
+        Partitioning(partition, time),
+        job=job,
+        file_bytes=file_bytes,
+        on_step=on_step,
+        sql=sql,
+        function=_found(function) if isinstance(function, str) else function,
+        overwrite=replace,
+    )
+    # The first record of that time or later: every one before it is older.
+    start = history.cursor(history.offsets(since))
+    if replace:
+        return loading.run_whole(start, history.info.ends, work.write, work.commit)
+    return loading.run(start, work.write, work.commit, offsets_max=load_rows)
 
 
 def _check_range(since: datetime, until: datetime) -> None:

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.columns import table_schema
-from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Source, Tally, Wanted, cut
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Tally, Wanted
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
-from mainstem.spark.jobs.loads import Load
+from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
 from mainstem.spark.jobs.part_files import FILE_BYTES, PartFiles, Target
 from mainstem.spark.jobs.partitions import Partitioning
@@ -65,17 +65,17 @@ def snapshot(
     `since` leaves out what was before it. `rows_deleted` of the result are the tombstones.
     """
     spark = spark or session()
-    with History(Source(str(hub), stream, token, token_file, ca)) as history:
-        if not (history.info.key or history.info.schema is None):
-            raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
-        names = list(history.schema(Wanted()).names if columns is None else columns)
-        names += [name for name in (KEY_COLUMN, *PLACE_COLUMNS) if name not in names]
-        wanted = Wanted(tuple(names), None, on_bad, on_loss, is_deleted=True)
-        place = Path(folder)
-        loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
-        work = _Snapshot(spark, history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
-        end = history.info.ends if at is None else history.offsets(at)
-        return loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
+    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    if not (history.info.key or history.info.schema is None):
+        raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
+    names = list(history.schema(Wanted()).names if columns is None else columns)
+    names += [name for name in (KEY_COLUMN, *PLACE_COLUMNS) if name not in names]
+    wanted = Wanted(tuple(names), None, on_bad, on_loss, is_deleted=True)
+    place = Path(folder)
+    loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
+    work = _Snapshot(spark, history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
+    end = history.info.ends if at is None else history.offsets(at)
+    return loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class _Snapshot:
     on_step: OnStep
 
     def write(self, load: Load, attempt: Attempt) -> Written:
-        tasks = cut(load, parts_of(self.spark))
+        tasks = self.history.cut(load, self.wanted, parts_of(self.spark))
         read_schema = self.history.schema(self.wanted)
         table = pa.schema([field for field in table_schema(read_schema) if field.name != DELETED_COLUMN])
         apart = pa.schema([table.field(name) for name in (KEY_COLUMN, *PLACE_COLUMNS)])
@@ -101,17 +101,17 @@ class _Snapshot:
         )
         self.on_step("prepared", 0, 0)
         found = context_of(self.spark).accumulator({}, ByPart())
-        source, wanted, generations = self.history.source, self.wanted, self.history.info.generations
+        wanted, generations = self.wanted, _generations(self.history)
 
         def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for part in (part for batch in batches for part in batch.column(0).to_pylist()):
                 tally = Tally()
-                yield from newest_records(source, tasks[part], wanted, read_schema, generations, tally)
+                yield from newest_records(tasks[part], wanted, read_schema, generations, tally)
                 found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
 
         schema = spark_schema(read_schema.append(pa.field(GENERATION_COLUMN, pa.int32())))
-        numbers = self.spark.range(0, max(1, len(tasks)), 1, max(1, len(tasks)))
-        newest = _newest(numbers.mapInArrow(records if tasks else _nothing, schema))
+        numbers = self.spark.range(0, len(tasks), 1, max(1, len(tasks)))
+        newest = _newest(numbers.mapInArrow(records, schema))
         written = collect(self.spark, newest.mapInArrow(_writer(targets), ANSWER), len(tasks), self.on_step)
         return Written([*written, *found.value.values()])
 
@@ -135,8 +135,9 @@ def _newest(records: "DataFrame") -> "DataFrame":
     return records.groupBy(KEY_COLUMN).agg(functions.max_by(whole, order).alias("newest")).select("newest.*")
 
 
-def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from ()
+def _generations(history: History) -> Generations:
+    """What decides between records of a key in two shards."""
+    return history.info.generations
 
 
 def _writer(targets: tuple[Target, ...]) -> Any:

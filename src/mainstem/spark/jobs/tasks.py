@@ -66,6 +66,8 @@ def parts_of(spark: "SparkSession") -> int:
 
 def run_parts(spark: "SparkSession", parts: int, work: Callable[[int], Answer], on_step: OnStep) -> list[Answer]:
     """Do all parts; their answers. The first error that a task had is raised here."""
+    if not parts:
+        return []
     numbers = spark.range(0, parts, 1, parts)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mainstem.spark.jobs.columns import merged_schema, table_schema
-from mainstem.spark.jobs.history import History, Source, Stretch, Tally, Wanted, cut, read
+from mainstem.spark.jobs.history import History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Generations, Load
@@ -16,6 +16,7 @@ from mainstem.spark.jobs.newest import GENERATION_COLUMN, newest_batches, newest
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, write_parts
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.tasks import Answer, OnStep, parts_of, run_parts
+from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,22 +42,14 @@ class Upserting:
 
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The newest record of each key of a load, as files that are no part of the table."""
-        tasks = cut(load, parts_of(self._spark))
+        tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
         table = table_schema(self._read_schema)
         self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [])
         self._on_step("prepared", 0, 0)
         staged = pa.schema([*table, pa.field(GENERATION_COLUMN, pa.int32())])
         folder = str(self._lake.folder.absolute())
         target = Target(folder, attempt.name, attempt.marker, staged, Partitioning("none"), FILE_BYTES, _STAGED)
-        work = partial(
-            _stage,
-            self._history.source,
-            tasks,
-            self._wanted,
-            self._read_schema,
-            self._history.info.generations,
-            target,
-        )
+        work = partial(_stage, tasks, self._wanted, self._read_schema, self._history.info.generations, target)
         return Written(run_parts(self._spark, len(tasks), work, self._on_step), is_staged=True)
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
@@ -73,35 +66,29 @@ class Upserting:
 
 
 def _stage(
-    source: Source,
-    tasks: Sequence[Sequence[Stretch]],
+    tasks: Sequence[Sequence[Slice]],
     wanted: Wanted,
     read_schema: pa.Schema,
     generations: Generations,
     target: Target,
     part: int,
 ) -> Answer:
-    """One task: read its stretches, write the newest record of each key."""
+    """One task: read its slices, write the newest record of each key."""
     tally = Tally()
-    records = newest_records(source, tasks[part], wanted, read_schema, generations, tally)
+    records = newest_records(tasks[part], wanted, read_schema, generations, tally)
     files, count = write_parts(target, part, records)
     return Answer(tuple(files), tally.rows, count, tally.undecoded, tuple(tally.lost))
 
 
 def newest_records(
-    source: Source,
-    stretches: Sequence[Stretch],
-    wanted: Wanted,
-    read_schema: pa.Schema,
-    generations: Generations,
-    tally: Tally,
+    pieces: Sequence[Slice], wanted: Wanted, read_schema: pa.Schema, generations: Generations, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
-    """The newest record of each key of these stretches, with its generation; of very many keys, perhaps older ones
+    """The newest record of each key of these slices, with its generation; of very many keys, perhaps older ones
     before it."""
     records = (
-        with_generation(batch, stretch.shard, generations)
-        for stretch in stretches
-        for batch in read(source, stretch, wanted, read_schema, tally)
+        with_generation(batch, piece.shard, generations)
+        for piece in pieces
+        for batch in read(piece, wanted, read_schema, tally)
     )
     for table in newest_batches(records):
         yield from table.to_batches()

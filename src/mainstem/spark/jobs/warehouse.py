@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.copying import Copying
-from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Source, Start, Wanted
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
 from mainstem.spark.jobs.loading import JobResult, Loading
 from mainstem.spark.jobs.part_files import FILE_BYTES
-from mainstem.spark.jobs.partitions import By, Partitioning
+from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
 from mainstem.spark.jobs.upserting import Upserting
 from mainstem.spark.session import session
@@ -70,17 +70,19 @@ def warehouse(
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None)
     options.check()
     spark = spark or session()
-    with History(Source(str(hub), stream, token, token_file, ca)) as history:
-        if mode == "upsert" and not (history.info.key or history.info.schema is None):
-            raise InvalidSetting(
-                f"stream {stream!r} has no key, so there is nothing to tell its rows apart by: mode='upsert' needs one "
-                "(streams.create(key=...)); mode='append' does not"
-            )
-        wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
-        loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
-        work = Upserting(spark, history, wanted, loading.lake, job=loading.name, on_step=on_step) if (
-            mode == "upsert"
-        ) else Copying(
+    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    if mode == "upsert" and not (history.info.key or history.info.schema is None):
+        raise InvalidSetting(
+            f"stream {stream!r} has no key, so there is nothing to tell its rows apart by: mode='upsert' needs one "
+            "(streams.create(key=...)); mode='append' does not"
+        )
+    wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
+    loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
+    work: Upserting | Copying
+    if mode == "upsert":
+        work = Upserting(spark, history, wanted, loading.lake, job=loading.name, on_step=on_step)
+    else:
+        work = Copying(
             spark,
             history,
             wanted,
@@ -91,13 +93,13 @@ def warehouse(
             on_step=on_step,
             sql=sql,
         )
-        rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
-        result = loading.run(start, work.write, work.commit, offsets_max=rows_max)
-        if compact and result.loads and mode == "append":
-            on_step("compact", 0, 1)
-            loading.lake.compact(file_bytes)
-            on_step("compact", 1, 1)
-            result = replace(result, table_version=loading.lake.version)
+    rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
+    result = loading.run(start, work.write, work.commit, offsets_max=rows_max)
+    if compact and result.loads and mode == "append":
+        on_step("compact", 0, 1)
+        loading.lake.compact(file_bytes)
+        on_step("compact", 1, 1)
+        result = replace(result, table_version=loading.lake.version)
     return result
 
 
@@ -127,4 +129,6 @@ class _Options:
             beside.append(KEY_COLUMN)
         if places or self.mode == "upsert" or self.sql is not None:
             asked += [name for name in beside if name not in asked]
+        elif self.partition == "shard" and SHARD_COLUMN not in asked:
+            asked.append(SHARD_COLUMN)
         return tuple(asked)
