@@ -1,7 +1,7 @@
 """What is stored of a shard, without reading it: for whoever divides a stream among many readers before they begin.
 
-The rows of the ledger say which offsets lie where and how many bytes they are; tiny ones that follow each other are told
-as one run. What cannot hold a match is left out, by the sieves that a consumer's selection has.
+The rows of the ledger say which offsets lie where and how many bytes they are; tiny ones that follow each other are
+told as one run. What cannot hold a match is left out, by the sieves that a consumer's selection has.
 """
 
 from collections.abc import Callable, Iterable
@@ -47,9 +47,7 @@ class Runs:
         flush = self._reader.flush()
         state = self._reader.shard(row.id, call.shard)
         if call.first < min(state.start, call.end):
-            raise DataLoss(
-                stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1
-            )
+            raise DataLoss(stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1)
         first, end = call.first, min(call.end, state.stable)
         entries = self._reader.entries(row.id, call.shard, first, _ENTRIES_MAX) if first < end else ()
         looked = min(entries[-1].end, end) if entries else end

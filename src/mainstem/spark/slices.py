@@ -4,8 +4,8 @@
     parts = balance(plan, 8)                               # as many lists, of about the same bytes
     for batch in read(parts[0][0]): ...                    # anywhere: a slice can be pickled
 
-A slice is a range of offsets of one shard, so who reads all slices of a plan has every record once, however often one is
-read again.
+A slice is a range of offsets of one shard, so who reads all slices of a plan has every record once, however often one
+is read again.
 """
 
 import heapq
@@ -113,9 +113,7 @@ def runs_of(port: Port, call: RunsCall, on_loss: OnLoss | None = None) -> Iterat
         at = answer.offsets[0]
 
 
-def _of_shard(
-    port: Port, access: Access, info: StreamInfo, call: RunsCall, on_loss: OnLoss | None
-) -> Iterator[Slice]:
+def _of_shard(port: Port, access: Access, info: StreamInfo, call: RunsCall, on_loss: OnLoss | None) -> Iterator[Slice]:
     for run, answer in runs_of(port, call, on_loss):
         yield Slice(
             origin=Origin(access, answer.folder, answer.word, answer.flush),
@@ -133,8 +131,8 @@ def _of_shard(
 
 
 def balance(slices: Iterable[Slice], parts: int) -> list[list[Slice]]:
-    """The slices as `parts` lists of about the same bytes, fewer if there are fewer slices; in each list in the order of
-    their places, those next to each other made one."""
+    """The slices as `parts` lists of about the same bytes, fewer if there are fewer slices; in each list in the order
+    of their places, those next to each other made one."""
     heaviest = sorted(slices, key=lambda piece: (-piece.bytes, piece.shard, piece.first))
     found: list[list[Slice]] = [[] for _ in range(min(max(1, parts), len(heaviest)))]
     loads = [(0, index) for index in range(len(found))]

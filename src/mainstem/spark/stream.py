@@ -21,7 +21,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, StreamDeleted
 from mainstem.core.predicate import Predicate
 from mainstem.spark.group import QueryGroup
-from mainstem.spark.options import ReadOptions, resolve
+from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
 from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
 from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, note_loss, planned
@@ -36,7 +36,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.group and options.access.data:
             raise InvalidSetting(
                 f"option group: progress is written, and only the process that writes {options.access.data} can do "
-                f"that; start a server there (mainstem serve --data {options.access.data}) and give its address as the hub"
+                f"that; start a server there (mainstem serve --data {options.access.data}), whose address is the hub"
             )
         self._options = options
         info = self._look_up()
@@ -65,10 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = QueryOffset.from_json(start)
         info = self._look_up()
-        if before is None:
-            first = self._first(info)
-        else:
-            first = replace(self._at(before, info), begins=None, lost=())
+        first = self._first(info) if before is None else replace(self._at(before, info), begins=None, lost=())
         first, is_moved = self._published(info, first, before)
         found = self._next(info, first, is_limited=not isinstance(limit, ReadAllAvailable))
         if before is not None and not is_moved and not found.lost and found.offsets == first.offsets:
@@ -87,7 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             standing = QueryGroup(port, options.group).standing(info)
             begins = None if standing is None else standing[0]
         if begins is None:
-            begins = resolve(port, info, options.starting or "latest")
+            begins = begin_of(port, info, options.starting or "latest")
         return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
 
     def _at(self, before: QueryOffset, info: StreamInfo) -> QueryOffset:
@@ -100,9 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = tuple(offsets_of(Cursor(before.stream, before.epoch, before.offsets), info))
         return replace(before, epoch=info.epoch, offsets=offsets)
 
-    def _published(
-        self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None
-    ) -> tuple[QueryOffset, bool]:
+    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None) -> tuple[QueryOffset, bool]:
         """The place from which the next batch begins, known to the group; whether somebody has moved it there."""
         if not self._options.group:
             return replace(first, published=None), False
