@@ -24,6 +24,7 @@ from mainstem.cli import (
     restore,
     schema,
     serve,
+    sql,
     stream,
     tail,
     token,
@@ -43,7 +44,7 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top"),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "sql", "groups", "redrive", "top"),
             *("token", "access", "quota"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
@@ -71,6 +72,7 @@ app.add_typer(schema.app, name="schema")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
 app.command("find")(find.find)
+app.command("sql")(sql.sql)
 app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)

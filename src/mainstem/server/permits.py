@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from mainstem.access.action import Action
+from mainstem.transport.counting import NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.guarding import (
     CreateTokenCall,
     DeleteQuotaCall,
@@ -108,6 +109,12 @@ def _of_commit(call: CommitTransactionCall) -> Demands:
     return (Demand(Action.WRITE, is_for_any=True), *_of_writer(call.writer), *cursors)
 
 
+def _of_counts(call: NoteCountsCall) -> Demands:
+    """Who may write to a stream may say how much that was."""
+    streams = sorted({count.stream for count in call.counts})
+    return tuple(Demand(Action.WRITE, stream) for stream in streams) or (Demand(Action.WRITE, is_for_any=True),)
+
+
 def _of_writer(name: str) -> Demands:
     """A transaction may be that of a writer, which has its name for itself."""
     return (Demand(Action.GROUP, name),) if name else ()
@@ -148,6 +155,8 @@ CALLS: Final[Mapping[type, Callable[[Any], Demands]]] = {
     DeleteQuotaCall: _of_log(Action.ADMIN),
     ListAccessCall: _of_log(Action.ADMIN),
     ExplainAccessCall: _of_log(Action.ADMIN),
+    NoteCountsCall: _of_counts,
+    NoteVerifiedCall: _of_stream(Action.ALTER),
 }
 
 # Messages of a client that is known. What is None is about something of its own that was allowed before.

@@ -19,6 +19,7 @@ must not send what the other would pass over and should not:
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access; the message share; ranges that a quota leaves out
+    6   auditing: the calls note_counts and note_verified
 """
 
 import struct
@@ -48,6 +49,7 @@ from mainstem.core.limits import (
     RECEIVE_BYTES_MAX,
     RECEIVE_SHARE_BYTES,
 )
+from mainstem.transport.counting import NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.guarding import AccessCall
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -81,7 +83,7 @@ from mainstem.transport.sharing import (
     Staging,
 )
 
-VERSION: Final = 5
+VERSION: Final = 6
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -93,6 +95,7 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
+VERSION_OF_AUDITS: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -300,6 +303,8 @@ def version_needed(call: Call) -> int:
             return 4
         case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
             return 4
+        case NoteCountsCall() | NoteVerifiedCall():
+            return VERSION_OF_AUDITS
         case _:
             return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
