@@ -17,6 +17,7 @@ from mainstem.transport.port import (
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
+    RunsCall,
     TrimStreamCall,
 )
 
@@ -35,7 +36,9 @@ def _lane_of(call: Call) -> str:
     match call:
         case EraseKeyCall():
             return _ERASURE
-        case OffsetsAtTimeCall() | TrimStreamCall() | GetStreamCall(details=True) | ListStreamsCall(oldest=True):
+        case OffsetsAtTimeCall() | TrimStreamCall() | RunsCall():
+            return _LONG
+        case GetStreamCall(details=True) | ListStreamsCall(oldest=True):
             return _LONG
         case _:
             return _SHORT

@@ -61,6 +61,7 @@ from mainstem.transport.port import (
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
+    RunsCall,
     Query,
     SchemaCall,
     SchemasCall,
@@ -96,6 +97,7 @@ VERSION_OF_SHARING: Final = 4
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
 VERSION_OF_AUDITS: Final = 6
+VERSION_OF_RUNS: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -289,6 +291,8 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
+        case RunsCall():
+            return VERSION_OF_RUNS
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
