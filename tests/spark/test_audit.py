@@ -31,7 +31,11 @@ def fill(hub: Hub, count: int, windows: int = 6, counts: str | None = "10s") -> 
         for window in range(windows):
             for number in range(each):
                 at = START + window * WINDOW + number * WINDOW / each
-                key = b"doomed" if window == 2 and number % (each // 7) == 0 and number // (each // 7) < 7 else b"%d" % number
+                key = (
+                    b"doomed"
+                    if window == 2 and number % (each // 7) == 0 and number // (each // 7) < 7
+                    else b"%d" % number
+                )
                 producer.send("orders", b"x", key=key, timestamp=at)
 
 
@@ -90,7 +94,7 @@ def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path):
         assert hub.streams.get("orders").records == 60_000 - 7
 
         # A producer that never came to say what it sent.
-        subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), server.url], check=False)  # noqa: S603
+        subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), server.url], check=False)
         result = audit(server.url, "orders", spark=spark, settle="1s", since=START + 9 * WINDOW)
         assert differing(result) == [(10, "read", 4)]
         assert result.reconciliation.differing[0].verdict == "extra"

@@ -40,7 +40,7 @@ SERVER_PACKAGES = ("log", "server")
 DOORS = {
     "apsw": ("mainstem.log.ledger",),
     "fastavro": ("mainstem.registry",),
-    "pyspark": ("mainstem.spark",),
+    "pyspark": ("mainstem.spark", "mainstem.demo.pipeline"),
     "rich": ("mainstem.cli",),
     "sqlglot": ("mainstem.core.predicate",),
     "starlette": ("mainstem.server",),

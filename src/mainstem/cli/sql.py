@@ -50,7 +50,11 @@ def sql(
         finally:
             spark.stop()
     _print(table.slice(0, limit), as_json=json)
-    rows = f"{counted(limit, 'row')}, and there are more: see --limit" if len(table) > limit else counted(len(table), "row")
+    rows = (
+        f"{counted(limit, 'row')}, and there are more: see --limit"
+        if len(table) > limit
+        else counted(len(table), "row")
+    )
     print(f"{rows}; {CLOCK.monotonic() - begun:.1f} s", file=sys.stderr)
     return ExitCode.OK
 

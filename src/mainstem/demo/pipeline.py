@@ -232,7 +232,7 @@ def main(arguments: str) -> int:
     options = PipelineOptions(**given | {"starts": tuple(given["starts"])}, drop=None if drop is None else tuple(drop))
     try:
         run(options, tell, lambda: said[0] if said else None)
-    except Exception as error:  # noqa: BLE001  # told in one line; all of it is in the log
+    except Exception as error:  # told in one line; all of it is in the log
         tell("failed", reason=f"{type(error).__name__}: {error}"[:500])
         raise
     tell("done")

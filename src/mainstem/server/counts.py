@@ -32,7 +32,7 @@ class HttpCounts:
         """With a window of 0 nothing is counted."""
         self._log = log
         self._window_us = window_us
-        port = cast(Port, _OwnPort(carry_out, pool))
+        port = cast("Port", _OwnPort(carry_out, pool))
         self._counts = Counts(port, new_producer_id(), window_us, clock) if window_us else None
 
     def tally(self, batch: Batch) -> Tally:

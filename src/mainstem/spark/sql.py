@@ -43,7 +43,7 @@ class Views:
         metadata = "true" if _METADATA.search(statement) else "false"
         self._options = {**options, "includeMetadata": metadata}
         self._statement = statement
-        self.made: dict[str, "DataFrame"] = {}
+        self.made: dict[str, DataFrame] = {}
 
     def plan(self) -> "DataFrame":
         """The statement as Spark understands it, with a view for each stream in it."""

@@ -19,7 +19,7 @@ must not send what the other would pass over and should not:
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access; the message share; ranges that a quota leaves out
-    6   auditing: the calls note_counts and note_verified
+    6   runs; auditing: the calls note_counts and note_verified
 """
 
 import struct
@@ -61,8 +61,8 @@ from mainstem.transport.port import (
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
-    RunsCall,
     Query,
+    RunsCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,

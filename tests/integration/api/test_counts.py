@@ -37,7 +37,7 @@ def test_records_are_counted_by_their_own_times(hub):
             at = START + timedelta(seconds=number)
             producer.send("orders", b"x", key=b"%d" % number, timestamp=at)
     counts = sent_counts(hub, "orders")
-    assert by_window(counts) == {place: (10, 10) for place in range(4)}
+    assert by_window(counts) == dict.fromkeys(range(4), (10, 10))
     assert {count.window_us for count in counts} == {TEN_SECONDS}
     assert all("[" in count.source and "@" in count.source for count in counts)
 

@@ -26,7 +26,7 @@ def test_posts_are_counted_and_repeated_ones_once(tmp_path: Path):
             assert client.post("orders", lines(0, 30)).status == 200
             for _ in range(2):
                 assert client.post("orders", lines(30, 12), Idempotency_Key="a").status == 200
-            assert client.post("orders", b"no json\n").status == 400
+            assert client.post("orders", b"no json\n").status == 422
         # Told when the window ends, and when the server does.
         assert totals(server, "orders") == (0, 0)
         server.stop()

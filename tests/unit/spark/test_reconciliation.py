@@ -14,9 +14,7 @@ def count(start, sent, acknowledged: int | None = None, producer="a", window=MIN
 
 
 def run(counts, tiers, first=0, settled=10 * MINUTE, window=MINUTE):
-    return reconcile(
-        "orders", summed(counts, window), tiers, window_us=window, first_us=first, settled_us=settled
-    )
+    return reconcile("orders", summed(counts, window), tiers, window_us=window, first_us=first, settled_us=settled)
 
 
 def test_everything_is_where_it_belongs():

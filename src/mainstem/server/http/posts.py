@@ -171,9 +171,7 @@ class Posts:
             return Batch(header, batch.payload)
         return Contents.of(row, self._server.log.schema).described(Batch(header, batch.payload, batch.columns))
 
-    async def _write(
-        self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], tallies: Tallies
-    ) -> Written:
+    async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], tallies: Tallies) -> Written:
         bases = await HttpAppend(self._server, batches).wait() if batches else []
         for stream, tally in tallies:
             self._server.http_counts.note(info.name if stream == info.id else dead_stream_of(info.name), tally)

@@ -102,7 +102,7 @@ def audit(
     come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is not
     compared. With `publish` the result is kept as `verified_through` of the stream.
     """
-    access = _access(str(hub), token, ca)
+    access = Access.to(str(hub), token=token or "", ca=ca or "")
     port = opened(access)
     reading = Hub(port, str(hub))
     info = port.call(GetStreamCall(stream)).streams[0]
@@ -123,18 +123,10 @@ def audit(
     tiers = {READ: _tally_of_stream(spark, port, access, info, first_us, length)}
     for table in tables:
         tiers[f"table {table}"] = _tally_of_table(spark, str(table), time, length)
-    found = reconcile(
-        stream, summed(counts, length), tiers, window_us=length, first_us=first_us, settled_us=settled_us
-    )
+    found = reconcile(stream, summed(counts, length), tiers, window_us=length, first_us=first_us, settled_us=settled_us)
     if publish:
         _publish(port, access, found)
     return AuditResult(found, publish)
-
-
-def _access(hub: str, token: str | None, ca: str | None) -> Access:
-    if "://" not in hub:
-        return Access(data=str(Path(hub).absolute()))
-    return Access(url=hub, token=token or "", ca=ca or "")
 
 
 def _window_us(window: str | timedelta) -> int:
@@ -199,9 +191,7 @@ def _tally_of_stream(
 
 
 def _tally_of_slice(piece: Slice, window_us: int) -> Tally:
-    return windows.total(
-        _tally_of(batch.column(TIME_COLUMN), window_us) for batch in read(piece, [TIME_COLUMN])
-    )
+    return windows.total(_tally_of(batch.column(TIME_COLUMN), window_us) for batch in read(piece, [TIME_COLUMN]))
 
 
 def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_us: int) -> Tally:
@@ -251,9 +241,7 @@ def _counted(spark: "SparkSession", tasks: int, count: Callable[[int], Tally]) -
 
     frame = spark.range(0, tasks, 1, tasks).mapInArrow(run, "start_us bigint, records bigint")
     table = frame.toArrow()
-    pairs: Sequence[tuple[int, int]] = list(
-        zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
-    )
+    pairs: Sequence[tuple[int, int]] = list(zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True))
     return windows.total({start: records} for start, records in pairs)
 
 
