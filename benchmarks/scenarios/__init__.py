@@ -18,6 +18,7 @@ from benchmarks.scenarios import (
     rebalance,
     rows,
     send_batch,
+    spark_read,
     transactions,
     upkeep,
     written_rows,
@@ -49,6 +50,7 @@ _MODULES = (
     rebalance,
     transactions,
     group_of_two,
+    spark_read,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

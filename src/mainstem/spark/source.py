@@ -19,7 +19,7 @@ from mainstem.consume.view import with_metadata
 from mainstem.core.predicate import Predicate
 from mainstem.spark import types
 from mainstem.spark.filters import predicate_of
-from mainstem.spark.options import ReadOptions, read_options, resolve
+from mainstem.spark.options import ReadOptions, begin_of, end_of, read_options
 from mainstem.spark.origin import opened
 from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, columns_of, note_loss, planned
 from mainstem.spark.slices import slices_of
@@ -68,8 +68,8 @@ class BatchReader(DataSourceReader):
         options = self._options
         port = opened(options.access)
         info = look_up(options)
-        first = resolve(port, info, options.starting or "earliest")
-        end = resolve(port, info, options.ending or "latest")
+        first = begin_of(port, info, options.starting or "earliest")
+        end = end_of(port, info, options.ending or "latest")
         parts = options.partitions or 1
         on_loss = None if options.fail_on_data_loss else note_loss
         slices = slices_of(port, options.access, info, first, end, where=self._where, parts=parts, on_loss=on_loss)
