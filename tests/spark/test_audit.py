@@ -156,5 +156,5 @@ def test_what_cannot_be_audited_says_why(spark, tmp_path):
         copy_to_table(hub, table)
     with pytest.raises(InvalidRequest, match="'newest' is compacted"):
         audit(folder, "newest", spark=spark)
-    with pytest.raises(SchemaMismatch, match="no column 'at', .* of _shard, _offset, _timestamp"):
+    with pytest.raises(SchemaMismatch, match=r"no column 'at', .* of _shard, _offset, _timestamp"):
         audit(folder, "orders", tables=[table], time="at", spark=spark, settle="1s")

@@ -13,8 +13,8 @@ from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM
 from mainstem.transport.guarding import Explanation, Quota, Rule, Scope
 
 AUDIT_STREAM: Final = "_audit"
-# What nobody does to streams that the server writes. The audit is kept for as long as its retention says; what producers
-# have sent, and what an audit made of that, may be deleted.
+# What nobody does to streams that the server writes. The audit is kept for as long as its retention says; what
+# producers have sent, and what an audit made of that, may be deleted.
 _NEVER_TO_COUNTS: Final = frozenset({Action.WRITE, Action.CREATE})
 _NEVER: Final[Mapping[str, frozenset[Action]]] = {
     AUDIT_STREAM: frozenset({Action.WRITE, Action.DELETE, Action.CREATE}),

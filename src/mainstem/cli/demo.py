@@ -56,8 +56,9 @@ def demo(
     Starts a server, lets three producers write orders and clicks, and shows them arrive. Beside that a Spark job makes
     sessions of the clicks, joins them with the orders and writes the revenue of every five seconds to a Delta table and
     to a stream. Afterwards everything is read back and compared with what was acknowledged, and the table, read by
-    DuckDB, with what the producers took, to the cent: the exit code is 1 if one record is missing, doubled, out of order
-    or changed, or a cent is. Without --data the log is temporary, without --listen and --http the ports are any free ones.
+    DuckDB, with what the producers took, to the cent: the exit code is 1 if one record is missing, doubled, out of
+    order or changed, or a cent is. Without --data the log is temporary, without --listen and --http the ports are any
+    free ones.
     """
     from mainstem.demo.account import Fault
     from mainstem.demo.demonstration import Demonstration, DemoOptions
@@ -103,8 +104,8 @@ def _finish_pipeline(show: "Demonstration") -> "RevenueVerdict":
     state = show.pipeline
     assert state is not None
     print(
-        f"Spark read {state.rows:,} events and wrote {counted(state.windows, 'window')} of revenue to a Delta table, and "
-        f"{show.revenue_rows():,} to the stream demo.revenue"
+        f"Spark read {state.rows:,} events and wrote {counted(state.windows, 'window')} of revenue to a Delta table, "
+        f"and {show.revenue_rows():,} to the stream demo.revenue"
     )
     return verdict
 

@@ -44,8 +44,8 @@ def audit(
 ) -> int:
     """Compare what producers sent to a stream with what is in the log and in tables, window by window.
 
-    Producers have to count (hub.producer(counts="1m"), mainstem serve --http-counts 1m). The time up to which everything
-    is where it belongs is kept as `verified through` of the stream; each window and tier after that which differs is
+    Producers have to count (hub.producer(counts="1m"), mainstem serve --http-counts 1m). The time up to which all is
+    where it belongs is kept as `verified through` of the stream; each window and tier after that which differs is
     named, and the exit code is 1 if there is one.
     """
     from mainstem.spark.jobs.audit import audit as job

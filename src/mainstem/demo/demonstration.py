@@ -228,7 +228,7 @@ class Demonstration:
         return None if self._pipeline is None else self._pipeline.state
 
     def finish_pipeline(self) -> RevenueVerdict:
-        """Let the Spark job write what it has, and compare its table with what the producers took. After `read_back`."""
+        """Let the Spark job write what it has; compare its table with what the producers took. After `read_back`."""
         assert self._pipeline is not None
         now_us = self._clock.now_us()
         with self._hub.producer() as producer:

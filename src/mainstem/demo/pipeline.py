@@ -221,8 +221,7 @@ def main(arguments: str) -> int:
             print(json.dumps({"event": event, **facts}), file=out, flush=True)
 
     def listen() -> None:
-        for line in sys.stdin:
-            said.append(int(line))
+        said.extend(map(int, sys.stdin))
         if not said:
             os._exit(1)  # whoever has started this is gone
 

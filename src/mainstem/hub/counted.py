@@ -1,4 +1,4 @@
-"""What producers said they have sent, and up to when audits found all of it: read from the streams `_counts`, `_verified`."""
+"""What producers said they have sent, and up to when audits found all of it: the streams `_counts` and `_verified`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -28,7 +28,7 @@ class SentCount(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """Up to which time an audit found every record of a stream where it belongs, and how many windows after that differ."""
+    """Up to which time an audit found every record of a stream where it belongs; how many windows after that differ."""
 
     stream: str
     through_us: int

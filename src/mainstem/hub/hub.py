@@ -306,7 +306,8 @@ class Hub:
         `on_bad`: a row that does not fit the schema of its stream is a SchemaMismatch of `send`; "dead_letter" keeps it
         instead in the stream `<stream>.dead`, with the reason: its ack then says its place there. See `redrive`.
         `counts` ("1m"): it says how many records it has sent to each stream in every window of this length, by their
-        own times, when the window ends and when it is closed; `mainstem job run audit` compares that with what is there.
+        own times, when the window ends and when it is closed; `mainstem job run audit` compares that with what is
+        there.
         """
         options = ProducerOptions(
             acks=acks,

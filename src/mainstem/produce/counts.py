@@ -1,8 +1,9 @@
 """Counts: what a producer has sent, by stream and window, told to the log as monitoring events of its own.
 
-An audit compares them with what is stored and with what was made of it (docs/audit.md). They are gathered per chunk, once
-its fate is known, and told when a window ends and when the producer is closed. One event is on its way at a time, with a
-number: it is said again, as it is, until it was taken, and whoever reads counts it once. What comes meanwhile gathers.
+An audit compares them with what is stored and with what was made of it (docs/audit.md). They are gathered per chunk,
+once its fate is known, and told when a window ends and when the producer is closed. One event is on its way at a time,
+with a number: it is said again, as it is, until it was taken, and whoever reads counts it once. What comes meanwhile
+gathers.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """Counts of what came by HTTP: the server is the producer of it, and says how much it has acknowledged.
 
 A client that posts rows keeps no counts. What a request wrote is counted where its answer is made, once, also if the
-request is repeated with its key. What a killed server has not told yet is missing: an audit then finds more than was sent.
+request is repeated with its key. What a killed server has not told yet is missing: an audit then finds more than was
+sent.
 """
 
 import asyncio

@@ -93,8 +93,8 @@ class Views:
 
 
 def narrowed(views: Views, frame: "DataFrame") -> "DataFrame":
-    """The same, reading no more columns than are needed. Where the plan cannot be looked at, as it is: a session of Spark
-    Connect has none here."""
+    """The same, reading no more columns than are needed. Where the plan cannot be looked at, as it is: a session of
+    Spark Connect has none here."""
     plan = getattr(frame, "_jdf", None)
     if plan is None or not views.made:
         return frame

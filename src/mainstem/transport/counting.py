@@ -39,8 +39,8 @@ class NoteCountsCall(msgspec.Struct, frozen=True, tag="note_counts"):
 
 
 class NoteVerifiedCall(msgspec.Struct, frozen=True, tag="note_verified"):
-    """Up to which time an audit found every record of a stream where it belongs. `differing` says how many windows after
-    that are not as they should be. Kept in the stream `_verified`, whose newest record of a stream counts."""
+    """Up to which time an audit found every record of a stream where it belongs. `differing` says how many windows
+    after that are not as they should be. Kept in the stream `_verified`, whose newest record of a stream counts."""
 
     name: Name
     through_us: TimeUs

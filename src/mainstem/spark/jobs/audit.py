@@ -1,8 +1,8 @@
-"""The audit: whether everything that was sent to a stream is in the log, and in the tables made of it, window by window.
+"""The audit: whether everything that was sent to a stream is in the log, and in the tables made of it, by windows.
 
-Producers that count (`hub.producer(counts="1m")`, the setting `http_counts`) say how many records they sent, by the times
-of the records. The job reads the stream, and the tables, counts what is there, and compares. It says up to when all of it
-agrees, as `verified_through` of the stream, and names every window and tier after that which differs.
+Producers that count (`hub.producer(counts="1m")`, the setting `http_counts`) say how many records they sent, by the
+times of the records. The job reads the stream, and the tables, counts what is there, and compares. It says up to when
+all of it agrees, as `verified_through` of the stream, and names every window and tier after that which differs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -97,10 +97,10 @@ def audit(
 ) -> AuditResult:
     """Compare what producers say they sent to a stream with what is there; see AuditResult.
 
-    `hub` is a folder or an address. `tables` are Delta tables made of the stream; `time` is the column of theirs that has
-    the time of the record. Windows count that ended `settle` ago, from `since` on, else from where the last audit had
-    come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is not
-    compared. With `publish` the result is kept as `verified_through` of the stream.
+    `hub` is a folder or an address. `tables` are Delta tables made of the stream; `time` is the column of theirs that
+    has the time of the record. Windows count that ended `settle` ago, from `since` on, else from where the last audit
+    had come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is
+    not compared. With `publish` the result is kept as `verified_through` of the stream.
     """
     access = Access.to(str(hub), token=token or "", ca=ca or "")
     port = opened(access)
@@ -202,8 +202,8 @@ def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_u
     names = [field.name for field in table.schema().fields]
     if time_column not in names:
         raise SchemaMismatch(
-            f"table {path} has no column {time_column!r}, which has the times of the records; name the one that has, of "
-            f"{', '.join(names)}",
+            f"table {path} has no column {time_column!r}, which has the times of the records; name the one that has, "
+            f"of {', '.join(names)}",
             path=time_column,
         )
     files = table.file_uris()

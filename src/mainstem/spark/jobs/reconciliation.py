@@ -1,8 +1,9 @@
 """The reconciliation: what was sent, beside what is there, window by window and tier by tier. Pure: counts in, findings
 out.
 
-A tier is a place where the records of a stream should be: the acknowledgements of their producers, the log as it is read,
-a table. A window counts once it is settled: its end is long enough ago that whoever had something to say about it has.
+A tier is a place where the records of a stream should be: the acknowledgements of their producers, the log as it is
+read, a table. A window counts once it is settled: its end is long enough ago that whoever had something to say about it
+has.
 """
 
 from collections.abc import Iterable, Mapping
@@ -71,8 +72,8 @@ class Sent:
 
 
 def window_of(counts: Iterable[SentCount], window_us: int | None) -> int:
-    """The length of the windows to compare: the longest that a producer counts in, unless one is given. InvalidSetting if
-    those of another do not fit into it."""
+    """The length of the windows to compare: the longest that a producer counts in, unless one is given. InvalidSetting
+    if those of another do not fit into it."""
     found = {count.window_us: count.source for count in counts}
     chosen = window_us or max(found, default=60_000_000)
     for length, source in sorted(found.items()):
