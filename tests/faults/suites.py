@@ -28,6 +28,7 @@ from tests.faults import (
     kill_embedded,
     kill_groups,
     kill_http,
+    kill_jobs,
     kill_server,
     kill_transactions,
     kill_upkeep,
@@ -136,6 +137,9 @@ SUITES: dict[str, Suite] = {
         bugs={"write_beside_transactions": 1},
         measures=True,
         on_disk=True,
+    ),
+    "kill_jobs": Suite(
+        kill_jobs.run, slice=1, full=60, chunk=30, bugs={"forget_loads": 1}, measures=True, on_disk=True
     ),
     "rebalances": Suite(
         rebalances.run, slice=2, full=20, chunk=20, bugs={"forget_cursors": 2}, measures=True, on_disk=True

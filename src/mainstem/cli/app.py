@@ -19,6 +19,7 @@ from mainstem.cli import (
     doctor,
     find,
     groups,
+    job,
     quota,
     redrive,
     restore,
@@ -44,7 +45,7 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "schema", "write", "tail", "find", "sql", "groups", "redrive", "top"),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "sql", "groups", "redrive", "top", "job"),
             *("token", "access", "quota"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
@@ -76,6 +77,7 @@ app.command("sql")(sql.sql)
 app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
+app.add_typer(job.app, name="job")
 app.add_typer(token.app, name="token")
 app.add_typer(access.app, name="access")
 app.add_typer(quota.app, name="quota")
