@@ -13,7 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 
 from mainstem.consume.view import with_metadata
 from mainstem.core.predicate import Predicate
@@ -50,6 +58,18 @@ class MainstemSource(DataSource):
         from mainstem.spark.stream import StreamReader
 
         return StreamReader(read_options(dict(self.options), streaming=True), schema)
+
+    def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:
+        from mainstem.spark.sink import batch_sink
+        from mainstem.spark.write_options import write_options
+
+        return batch_sink(write_options(dict(self.options)), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from mainstem.spark.sink import stream_sink
+        from mainstem.spark.write_options import write_options
+
+        return stream_sink(write_options(dict(self.options)), schema, overwrite=overwrite)
 
 
 class BatchReader(DataSourceReader):
