@@ -20,6 +20,7 @@ from mainstem.cli import (
     find,
     groups,
     job,
+    job_audit,
     quota,
     redrive,
     restore,
@@ -77,6 +78,7 @@ app.command("sql")(sql.sql)
 app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
+job.run.command("audit")(job_audit.audit)
 app.add_typer(job.app, name="job")
 app.add_typer(token.app, name="token")
 app.add_typer(access.app, name="access")

@@ -1,13 +1,13 @@
 """`mainstem job run audit`: whether everything that was sent is in the log, and in the tables made of it."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainstem.cli.exits import ExitCode
 from mainstem.cli.flags import with_settings
 from mainstem.cli.hubs import Data, Json
-from mainstem.cli.job import Master, Stream, given_for, run
+from mainstem.cli.job import Master, Stream, running
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
 from mainstem.core.kinds import render_duration
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mainstem.spark.jobs.audit import AuditResult
 
 
-@run.command()
 @with_settings("job")
 def audit(
     loaded: Loaded,
@@ -48,22 +47,21 @@ def audit(
     where it belongs is kept as `verified through` of the stream; each window and tier after that which differs is
     named, and the exit code is 1 if there is one.
     """
-    from mainstem.spark.jobs.audit import audit as job
+    first = None if since is None else parse_time("--since", since)
+    with running("audit", loaded, data, master) as (on_step, given):
+        from mainstem.spark.jobs.audit import audit as job
 
-    def work(given: dict[str, Any]) -> "AuditResult":
-        return job(
+        result = job(
             stream=stream,
             tables=table or (),
             time=time,
             window=window,
             settle=settle,
-            since=None if since is None else parse_time("--since", since),
+            since=first,
             publish=not dry_run,
+            on_step=on_step,
             **given,
         )
-
-    with given_for("audit", loaded, data, master) as given:
-        result = work(given)
     if json:
         print_json(result.as_json())
     else:

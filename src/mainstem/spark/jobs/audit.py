@@ -5,7 +5,7 @@ times of the records. The job reads the stream, and the tables, counts what is t
 all of it agrees, as `verified_through` of the stream, and names every window and tier after that which differs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
 from mainstem.hub.counted import sent_counts, verified
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, window_of
+from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
 from mainstem.spark.origin import Access, opened
 from mainstem.spark.session import session
 from mainstem.spark.slices import Slice, balance, read, slices_of
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 SETTLE: Final = "10m"
 # The column of a table that has the times of the records, as the warehouse job writes it.
 TIME_COLUMN: Final = "_timestamp"
-_TALLY: Final = pa.schema([("start_us", pa.int64()), ("records", pa.int64())])
-_TASKS_PER_CORE: Final = 3
 # Nobody has counted a record from before.
 _BEGINNING_US: Final = -(1 << 60)
 
@@ -91,8 +90,10 @@ def audit(
     since: datetime | None = None,
     publish: bool = True,
     token: str | None = None,
+    token_file: str | None = None,
     ca: str | None = None,
     spark: "SparkSession | None" = None,
+    on_step: OnStep = no_step,
     clock: Clock = SYSTEM_CLOCK,
 ) -> AuditResult:
     """Compare what producers say they sent to a stream with what is there; see AuditResult.
@@ -102,7 +103,7 @@ def audit(
     had come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is
     not compared. With `publish` the result is kept as `verified_through` of the stream.
     """
-    access = Access.to(str(hub), token=token or "", ca=ca or "")
+    access = Access.to(str(hub), token=token or "", token_file=token_file or "", ca=ca or "")
     port = opened(access)
     reading = Hub(port, str(hub))
     info = port.call(GetStreamCall(stream)).streams[0]
@@ -120,9 +121,9 @@ def audit(
     settled_us = windows.start_of(clock.now_us() - microseconds(settle), length)
     first_us = min(_first_us(reading, info, since, length), settled_us)
     spark = spark or session()
-    tiers = {READ: _tally_of_stream(spark, port, access, info, first_us, length)}
+    tiers = {READ: _tally_of_stream(spark, port, access, info, first_us, length, on_step)}
     for table in tables:
-        tiers[f"table {table}"] = _tally_of_table(spark, str(table), time, length)
+        tiers[f"table {table}"] = _tally_of_table(spark, str(table), time, length, on_step)
     found = reconcile(stream, summed(counts, length), tiers, window_us=length, first_us=first_us, settled_us=settled_us)
     if publish:
         _publish(port, access, found)
@@ -177,24 +178,30 @@ def _publish(port: Port, access: Access, found: Reconciliation) -> None:
 
 
 def _tally_of_stream(
-    spark: "SparkSession", port: Port, access: Access, info: StreamInfo, first_us: int, window_us: int
+    spark: "SparkSession",
+    port: Port,
+    access: Access,
+    info: StreamInfo,
+    first_us: int,
+    window_us: int,
+    on_step: OnStep,
 ) -> Tally:
     """The records of a stream by window, each read."""
-    parts = _tasks(spark)
+    parts = parts_of(spark)
     wanted = [piece for piece in slices_of(port, access, info, parts=parts) if piece.time_high_us >= first_us]
     work = balance(wanted, parts)
 
     def count(index: int) -> Tally:
         return windows.total(_tally_of_slice(piece, window_us) for piece in work[index])
 
-    return _counted(spark, len(work), count)
+    return _counted(spark, len(work), count, on_step)
 
 
 def _tally_of_slice(piece: Slice, window_us: int) -> Tally:
     return windows.total(_tally_of(batch.column(TIME_COLUMN), window_us) for batch in read(piece, [TIME_COLUMN]))
 
 
-def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_us: int) -> Tally:
+def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_us: int, on_step: OnStep) -> Tally:
     """The rows of a Delta table by window, each read."""
     from deltalake import DeltaTable
 
@@ -214,7 +221,7 @@ def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_u
             _tally_of(batch.column(0), window_us) for batch in file.iter_batches(columns=[time_column])
         )
 
-    return _counted(spark, len(files), count)
+    return _counted(spark, len(files), count, on_step)
 
 
 def _tally_of(times: pa.Array, window_us: int) -> Tally:
@@ -226,27 +233,10 @@ def _tally_of(times: pa.Array, window_us: int) -> Tally:
     return windows.tally(int(values.min()), int(values.max()), len(values), values, window_us)
 
 
-def _counted(spark: "SparkSession", tasks: int, count: Callable[[int], Tally]) -> Tally:
+def _counted(spark: "SparkSession", parts: int, count: Callable[[int], Tally], on_step: OnStep) -> Tally:
     """The sum of so many tallies, each made by a task."""
-    if not tasks:
-        return {}
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                found = count(index)
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array(list(found), pa.int64()), pa.array(list(found.values()), pa.int64())], schema=_TALLY
-                )
-
-    frame = spark.range(0, tasks, 1, tasks).mapInArrow(run, "start_us bigint, records bigint")
-    table = frame.toArrow()
-    pairs: Sequence[tuple[int, int]] = list(zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True))
-    return windows.total({start: records} for start, records in pairs)
-
-
-def _tasks(spark: "SparkSession") -> int:
-    return _TASKS_PER_CORE * max(1, spark.sparkContext.defaultParallelism)
+    answers = run_parts(spark, parts, lambda part: Answer(tally=count(part)), on_step)
+    return windows.total(answer.tally for answer in answers)
 
 
 def _iso(time_us: int) -> str:
