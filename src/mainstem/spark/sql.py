@@ -28,7 +28,11 @@ _PART: Final = re.compile(r"`((?:[^`]|``)*)`")
 def query(spark: "SparkSession", hub: "Hub", options: Mapping[str, str], statement: str) -> "DataFrame":
     """What a statement selects, when it is asked for. `options` are those of the source: which hub, which token."""
     views = Views(spark, [stream.name for stream in hub.streams.list()], options, statement)
-    return narrowed(views, views.plan())
+    try:
+        return narrowed(views, views.plan())
+    finally:
+        # What was planned has its streams; the next statement is to find them with all their columns.
+        views.drop()
 
 
 class Views:
@@ -56,6 +60,10 @@ class Views:
                 raise InvalidRequest(_in_one_line(error)) from None
             except AnalysisException as error:
                 self._make(self._stream_of(error))
+
+    def drop(self) -> None:
+        for stream in self.made:
+            self._spark.sql(f"DROP VIEW IF EXISTS `{stream}`")
 
     def narrow(self, stream: str, columns: Sequence[str]) -> None:
         """Make a view again, with these columns only."""
