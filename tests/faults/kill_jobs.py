@@ -37,10 +37,10 @@ _CHILD_SECONDS_MAX = 180.0
 _WORKER = "worker"
 # What each job can be killed at: its steps in their order, and one of its workers.
 JOBS = {
-    "append": ("settled", "planned", "prepared", "write", "written", "committed", "done", "compact", _WORKER),
-    "upsert": ("settled", "planned", "prepared", "write", "written", "committed", "done", _WORKER),
-    "snapshot": ("settled", "planned", "prepared", "write", "written", "tombstones", "committed", "done", _WORKER),
-    "replay": ("settled", "planned", "prepared", "write", "written", "committed", "done", _WORKER),
+    "append": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", "compact", _WORKER),
+    "upsert": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", _WORKER),
+    "snapshot": ("settled", "planned", "prepared", "write", "wrote", "written", "tombstones", "committed", "done", _WORKER),
+    "replay": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", _WORKER),
 }
 
 

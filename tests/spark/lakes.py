@@ -7,7 +7,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 # Every step between which a run can be killed, in their order.
-STEPS = ("settled", "prepared", "planned", "write", "written", "committed", "done")
+STEPS = ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done")
 
 
 class CutShort(BaseException):
@@ -20,7 +20,7 @@ def cut_at(step: str, number: int = 1) -> Callable[[str, int, int], None]:
 
     def on_step(name: str, done: int, total: int) -> None:
         nonlocal seen
-        if name == step and (step != "write" or done == total):
+        if name == step:
             seen += 1
             if seen == number:
                 raise CutShort(step)
@@ -34,7 +34,7 @@ def table_of(folder: Path) -> pa.Table:
 
 
 def strays(folder: Path) -> list[str]:
-    """Parquet files in a table's folder that the table knows nothing of, now or before, and what is left of attempts."""
+    """Parquet files in a table's folder that the table knows nothing of, now or before; what is left of attempts."""
     known = {Path(uri).name for uri in DeltaTable(str(folder)).file_uris()}
     for entry in (folder / "_delta_log").glob("*.json"):
         known |= {path.name for path in folder.rglob("*.parquet") if path.name in entry.read_text()}

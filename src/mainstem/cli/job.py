@@ -29,9 +29,7 @@ app.add_typer(run, name="run")
 
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream to read.")]
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the Delta table.")]
-Columns = Annotated[
-    str | None, typer.Option("--columns", metavar="NAME,...", help="Only these columns of the stream.")
-]
+Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME,...", help="Only these columns of the stream.")]
 Where = Annotated[str | None, typer.Option(metavar="WHERE", help="Only records for which this expression is true.")]
 Sql = Annotated[
     str | None, typer.Option(metavar="QUERY", help="A query of Spark over the stream by its name, load by load.")
@@ -39,9 +37,7 @@ Sql = Annotated[
 Partition = Annotated[
     str, typer.Option(metavar="none|shard|day|hour", help="What the table is partitioned by.", show_default=True)
 ]
-Time = Annotated[
-    str, typer.Option(metavar="COLUMN", help="The time that day and hour are of.", show_default=True)
-]
+Time = Annotated[str, typer.Option(metavar="COLUMN", help="The time that day and hour are of.", show_default=True)]
 LoadRows = Annotated[
     int | None, typer.Option(metavar="COUNT", min=1, help="Records that become visible together, at most.")
 ]
@@ -118,12 +114,8 @@ def warehouse(
             metavar="earliest|latest|TIME|CURSOR", help="Where the first run begins; later ones go on where it ended."
         ),
     ] = "earliest",
-    no_places: Annotated[
-        bool, typer.Option("--no-places", help="Leave out _shard, _offset and _timestamp.")
-    ] = False,
-    no_compact: Annotated[
-        bool, typer.Option("--no-compact", help="Leave small files as they are.")
-    ] = False,
+    no_places: Annotated[bool, typer.Option("--no-places", help="Leave out _shard, _offset and _timestamp.")] = False,
+    no_compact: Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")] = False,
     load_rows: LoadRows = None,
     file_size: FileSize = "128MiB",
     on_bad: OnBad = "raise",
@@ -218,9 +210,7 @@ def replay(
     replace: Annotated[
         bool, typer.Option("--replace", help="Put what comes out in the place of everything in the table.")
     ] = False,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Tells replays into one table apart.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Tells replays into one table apart.")] = None,
     columns: Columns = None,
     where: Where = None,
     partition: Partition = "none",
@@ -310,8 +300,8 @@ def _print_result(result: "JobResult") -> None:
     print(
         f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
         f"{result.seconds:.1f} s{rate}\n"
-        f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, to "
-        f"{result.table}, version {result.table_version}"
+        f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, "
+        f"to {result.table}, version {result.table_version}"
     )
     if result.rows_deleted:
         print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")

@@ -37,7 +37,7 @@ def job_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
         def on_step(step: str, done: int, total: int) -> None:
             if step == "load":
                 bar.update(whole, description=f"{name}: records", completed=done, total=total)
-            elif step == "write":
+            elif step in ("write", "wrote"):
                 bar.update(tasks, completed=done, total=total, visible=True)
             elif step == "compact":
                 bar.update(whole, description=f"{name}: making large files of small ones")

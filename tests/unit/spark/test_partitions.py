@@ -10,7 +10,9 @@ from hypothesis import given
 from mainstem.core.errors import InvalidSetting, SchemaMismatch
 from mainstem.spark.jobs.partitions import Partition, Partitioning
 
-TIMES = st.datetimes(datetime(1960, 1, 1), datetime(2040, 1, 1)).map(lambda time: time.replace(tzinfo=UTC))
+TIMES = st.integers(-(10**9), 2 * 10**9).map(
+    lambda second: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+)
 
 
 def _rows(times):
@@ -36,7 +38,8 @@ def test_hours_are_those_of_the_calendar(times):
 
 def test_days_of_dates_and_of_local_times():
     days = [date(1969, 12, 31), date(2026, 1, 31)]
-    rows = pa.record_batch({"d": pa.array(days), "l": pa.array([datetime(2026, 1, 31, 23)] * 2, pa.timestamp("ms"))})
+    local = pa.array([1_769_900_400_000] * 2, pa.timestamp("ms"))  # 2026-01-31 23:00
+    rows = pa.record_batch({"d": pa.array(days), "l": local})
     assert [part.path for part, _ in Partitioning("day", "d").split(rows)] == ["_date=1969-12-31", "_date=2026-01-31"]
     assert [part.path for part, _ in Partitioning("day", "l").split(rows)] == ["_date=2026-01-31"]
 

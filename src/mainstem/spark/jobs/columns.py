@@ -82,8 +82,8 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatch(
-            f"column {field.name!r}: a value does not fit the table's {type_text(field.type)} ({error}); write to a new "
-            "table, or change the value with sql=",
+            f"column {field.name!r}: a value does not fit the table's {type_text(field.type)} ({error}); write to a "
+            "new table, or change the value with sql=",
             path=field.name,
         ) from None
 

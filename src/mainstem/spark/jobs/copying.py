@@ -96,7 +96,9 @@ class Copying:
         self._on_step("prepared", 0, 0)
         # Columns that the table has and these rows lack are null in it: files need not have them.
         kept = pa.schema([has.field(field.name) for field in schema])
-        return Target(str(self._lake.folder.absolute()), attempt.name, attempt.marker, kept, self._partitioning, self._file_bytes)
+        return Target(
+            str(self._lake.folder.absolute()), attempt.name, attempt.marker, kept, self._partitioning, self._file_bytes
+        )
 
 
 def _copy(

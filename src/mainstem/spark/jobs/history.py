@@ -93,11 +93,7 @@ class History:
 
 def lost_before(load_start: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int, int]]:
     """Ranges that a job stood before and that the stream has no more: shard, first, and the one after the last."""
-    return [
-        (shard, at, start)
-        for shard, (at, start) in enumerate(zip(load_start, starts, strict=True))
-        if at < start
-    ]
+    return [(shard, at, start) for shard, (at, start) in enumerate(zip(load_start, starts, strict=True)) if at < start]
 
 
 def require_kept(stream: str, lost: Sequence[tuple[int, int, int]], on_loss: OnLoss) -> None:

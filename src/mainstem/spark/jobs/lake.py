@@ -6,6 +6,7 @@ in the table once.
 """
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,8 @@ from mainstem.log.disk import sync_dir
 from mainstem.spark.jobs.columns import missing_columns
 from mainstem.spark.jobs.part_files import WrittenFile
 
+# What pathlib leaves of one.
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
 # What a load's commit says of it, beside its number.
 START_NOTE: Final = "mainstem.start"
 END_NOTE: Final = "mainstem.end"
@@ -38,7 +41,7 @@ class Lake:
     """The table in `folder`; it need not exist yet. One thread."""
 
     def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
-        if "://" in str(folder):
+        if _ADDRESS.match(str(folder)):
             raise TableUnusable(f"{folder} is an address; a table is in a folder that this machine and Spark's see")
         self.folder = folder
         self._clock = clock
@@ -196,7 +199,8 @@ def _translated(folder: Path) -> Iterator[None]:
         yield
     except CommitFailedError as error:
         raise TableUnusable(
-            f"table {folder} was changed by somebody else at the same moment; run the job again ({one_line(str(error))})"
+            f"table {folder} was changed by somebody else at the same moment; run the job again "
+            f"({one_line(str(error))})"
         ) from error
     except DeltaError as error:
         raise TableUnusable(f"table {folder}: {one_line(str(error))}") from error

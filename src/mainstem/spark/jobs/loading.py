@@ -75,8 +75,8 @@ class Written:
         return tuple(file for answer in self.answers for file in answer.apart)
 
 
-# Write a load under an attempt, whose marker is there; commit what was written as a load's number, and say how many rows
-# went away.
+# Write a load under an attempt, whose marker is there; commit what was written as a load's number, and say how many
+# rows went away.
 Write = Callable[[Load, "Attempt"], Written]
 Commit = Callable[[Written, int, dict[str, Any]], int]
 
@@ -211,9 +211,7 @@ class Loading:
         self._on_step("done", number, number)
         return manifest
 
-    def _result(
-        self, done: Sequence[Manifest], start: Sequence[int], end: Sequence[int], seconds: float
-    ) -> JobResult:
+    def _result(self, done: Sequence[Manifest], start: Sequence[int], end: Sequence[int], seconds: float) -> JobResult:
         return JobResult(
             job=self._job,
             stream=self._history.info.name,

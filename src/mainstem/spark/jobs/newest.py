@@ -1,8 +1,8 @@
 """The newest record of each key, among batches of Arrow data.
 
 Which of two records of a key is newer: the one that was written after the stream got more shards, else the one with the
-greater offset. Records of a key are in one shard, unless writers chose the shards; then the log promises no order between
-them, and this one is at least always the same.
+greater offset. Records of a key are in one shard, unless writers chose the shards; then the log promises no order
+between them, and this one is at least always the same.
 """
 
 from collections.abc import Iterable, Iterator

@@ -51,8 +51,8 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a task writes: the table's folder, the attempt and its marker, the columns and the partitions. It is sent to
-    workers."""
+    """Where a task writes: the table's folder, the attempt and its marker, the columns and the partitions. Workers get
+    it."""
 
     folder: str
     attempt: str

@@ -119,8 +119,9 @@ def _steps(times: pa.Array, step_us: int) -> pa.Array:
     """Which day or hour since 1970 each time is in; before it, too."""
     zone = times.type.tz if pa.types.is_timestamp(times.type) else None
     moments = times.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
-    floor = pc.subtract(moments, pc.bit_wise_and(pc.shift_right(moments, 63), step_us - 1))
-    return pc.divide(floor, step_us)
+    # Arrow divides towards zero.
+    before = pc.multiply(pc.less(moments, 0).cast(pa.int64()), step_us - 1)
+    return pc.divide(pc.subtract(moments, before), step_us)
 
 
 def _by_step(rows: pa.RecordBatch, steps: pa.Array) -> Iterator[tuple[int | None, pa.RecordBatch]]:

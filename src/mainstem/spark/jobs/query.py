@@ -11,7 +11,7 @@ from mainstem.core.plain import one_line
 from mainstem.spark.jobs.columns import as_table_rows, table_schema
 from mainstem.spark.jobs.history import Tally, Wanted, read
 from mainstem.spark.jobs.part_files import Target, write_parts
-from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded
+from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded, mapped
 from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def run_query(
 
         yield guarded(work)
 
-    frame = _queried(numbers.mapInArrow(records, spark_schema(read_schema)), sql, name)
-    written = collect(spark, frame.mapInArrow(write, ANSWER), len(tasks), on_step)
+    frame = _queried(mapped(numbers, records, spark_schema(read_schema)), sql, name)
+    written = collect(spark, mapped(frame, write, ANSWER), len(tasks), on_step)
     return [*written, *found.value.values()]
 
 

@@ -4,11 +4,11 @@
     <folder>/tombstones    a Delta table: keys whose newest record is a tombstone
 
 Both are replaced as a whole by every run; the commit of `rows` is the one that counts, and names the version of the
-other that belongs to it. Who takes the rows and then reads the stream from the snapshot's cursor has everything: nothing
-is missing and nothing comes twice.
+other that belongs to it. Who takes the rows and then reads the stream from the snapshot's cursor has everything:
+nothing is missing and nothing comes twice.
 
-With `since` it is a consolidated delta: of everything that happened after that cursor, only the last of each key. Who had
-the state of then puts the rows in, takes the tombstones' keys out, and has the state of the end.
+With `since` it is a consolidated delta: of everything that happened after that cursor, only the last of each key. Who
+had the state of then puts the rows in, takes the tombstones' keys out, and has the state of the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from mainstem.spark.jobs.newest import GENERATION_COLUMN
 from mainstem.spark.jobs.part_files import FILE_BYTES, PartFiles, Target
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.query import ByPart, spark_schema
-from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded, no_step, parts_of
+from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded, mapped, no_step, parts_of
 from mainstem.spark.jobs.upserting import newest_records
 from mainstem.spark.session import session
 
@@ -95,10 +95,7 @@ class _Snapshot:
         read_schema = self.history.schema(self.wanted)
         table = pa.schema([field for field in table_schema(read_schema) if field.name != DELETED_COLUMN])
         apart = pa.schema([table.field(name) for name in (KEY_COLUMN, *PLACE_COLUMNS)])
-        targets = tuple(
-            Target(str(lake.folder.absolute()), attempt.name, attempt.marker, self._prepared(lake, schema), Partitioning("none"), FILE_BYTES)
-            for lake, schema in ((self.rows, table), (self.tombstones, apart))
-        )
+        targets = (self._target(self.rows, table, attempt), self._target(self.tombstones, apart, attempt))
         self.on_step("prepared", 0, 0)
         found = context_of(self.spark).accumulator({}, ByPart())
         wanted, generations = self.wanted, _generations(self.history)
@@ -111,13 +108,15 @@ class _Snapshot:
 
         schema = spark_schema(read_schema.append(pa.field(GENERATION_COLUMN, pa.int32())))
         numbers = self.spark.range(0, len(tasks), 1, max(1, len(tasks)))
-        newest = _newest(numbers.mapInArrow(records, schema))
-        written = collect(self.spark, newest.mapInArrow(_writer(targets), ANSWER), len(tasks), self.on_step)
+        newest = _newest(mapped(numbers, records, schema))
+        written = collect(self.spark, mapped(newest, _writer(targets), ANSWER), len(tasks), self.on_step)
         return Written([*written, *found.value.values()])
 
-    def _prepared(self, lake: Lake, schema: pa.Schema) -> pa.Schema:
+    def _target(self, lake: Lake, schema: pa.Schema, attempt: Attempt) -> Target:
         has = lake.prepare(schema, [])
-        return pa.schema([has.field(field.name) for field in schema])
+        kept = pa.schema([has.field(field.name) for field in schema])
+        folder = str(lake.folder.absolute())
+        return Target(folder, attempt.name, attempt.marker, kept, Partitioning("none"), FILE_BYTES)
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
         version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True)

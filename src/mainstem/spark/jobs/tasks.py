@@ -6,6 +6,7 @@ they belong, which is three times as fast as rows that travel.
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from mainstem.spark.jobs.part_files import WrittenFile
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 # How far a job is: a word for the step, what is done of it, and of how much.
 OnStep = Callable[[str, int, int], None]
@@ -77,7 +79,19 @@ def run_parts(spark: "SparkSession", parts: int, work: Callable[[int], Answer], 
             for part in batch.column(0).to_pylist():
                 yield guarded(lambda part=part: work(part))  # type: ignore[misc]
 
-    return collect(spark, numbers.mapInArrow(task, ANSWER), parts, on_step)
+    return collect(spark, mapped(numbers, task, ANSWER), parts, on_step)
+
+
+def mapped(
+    frame: "DataFrame",
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: "StructType | str",
+) -> "DataFrame":
+    """What a function makes of the batches of each partition."""
+    with warnings.catch_warnings():
+        # Arrow alone goes through, and nothing of it through pandas.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        return frame.mapInArrow(function, schema)
 
 
 def collect(spark: "SparkSession", answers: "DataFrame", parts: int, on_step: OnStep) -> list[Answer]:
@@ -142,7 +156,7 @@ def _watched(spark: "SparkSession", parts: int, on_step: OnStep) -> Iterator[Non
         stopping.set()
         watcher.join()
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None takes it away
-    on_step("write", parts, parts)
+    on_step("wrote", parts, parts)
 
 
 def _watch(context: "SparkContext", group: str, parts: int, on_step: OnStep, stopping: threading.Event) -> None:
