@@ -25,7 +25,7 @@ WINDOW = timedelta(seconds=10)
 
 def fill(hub: Hub, count: int, windows: int = 6, counts: str | None = "10s") -> None:
     """Records of so many windows, as many in each; those of key `doomed` are seven, in the third."""
-    hub.streams.create("orders", shards=3)
+    hub.streams.create("orders", shards=3, retention="3650d")
     each = count // windows
     with hub.producer(counts=counts) as producer:
         for window in range(windows):
@@ -135,7 +135,7 @@ def test_an_audit_of_a_folder_goes_on_where_the_last_one_was(spark, tmp_path):
 def test_what_retention_took_is_not_compared(spark, tmp_path):
     folder = tmp_path / "data"
     with mainstem.open(folder) as hub:
-        hub.streams.create("orders")
+        hub.streams.create("orders", retention="3650d")
         with hub.producer(counts="10s") as producer:
             for window in range(4):
                 for _ in range(10):

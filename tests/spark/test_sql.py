@@ -3,6 +3,7 @@
 import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +11,21 @@ import pytest
 
 import mainstem
 from mainstem.core.errors import InvalidRequest, UnknownStream
+from mainstem.hub.hub import Hub
 from mainstem.spark import sql
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
+class Log(NamedTuple):
+    """A log that is only read, and where it is."""
+
+    hub: Hub
+    folder: str
+
+
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
+def log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sql") / "data"
     with mainstem.open(folder) as hub:
         hub.streams.create(
@@ -47,26 +56,25 @@ def hub(tmp_path_factory):
             producer.send_many("orders", rows)
             producer.send("shop.clicks-raw", b"hello", key=b"k")
     with mainstem.open(folder, read_only=True) as hub:
-        hub.folder = str(folder)
-        yield hub
+        yield Log(hub, str(folder))
 
 
-def ask(spark, hub, statement):
-    return sql.query(spark, hub, {"hub": hub.folder}, statement)
+def ask(spark, log, statement):
+    return sql.query(spark, log.hub, {"hub": log.folder}, statement)
 
 
-def rows(spark, hub, statement):
-    return [tuple(row) for row in ask(spark, hub, statement).collect()]
+def rows(spark, log, statement):
+    return [tuple(row) for row in ask(spark, log, statement).collect()]
 
 
-def test_the_statement_of_the_readme(spark, hub):
+def test_the_statement_of_the_readme(spark, log):
     statement = """
         SELECT country, sum(amount) FROM orders WHERE ts > now() - interval 1 hour GROUP BY country ORDER BY country
     """
-    assert rows(spark, hub, statement) == [("DE", Decimal(6)), ("FR", Decimal(9))]
+    assert rows(spark, log, statement) == [("DE", Decimal(6)), ("FR", Decimal(9))]
 
 
-def test_no_more_columns_are_read_than_are_needed(spark, hub):
+def test_no_more_columns_are_read_than_are_needed(spark, log):
     made = []
     plain = sql.Views._make
 
@@ -76,29 +84,29 @@ def test_no_more_columns_are_read_than_are_needed(spark, hub):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sql.Views, "_make", noting)
-        ask(spark, hub, "SELECT sum(id) FROM orders WHERE country = 'DE'")
+        ask(spark, log, "SELECT sum(id) FROM orders WHERE country = 'DE'")
         assert made == [("orders", None), ("orders", ["id", "country"])]
         made.clear()
-        assert rows(spark, hub, "SELECT count(*) FROM orders") == [(12,)]
+        assert rows(spark, log, "SELECT count(*) FROM orders") == [(12,)]
         assert made == [("orders", None), ("orders", ["id"])]
         made.clear()
-        ask(spark, hub, "SELECT * FROM orders")
+        ask(spark, log, "SELECT * FROM orders")
         assert made == [("orders", None)]
 
 
-def test_joins_subqueries_and_names_of_the_statement(spark, hub):
+def test_joins_subqueries_and_names_of_the_statement(spark, log):
     statement = """
         WITH large AS (SELECT id FROM orders WHERE amount > (SELECT avg(amount) FROM orders))
         SELECT count(*) FROM large JOIN Orders USING (id) LEFT JOIN empty ON empty.id = large.id
     """
-    assert rows(spark, hub, statement) == [(6,)]
+    assert rows(spark, log, statement) == [(6,)]
 
 
-def test_streams_without_a_schema_and_what_records_have_beside_their_rows(spark, hub):
-    found = rows(spark, hub, "SELECT string(value), string(key) FROM `shop.clicks-raw`")
+def test_streams_without_a_schema_and_what_records_have_beside_their_rows(spark, log):
+    found = rows(spark, log, "SELECT string(value), string(key) FROM `shop.clicks-raw`")
     assert found == [("hello", "k")]
-    assert rows(spark, hub, "SELECT max(_offset) FROM orders WHERE _shard >= 0")[0][0] >= 5
-    assert "_offset" not in ask(spark, hub, "SELECT * FROM orders").columns
+    assert rows(spark, log, "SELECT max(_offset) FROM orders WHERE _shard >= 0")[0][0] >= 5
+    assert "_offset" not in ask(spark, log, "SELECT * FROM orders").columns
 
 
 @pytest.mark.parametrize(
@@ -111,9 +119,9 @@ def test_streams_without_a_schema_and_what_records_have_beside_their_rows(spark,
         ("SELEC 1", InvalidRequest, "SELEC"),
     ],
 )
-def test_mistakes_are_told_in_a_line(spark, hub, statement, error, said):
+def test_mistakes_are_told_in_a_line(spark, log, statement, error, said):
     with pytest.raises(error, match=said.replace("?", r"\?").replace("`", "`")) as raised:
-        rows(spark, hub, statement)
+        rows(spark, log, statement)
     assert "\n" not in str(raised.value)
 
 
@@ -146,16 +154,16 @@ def test_k26_a_question_about_the_last_hour_of_a_million_records(spark, tmp_path
         with hub.consumer("events", group="billing", start="earliest") as member:
             next(iter(member))
     with mainstem.open(folder, read_only=True) as hub:
-        hub.folder = str(folder)
+        log = Log(hub, str(folder))
         before = places(hub)
         since = datetime.fromtimestamp(now - 3_600, UTC)
         begun = time.monotonic()
         ((found,),) = rows(
-            spark, hub, f"SELECT count(*) FROM events WHERE kind = 'buy' AND at >= timestamp'{since.isoformat()}'"
+            spark, log, f"SELECT count(*) FROM events WHERE kind = 'buy' AND at >= timestamp'{since.isoformat()}'"
         )
         assert time.monotonic() - begun < 20
         scripted = hub.find("events", f"kind = 'buy' AND at >= TIMESTAMP '{since.isoformat()}'", columns=["id"])
         assert found == len(scripted)
         assert abs(found - count // 8) <= 1
         assert places(hub) == before
-        assert rows(spark, hub, "SELECT count(*) FROM events WHERE kind = 'buy'") == [(count // 4,)]
+        assert rows(spark, log, "SELECT count(*) FROM events WHERE kind = 'buy'") == [(count // 4,)]

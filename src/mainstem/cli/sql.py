@@ -42,14 +42,13 @@ def sql(
     begun = CLOCK.monotonic()
     with hubs.reading(loaded, data) as hub:
         from mainstem.spark.session import session
-        from mainstem.spark.sql import query
+        from mainstem.spark.jobs.tasks import translated
+        from mainstem.spark.sql import distinct_names, query
 
         spark = session("mainstem sql", master, {"spark.sql.session.timeZone": "UTC"})
-        try:
+        with translated():
             frame = query(spark, hub, hubs.source_options(loaded, data), statement)
-            table = frame.limit(limit + 1).toArrow()
-        finally:
-            spark.stop()
+            table = distinct_names(frame).limit(limit + 1).toArrow()
     _print(table.slice(0, limit), as_json=json)
     rows = (
         f"{counted(limit, 'row')}, and there are more: see --limit"

@@ -104,7 +104,7 @@ class Outputs:
     def write(self, batch: "DataFrame", number: int) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
         kept = batch.where(F.col("orders") > 0).persist()
         try:
             rows = kept.orderBy("start").toArrow()

@@ -132,6 +132,16 @@ def needed_columns(plan: Any) -> dict[str, set[str]]:
     return found
 
 
+def distinct_names(frame: "DataFrame") -> "DataFrame":
+    """The same with a number behind the names of columns that are there already."""
+    seen: dict[str, int] = {}
+    names = []
+    for name in frame.columns:
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return frame if names == frame.columns else frame.toDF(*names)
+
+
 def unknown_stream(name: str, streams: Sequence[str]) -> UnknownStream:
     """That there is none of this name, and what may have been meant."""
     alike = difflib.get_close_matches(name, streams, n=1)
