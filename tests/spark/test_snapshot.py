@@ -95,7 +95,7 @@ def test_the_tail_goes_on_where_the_snapshot_ends(tmp_path, spark):
         with hub.consumer("stock", start=Cursor.parse(done.end), follow=False) as consumer:
             for record in consumer:
                 if record.value is None:
-                    state.pop(record.key.decode(), None)
+                    state.pop((record.key or b"").decode(), None)
                 else:
                     state[record.value["item"]] = record.value["left"]
         assert state == shop.state

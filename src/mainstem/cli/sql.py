@@ -41,8 +41,8 @@ def sql(
     """
     begun = CLOCK.monotonic()
     with hubs.reading(loaded, data) as hub:
-        from mainstem.spark.session import session
         from mainstem.spark.jobs.tasks import translated
+        from mainstem.spark.session import session
         from mainstem.spark.sql import distinct_names, query
 
         spark = session("mainstem sql", master, {"spark.sql.session.timeZone": "UTC"})

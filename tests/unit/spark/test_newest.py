@@ -1,5 +1,7 @@
 """The newest record of each key, against a dict."""
 
+import unittest.mock
+
 import hypothesis.strategies as st
 import pyarrow as pa
 from hypothesis import given
@@ -22,11 +24,8 @@ def test_the_newest_of_each_key(records):
 @given(st.dictionaries(PLACES, st.sampled_from([b"a", b"b", b"c"]), max_size=60), st.integers(1, 20))
 def test_in_bounded_memory_the_newest_comes_too(records, rows_max):
     batches = [_batch(shard, records) for shard in range(4)]
-    before, newest._HELD_ROWS_MAX = newest._HELD_ROWS_MAX, rows_max
-    try:
+    with unittest.mock.patch.object(newest, "_HELD_ROWS_MAX", rows_max):
         tables = list(newest.newest_batches(batches))
-    finally:
-        newest._HELD_ROWS_MAX = before
     found = newest.newest_of(pa.concat_tables(tables))
     assert {row["_key"]: (row["_shard"], row["_offset"]) for row in found.to_pylist()} == _oracle(records)
 

@@ -29,7 +29,7 @@ def test_hours_are_those_of_the_calendar(times):
         assert partition not in found
         assert rows["place"].to_pylist() == sorted(rows["place"].to_pylist())
         found[partition] = rows["place"].to_pylist()
-    wanted = {}
+    wanted: dict[Partition, list[int]] = {}
     for place, time in enumerate(times):
         values = (None, None) if time is None else (time.date().isoformat(), str(time.hour))
         wanted.setdefault(Partition((("_date", values[0]), ("_hour", values[1]))), []).append(place)
