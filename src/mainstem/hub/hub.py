@@ -318,7 +318,7 @@ class Hub:
             compression=compression,
             on_full=on_full,
             on_bad=on_bad,
-            window_us=0 if counts is None else max(1, microseconds(counts)),
+            counts=counts,
         )
         self._port.check_usable()
         self._port.check_writable()

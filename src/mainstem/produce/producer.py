@@ -87,6 +87,7 @@ class Producer:
         self._port = port
         self._options = options
         self._clock = clock
+        self._window_us = options.window_us()
         self._streams = KnownStreams(port, options, clock)
         # Its lock also guards what is here.
         self._shipping = Shipping(port, options, clock, self._streams, self._roll, first_shard)
@@ -487,7 +488,7 @@ class Producer:
     ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
         parcel = self._new_parcel()
-        chunk = Chunk(info, self._clock.now_us(), parcel, _NOBODY, rows, self._options.window_us)
+        chunk = Chunk(info, self._clock.now_us(), parcel, _NOBODY, rows, self._window_us)
         chunk.batch = batch
         chunk.chosen = shard
         chunk.pinned = pinned
@@ -506,8 +507,7 @@ class Producer:
     # The buffer. Called with the lock held.
 
     def _begin_chunk(self, info: StreamInfo, rows: RowConverter | None) -> Chunk:
-        owner, window_us = self._owner or _NOBODY, self._options.window_us
-        chunk = Chunk(info, self._clock.now_us(), self._parcel, owner, rows, window_us)
+        chunk = Chunk(info, self._clock.now_us(), self._parcel, self._owner or _NOBODY, rows, self._window_us)
         if not self._parcel.chunks:
             self._parcel.deadline = self._clock.monotonic() + self._options.delivery_timeout
             self._shipping.schedule(self._options.linger)

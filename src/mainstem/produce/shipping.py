@@ -64,7 +64,7 @@ class Shipping:
         self._roll = roll
         self._id = new_producer_id()
         # Told of every chunk whose fate is known, if records are counted.
-        self.counts = Counts(port, self._id, options.window_us, clock) if options.window_us else None
+        self.counts = Counts(port, self._id, options.window_us(), clock) if options.counts is not None else None
         self._epoch = 0
         self._sequences: dict[tuple[int, int], int] = {}
         # Stream: the generation for which its records were shipped last.
