@@ -16,7 +16,7 @@ pytestmark = [
 def run(folder, *arguments):
     environment = os.environ | {"TMPDIR": str(folder)}
     return subprocess.run(
-        [sys.executable, "-m", "mainstem", "demo", "--seconds", "6", "--rate", "1000", "--pipeline", *arguments],
+        [sys.executable, "-m", "mainstem", "demo", "--seconds", "6", "--rate", "1000", *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -44,12 +44,9 @@ def demo(
     fault: Annotated[
         str, typer.Option(metavar="missing|doubled|swapped|changed", help="Which fault --break plants.")
     ] = "missing",
-    pipeline: Annotated[
-        bool | None,
-        typer.Option(
-            "--pipeline/--no-pipeline", help="With the Spark job; without either, if Spark and Java are there."
-        ),
-    ] = None,
+    no_pipeline: Annotated[
+        bool, typer.Option("--no-pipeline", help="Without the Spark job, as where Spark is not installed.")
+    ] = False,
 ) -> int:
     """Watch records flow through a server and through Spark, and see that none is lost.
 
@@ -70,7 +67,7 @@ def demo(
         show.start()
         _greet(show)
         # With --break an order is left out, whichever other fault is planted in what is read back.
-        has_pipeline = _start_pipeline(show, pipeline, _DROPPED if break_ else None)
+        has_pipeline = not no_pipeline and _start_pipeline(show, _DROPPED if break_ else None)
         last = _watch(show, seconds, kill)
         print("stopping the producers; every record they sent gets its answer", flush=True)
         show.finish_writing()
@@ -82,15 +79,11 @@ def demo(
     return ExitCode.OK if is_good else ExitCode.FAILURE
 
 
-def _start_pipeline(show: "Demonstration", wanted: bool | None, drop: tuple[int, int] | None) -> bool:
+def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None) -> bool:
     """Whether there is a Spark job; said if there could not be one."""
     from mainstem.demo.pipeline_process import missing_requirement
 
-    if wanted is False:
-        return False
     if missing := missing_requirement():
-        if wanted:
-            raise UsageProblem(f"--pipeline: {missing}")
         print(f"without Spark: {missing}", flush=True)
         return False
     show.start_pipeline(drop)

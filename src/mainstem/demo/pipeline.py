@@ -31,7 +31,7 @@ _GAP: Final = "1 second"
 _SESSION_MAX: Final = "INTERVAL 5 SECONDS"
 # How much later than others an event may come.
 _LATE: Final = "4 seconds"
-_END_SECONDS: Final = 90.0
+_END_SECONDS: Final = 180.0
 _EVENT: Final = "writer INT, number LONG, customer STRING, amount DECIMAL(10, 2)"
 
 

@@ -18,7 +18,7 @@ from mainstem.demo.pipeline import PipelineOptions
 from mainstem.demo.revenue import Takings, cents_of
 
 _SHOWN: Final = 4
-_END_SECONDS: Final = 150.0
+_END_SECONDS: Final = 240.0
 
 
 # A window that the job has written: where it begins, in microseconds, its orders, its cents, and which part of them was

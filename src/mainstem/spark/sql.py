@@ -5,6 +5,7 @@ left. The plan that Spark then makes says which columns are needed of each strea
 others: a source in Python is not told, and would read them all.
 """
 
+import contextlib
 import difflib
 import json
 import re
@@ -55,7 +56,8 @@ class Views:
 
         while True:
             try:
-                return self._spark.sql(self._statement)
+                with _without_log_lines():
+                    return self._spark.sql(self._statement)
             except ParseException as error:
                 raise InvalidRequest(_in_one_line(error)) from None
             except AnalysisException as error:
@@ -176,6 +178,20 @@ def _smallest(frame: "DataFrame") -> str:
     sizes = {"boolean": 1, "tinyint": 1, "smallint": 2, "int": 4, "date": 4, "float": 4, "bigint": 8, "double": 8}
     sizes |= {"timestamp": 8, "timestamp_ntz": 8}
     return min(frame.dtypes, key=lambda each: sizes.get(each[1], 100))[0]
+
+
+@contextlib.contextmanager
+def _without_log_lines() -> Iterator[None]:
+    """PySpark writes an error with all its circumstances to standard error before it raises it; here it is no error, or
+    told in a line."""
+    from pyspark.logger import PySparkLogger
+
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 def _in_one_line(error: Any) -> str:
