@@ -33,7 +33,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo; echo "PYTHON=$(PYTHON) chooses the interpreter (3.11 or newer); ARGS=\"...\" is passed on by test, bench, torture."
 
-demo: $(VENV)/.runtime ## watch records flow through a server for SECONDS=30; KILL=1 kills it on the way, BREAK=1 plants a fault
+demo: $(VENV)/.spark ## watch records flow through a server and Spark for SECONDS=30; KILL=1 kills it on the way, BREAK=1 plants a fault
 	@$(BIN)/mainstem demo --seconds $(SECONDS) $(if $(KILL),--kill) $(if $(BREAK),--break)
 
 test: $(VENV)/.dev ## run every test, WORKERS=auto at a time; ARGS="-k name" chooses
@@ -92,17 +92,17 @@ $(VENV)/.created:
 	  echo "make: $(PYTHON) cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.created requirements/runtime.txt requirements/build.txt pyproject.toml
-	@$(call install,what mainstem needs to run (about 100 MB),-r requirements/runtime.txt -r requirements/build.txt)
+$(VENV)/.spark: $(VENV)/.created requirements/spark.txt requirements/build.txt pyproject.toml
+	@$(call install,what mainstem and its pipeline need to run (about 700 MB: Spark is large),-r requirements/spark.txt -r requirements/build.txt)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.created requirements/dev.txt pyproject.toml
 	@$(call install,what the tests and checks need (about 250 MB),-r requirements/dev.txt)
-	@touch $(VENV)/.runtime $@
+	@touch $(VENV)/.spark $@
 
 $(VENV)/.bench: $(VENV)/.created requirements/bench.txt pyproject.toml
 	@$(call install,what the benchmarks need (about 200 MB),-r requirements/bench.txt)
-	@touch $(VENV)/.runtime $@
+	@touch $(VENV)/.spark $@
 
 # $(call install,what,requirement options)
 define install

@@ -39,9 +39,9 @@ SERVER_PACKAGES = ("log", "server")
 # Libraries that stay behind one door, and where the door is.
 DOORS = {
     "apsw": ("mainstem.log.ledger",),
-    "deltalake": ("mainstem.spark.jobs",),
+    "deltalake": ("mainstem.spark.jobs", "mainstem.demo"),
     "fastavro": ("mainstem.registry",),
-    "pyspark": ("mainstem.spark",),
+    "pyspark": ("mainstem.spark", "mainstem.demo.pipeline"),
     "rich": ("mainstem.cli",),
     "sqlglot": ("mainstem.core.predicate",),
     "starlette": ("mainstem.server",),

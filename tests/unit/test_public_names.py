@@ -92,7 +92,9 @@ NAMES = {
     ),
     SchemaInfo: "created_us id schema schema_bytes version",
     Erasure: "gone_by_us records",
-    ProducerOptions: "acks batch_bytes buffer_bytes check compression delivery_timeout linger on_bad on_full",
+    ProducerOptions: (
+        "acks batch_bytes buffer_bytes check compression counts delivery_timeout linger on_bad on_full window_us"
+    ),
 }
 
 CALLS = {
@@ -119,7 +121,7 @@ CALLS = {
     "Hub.find": "(stream, where, *, limit=None, columns=None)",
     "Hub.producer": (
         "(*, acks='durable', batch_bytes=1048576, buffer_bytes=33554432, linger=0.0, delivery_timeout=120.0, "
-        "compression='lz4', on_full='block', on_bad='raise')"
+        "compression='lz4', on_full='block', on_bad='raise', counts=None)"
     ),
     "Streams.create": (
         "(name, *, shards=None, schema=None, key=None, index=None, compatibility=None, retention=None, "

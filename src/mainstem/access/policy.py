@@ -9,11 +9,18 @@ from mainstem.access.action import ALL, ALLOWED_BY, Action
 from mainstem.access.pattern import is_match
 from mainstem.access.principal import ANONYMOUS, EVERYBODY, Principal
 from mainstem.access.store import RowKey, TokenRow
+from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM
 from mainstem.transport.guarding import Explanation, Quota, Rule, Scope
 
 AUDIT_STREAM: Final = "_audit"
-# What nobody does to the audit: it is written by the server, and kept for as long as its retention says.
-_NEVER_TO_AUDIT: Final = frozenset({Action.WRITE, Action.DELETE, Action.CREATE})
+# What nobody does to streams that the server writes. The audit is kept for as long as its retention says; what
+# producers have sent, and what an audit made of that, may be deleted.
+_NEVER_TO_COUNTS: Final = frozenset({Action.WRITE, Action.CREATE})
+_NEVER: Final[Mapping[str, frozenset[Action]]] = {
+    AUDIT_STREAM: frozenset({Action.WRITE, Action.DELETE, Action.CREATE}),
+    COUNTS_STREAM: _NEVER_TO_COUNTS,
+    VERIFIED_STREAM: _NEVER_TO_COUNTS,
+}
 # The reason that a rule could change.
 NO_RULE: Final = "no rule allows it"
 _LOOKING: Final = frozenset({Action.READ, Action.DESCRIBE})
@@ -51,8 +58,8 @@ class Policy:
 
     def explain(self, principal: Principal, action: Action, stream: str) -> Explanation:
         """Whether it may, and why. A rule that denies wins over all that allow."""
-        if stream == AUDIT_STREAM and action in _NEVER_TO_AUDIT:
-            return Explanation(False, f"{AUDIT_STREAM} is written by the server alone")
+        if action in _NEVER.get(stream, ()):
+            return Explanation(False, f"{stream} is written by the server alone")
         if not self.is_guarded:
             return Explanation(True, "there is no principal yet, so whoever reaches the server may do everything")
         if principal == ANONYMOUS:

@@ -151,6 +151,8 @@ class Producer:
                 await self.flush()
             finally:
                 self._core._end_close()
+                if self._shipping.counts is not None:
+                    await self._bridge.work(self._core._tell_counts)
 
     async def __aenter__(self) -> "Producer":
         return self

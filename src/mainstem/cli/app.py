@@ -20,11 +20,13 @@ from mainstem.cli import (
     find,
     groups,
     job,
+    job_audit,
     quota,
     redrive,
     restore,
     schema,
     serve,
+    sql,
     stream,
     tail,
     token,
@@ -44,7 +46,7 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "job"),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "sql", "groups", "redrive", "top", "job"),
             *("token", "access", "quota"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
@@ -72,9 +74,11 @@ app.add_typer(schema.app, name="schema")
 app.command("write")(write.write)
 app.command("tail")(tail.tail)
 app.command("find")(find.find)
+app.command("sql")(sql.sql)
 app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
+job.run.command("audit")(job_audit.audit)
 app.add_typer(job.app, name="job")
 app.add_typer(token.app, name="token")
 app.add_typer(access.app, name="access")

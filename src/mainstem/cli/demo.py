@@ -11,15 +11,21 @@ import typer
 
 from mainstem.cli.exits import ExitCode, UsageProblem
 from mainstem.cli.flags import given_flags, with_settings
+from mainstem.cli.printing import counted
 from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
+from mainstem.core.errors import Unavailable
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.demo.account import Verdict
     from mainstem.demo.demonstration import Demonstration, Sample
+    from mainstem.demo.pipeline_process import PipelineState
+    from mainstem.demo.revenue import RevenueVerdict
 
 _REFRESH_SECONDS = 0.25
 _LINE_SECONDS = 2.0
+# The order that --break has Spark leave out: one of the first, so that it was surely sent.
+_DROPPED = (1, 3)
 
 
 @with_settings("demo")
@@ -38,12 +44,18 @@ def demo(
     fault: Annotated[
         str, typer.Option(metavar="missing|doubled|swapped|changed", help="Which fault --break plants.")
     ] = "missing",
+    no_pipeline: Annotated[
+        bool, typer.Option("--no-pipeline", help="Without the Spark job, as where Spark is not installed.")
+    ] = False,
 ) -> int:
-    """Watch records flow through a server, and see that none is lost.
+    """Watch records flow through a server and through Spark, and see that none is lost.
 
-    Starts a server, lets three producers write orders and clicks, and shows them arrive. Afterwards everything is read
-    back and compared with what was acknowledged: the exit code is 1 if one record is missing, doubled, out of order or
-    changed. Without --data the log is temporary, without --listen and --http the ports are any free ones.
+    Starts a server, lets three producers write orders and clicks, and shows them arrive. Beside that a Spark job makes
+    sessions of the clicks, joins them with the orders and writes the revenue of every five seconds to a Delta table and
+    to a stream. Afterwards everything is read back and compared with what was acknowledged, and the table, read by
+    DuckDB, with what the producers took, to the cent: the exit code is 1 if one record is missing, doubled, out of
+    order or changed, or a cent is. Without --data the log is temporary, without --listen and --http the ports are any
+    free ones.
     """
     from mainstem.demo.account import Fault
     from mainstem.demo.demonstration import Demonstration, DemoOptions
@@ -54,13 +66,41 @@ def demo(
     with Demonstration(DemoOptions(rate=rate, flags=flags)) as show:
         show.start()
         _greet(show)
+        # With --break an order is left out, whichever other fault is planted in what is read back.
+        has_pipeline = not no_pipeline and _start_pipeline(show, _DROPPED if break_ else None)
         last = _watch(show, seconds, kill)
         print("stopping the producers; every record they sent gets its answer", flush=True)
         show.finish_writing()
         print("reading everything back", flush=True)
         verdict = show.read_back(Fault(fault) if break_ else None)
-        _conclude(show, last, verdict, Fault(fault).value if break_ else None)
-    return ExitCode.OK if verdict.is_good else ExitCode.FAILURE
+        revenue = _finish_pipeline(show) if has_pipeline else None
+        _conclude(show, last, verdict, revenue, Fault(fault).value if break_ else None)
+    is_good = verdict.is_good and (revenue is None or revenue.is_good)
+    return ExitCode.OK if is_good else ExitCode.FAILURE
+
+
+def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None) -> bool:
+    """Whether there is a Spark job; said if there could not be one."""
+    from mainstem.demo.pipeline_process import missing_requirement
+
+    if missing := missing_requirement():
+        print(f"without Spark: {missing}", flush=True)
+        return False
+    show.start_pipeline(drop)
+    print("Spark is starting; it joins when it is up, and reads from the beginning", flush=True)
+    return True
+
+
+def _finish_pipeline(show: "Demonstration") -> "RevenueVerdict":
+    print("letting Spark finish: two last events push its watermark past the end", flush=True)
+    verdict = show.finish_pipeline()
+    state = show.pipeline
+    assert state is not None
+    print(
+        f"Spark read {state.rows:,} events and wrote {counted(state.windows, 'window')} of revenue to a Delta table, "
+        f"and {show.revenue_rows():,} to the stream demo.revenue"
+    )
+    return verdict
 
 
 def _greet(show: "Demonstration") -> None:
@@ -73,10 +113,17 @@ def _watch(show: "Demonstration", seconds: float, kill: bool) -> "Sample":
     view: _Lines | _Screen = _Screen() if sys.stdout.isatty() else _Lines()
     until = CLOCK.monotonic() + seconds
     kill_at = until - seconds / 2 if kill else None
+    has_joined = False
     with _interruptible() as stop, view:
         while True:
             sample = show.sample()
-            view.show(sample)
+            state = show.pipeline
+            if state is not None and state.failure:
+                raise Unavailable(f"the Spark job has ended: {state.failure}")
+            if state is not None and state.rows and not has_joined:
+                has_joined = True
+                view.say(f"Spark has joined after {sample.seconds:.0f} s, and catches up from the beginning")
+            view.show(sample, state)
             if stop or CLOCK.monotonic() >= until:
                 return sample
             if kill_at is not None and CLOCK.monotonic() >= kill_at:
@@ -106,7 +153,9 @@ def _interruptible() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _conclude(show: "Demonstration", last: "Sample", verdict: "Verdict", planted: str | None) -> None:
+def _conclude(
+    show: "Demonstration", last: "Sample", verdict: "Verdict", revenue: "RevenueVerdict | None", planted: str | None
+) -> None:
     seconds = max(last.seconds, 0.001)
     rate = sum(last.acknowledged) / seconds
     print(
@@ -118,19 +167,33 @@ def _conclude(show: "Demonstration", last: "Sample", verdict: "Verdict", planted
         )
     if planted is not None:
         print(f"--break: one record was made {planted} in what was read back")
+        if revenue is not None:
+            print("--break: Spark left one order out")
     for finding in verdict.findings:
         print(f"mainstem: {finding}", file=sys.stderr)
     if verdict.is_good:
         print("every acknowledged record is there, once, unchanged, each producer's records of a shard in order")
+    if revenue is not None:
+        _tell_revenue(revenue)
     if planted is not None:
         print(
             "the comparison found it" if verdict.findings else "nothing was found: there were too few records to break"
         )
-    if not verdict.is_good:
+    if not verdict.is_good or (revenue is not None and not revenue.is_good):
         return
     print("\nnext:")
     for line in _next_steps(show):
         print(f"  {line}")
+
+
+def _tell_revenue(revenue: "RevenueVerdict") -> None:
+    for text in revenue.findings:
+        print(f"mainstem: {text}", file=sys.stderr)
+    if revenue.is_good:
+        print(
+            f"the table, read by DuckDB, agrees with the producers to the cent: {revenue.total} in "
+            f"{counted(revenue.windows, 'window')}"
+        )
 
 
 def _next_steps(show: "Demonstration") -> tuple[str, str, str]:
@@ -159,12 +222,14 @@ class _Lines:
     def __exit__(self, *exc: object) -> None:
         return None
 
-    def show(self, sample: "Sample") -> None:
+    def show(self, sample: "Sample", state: "PipelineState | None" = None) -> None:
         offsets = "; ".join(" ".join(_offset_text(offset) for offset in shards) for shards in sample.offsets)
         self.say(
             f"{sample.seconds:5.1f} s  {sum(sample.acknowledged):>9,} acknowledged, {sample.received:>9,} received, "
             f"delay p50 {_ms_text(sample.delay_p50_ms)} p99 {_ms_text(sample.delay_p99_ms)}, newest offsets {offsets}"
         )
+        if state is not None:
+            self.say(f"         {_pipeline_text(state)}")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -192,12 +257,14 @@ class _Screen:
     def say(self, text: str) -> None:
         self._notes.append(text)
 
-    def show(self, sample: "Sample") -> None:
+    def show(self, sample: "Sample", state: "PipelineState | None" = None) -> None:
         from rich.console import Group
         from rich.text import Text
 
         rates = self._rates.update(sample)
         parts: list[Any] = [_streams_table(sample, rates), _delay_line(sample), _newest_table(sample)]
+        if state is not None:
+            parts += [Text(_pipeline_text(state), style="cyan"), _revenue_table(state)]
         parts += [Text(note, style="bold yellow") for note in self._notes]
         self._live.update(Group(*parts))
 
@@ -246,6 +313,32 @@ def _newest_table(sample: "Sample") -> Any:
         place = f"{record.stream} {record.shard}:{record.offset}"
         value = Text(record.value.decode(errors="replace"), no_wrap=True, overflow="ellipsis")
         table.add_row(Text(place, style="dim"), Text(record.key.decode(errors="replace"), style="green"), value)
+    return table
+
+
+def _pipeline_text(state: "PipelineState") -> str:
+    from mainstem.demo.revenue import money
+
+    if not state.rows:
+        return "Spark: reads its first events" if state.is_up else "Spark: starting"
+    text = f"Spark: {state.rows:,} events read"
+    if not state.windows:
+        return f"{text}, revenue when the watermark has passed the first window"
+    return f"{text}, revenue of {counted(state.windows, 'window')}: {state.orders:,} orders, {money(state.cents)}"
+
+
+def _revenue_table(state: "PipelineState") -> Any:
+    from rich import box
+    from rich.table import Table
+
+    from mainstem.core.times import from_us
+    from mainstem.demo.revenue import WINDOW_SECONDS, money
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (f"{WINDOW_SECONDS} s from", "orders", "revenue", "in sessions"):
+        table.add_column(name, justify="right")
+    for start, orders, cents, share in state.newest:
+        table.add_row(f"{from_us(start):%H:%M:%S}", f"{orders:,}", money(cents), f"{share:.0%}")
     return table
 
 

@@ -62,6 +62,21 @@ def _hub(loaded: Loaded, data: str | None, *, read_only: bool, create: bool = Fa
         yield hub
 
 
+def source_options(loaded: Loaded, data: str | None) -> dict[str, str]:
+    """The same log, as options of Spark's source."""
+    if data is not None:
+        return {"hub": str(Path(data).absolute())}
+    settings = loaded.settings
+    found = {"hub": settings.url}
+    if settings.tls_ca is not None:
+        found["ca"] = str(settings.tls_ca.absolute())
+    if settings.token_file == _PROMPT:
+        raise UsageProblem("--token-file -: Spark connects again and again; put the token into a file")
+    if settings.token_file is not None:
+        found["tokenFile"] = str(settings.token_file.absolute())
+    return found
+
+
 def _require_log(folder: Path, *, read_only: bool) -> None:
     """Say how a log is begun where none is. One whose files are not all there is left to the hub."""
     from mainstem.log.folder import has_log, require_no_backup

@@ -1,7 +1,8 @@
 """`mainstem job`: run jobs on Spark, and see what they have done."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -267,6 +268,19 @@ def _run(
     """Start Spark, do the work, say what was done."""
     import dataclasses
 
+    with running(name, loaded, data, master) as (on_step, given):
+        result = work(on_step, given)
+    if json:
+        print_json(dataclasses.asdict(result))
+        return
+    _print_result(result)
+
+
+@contextmanager
+def running(
+    name: str, loaded: Loaded, data: str | None, master: str | None
+) -> Iterator[tuple[Callable[[str, int, int], None], dict[str, Any]]]:
+    """Start Spark for a job: what to call with its steps, and what every job is given."""
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
     hubs.log_as_told(loaded)
@@ -280,11 +294,7 @@ def _run(
             given["spark"] = session(f"mainstem job {name}", master)
         if data is None:
             given |= {"token_file": _text(loaded.settings.token_file), "ca": _text(loaded.settings.tls_ca)}
-        result = work(on_step, given)
-    if json:
-        print_json(dataclasses.asdict(result))
-        return
-    _print_result(result)
+        yield on_step, given
 
 
 def _print_result(result: "JobResult") -> None:

@@ -1,5 +1,6 @@
 """`mainstem stream`: create, list, show, alter, trim and delete streams, erase keys."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.schema_file import CompatibilityOption, load
 from mainstem.cli.times import parse_time
-from mainstem.core.errors import UnknownStream
+from mainstem.core.errors import Forbidden, UnknownStream
 from mainstem.core.kinds import parse_bytes, render_duration
 from mainstem.core.names import check_stream_name
 from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
+    from mainstem.hub.counted import Verified
     from mainstem.hub.hub import Hub
     from mainstem.transport.port import StreamInfo
 
@@ -138,10 +140,27 @@ def list_(loaded: Loaded, data: Data = None, json: Json = False) -> None:
 @app.command()
 @with_settings("stream")
 def show(loaded: Loaded, name: Name, data: Data = None, json: Json = False) -> None:
-    """Show one stream with the offsets of its shards."""
+    """Show one stream with the offsets of its shards, and up to when an audit found everything where it belongs."""
     with existing(name), hubs.reading(loaded, data) as hub:
         info = hub.streams.get(name)
+        audited = _audited(hub, name)
+    if json:
+        through = time_text(audited.through_us) if audited else None
+        print_json(_described(info) | {"verified_through": through})
+        return
     _print_stream(info, json)
+    if audited:
+        behind = f"; windows after that which differ: {audited.differing}" if audited.differing else ""
+        print(f"verified through {time_text(audited.through_us)}{behind}")
+
+
+def _audited(hub: "Hub", name: str) -> "Verified | None":
+    """What the last audit of the stream found; None if there was none, or if it is not for everybody to see."""
+    from mainstem.hub.counted import verified
+
+    with contextlib.suppress(Forbidden):
+        return verified(hub).get(name)
+    return None
 
 
 @app.command()

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-# One record: where it stands, who wrote it, which of that writer's records in the stream it is, its checksum.
+# One record: where it stands, who wrote it, which of that writer's records in the stream it is, its checksum; of an
+# order also when it was sent, and for how much.
 ROW: Final = np.dtype(
     [
         ("stream", "u1"),
@@ -18,6 +19,8 @@ ROW: Final = np.dtype(
         ("crc", "<u4"),
         ("offset", "<u8"),
         ("number", "<u8"),
+        ("time_us", "<u8"),
+        ("cents", "<u4"),
     ]
 )
 Rows = npt.NDArray[Any]
@@ -97,8 +100,13 @@ def plant(read: Rows, fault: Fault) -> Rows:
     return broken
 
 
+def found_again(rows: Rows, read: Rows) -> npt.NDArray[np.bool_]:
+    """Which of these were read."""
+    return np.isin(_identity(rows), _identity(read))
+
+
 def _missing(sure: Rows, read: Rows, streams: Sequence[str]) -> Finding | None:
-    return _finding(Fault.MISSING, sure[~np.isin(_identity(sure), _identity(read))], streams, "acknowledged, not there")
+    return _finding(Fault.MISSING, sure[~found_again(sure, read)], streams, "acknowledged, not there")
 
 
 def _doubled(read: Rows, streams: Sequence[str]) -> Finding | None:

@@ -20,14 +20,27 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InternalError, Unavailable
 from mainstem.demo.account import ROW, Fault, Rows, Verdict, compare, plant
-from mainstem.demo.events import STREAMS, read_stamp
+from mainstem.demo.events import STREAMS, closing_events, read_stamp
 from mainstem.demo.follower import Follower, Newest
+from mainstem.demo.pipeline import REVENUE_STREAM, PipelineOptions
+from mainstem.demo.pipeline_process import PipelineProcess, PipelineState, read_table
+from mainstem.demo.revenue import RevenueVerdict, compare_revenue, taken
 from mainstem.demo.server_process import DemoServer
 from mainstem.demo.writer import LENGTH, READY
 
 WRITERS = 3
 SHARDS = 4
 _END_SECONDS = 60.0
+# How far ahead the events are that end a stream, and the time that the Spark job then has to reach.
+_CLOSING_US = 60_000_000
+_CLOSED_US = 30_000_000
+# The columns of what the Spark job writes.
+_REVENUE = {
+    "start": "timestamp",
+    "orders": "int64",
+    "revenue": "decimal(20, 2)",
+    "in_sessions": "decimal(20, 2)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +176,8 @@ class Demonstration:
         self._writers: list[WriterProcess] = []
         self._followers: list[Follower] = []
         self._starts: list[Cursor] = []
+        self._pipeline: PipelineProcess | None = None
+        self._read_rows: Rows = np.empty(0, dtype=ROW)
         self._hub: Any = None
         self._begun = clock.monotonic()
 
@@ -193,6 +208,41 @@ class Demonstration:
                 self._writers.append(WriterProcess(arguments, log, self._acknowledgements))
         self._await_writers()
         self._begun = self._clock.monotonic()
+
+    def start_pipeline(self, drop: tuple[int, int] | None = None) -> None:
+        """Start the Spark job beside it all, which takes a while to join; `drop` is an order that it leaves out."""
+        self._hub.streams.create(REVENUE_STREAM, schema=_REVENUE, exist_ok=True)
+        options = PipelineOptions(
+            url=self.server.url,
+            starts=tuple(map(str, self._starts)),
+            table=str(self._folder / "revenue"),
+            checkpoint=str(self._folder / "checkpoint"),
+            drop=drop,
+        )
+        with (self._folder / "pipeline.log").open("ab") as log:
+            self._pipeline = PipelineProcess(options, log)
+
+    @property
+    def pipeline(self) -> PipelineState | None:
+        """How the Spark job stands, if there is one."""
+        return None if self._pipeline is None else self._pipeline.state
+
+    def finish_pipeline(self) -> RevenueVerdict:
+        """Let the Spark job write what it has; compare its table with what the producers took. After `read_back`."""
+        assert self._pipeline is not None
+        now_us = self._clock.now_us()
+        with self._hub.producer() as producer:
+            for event in closing_events():
+                at = now_us + _CLOSING_US
+                producer.send(STREAMS[event.stream], event.value, key=event.key, timestamp=at)
+        self._pipeline.finish(now_us + _CLOSED_US)
+        took = taken(self._acknowledgements.rows(), self._read_rows)
+        return compare_revenue(took, read_table(self._folder / "revenue"))
+
+    def revenue_rows(self) -> int:
+        """How many windows are in the stream that the Spark job writes."""
+        records: int = self._hub.streams.get(REVENUE_STREAM).records
+        return records
 
     def _await_writers(self) -> None:
         for writer in self._writers:
@@ -244,7 +294,7 @@ class Demonstration:
 
     def read_back(self, fault: Fault | None = None) -> Verdict:
         """Read everything since the start and compare it with what was acknowledged; `fault` is planted in between."""
-        read = np.concatenate([np.empty(0, dtype=ROW), *self._read()])
+        read = self._read_rows = np.concatenate([np.empty(0, dtype=ROW), *self._read()])
         if fault is not None:
             read = plant(read, fault)
         return compare(self._acknowledgements.rows(), read, STREAMS)
@@ -254,7 +304,9 @@ class Demonstration:
             with self._hub.consumer(name, start=start, follow=False) as consumer:
                 for batch in consumer.batches():
                     placed = enumerate(batch.values(), batch.offset)
-                    yield np.array([_row(stream, batch.shard, offset, value) for offset, value in placed], ROW)
+                    rows = np.array([_row(stream, batch.shard, offset, value) for offset, value in placed], ROW)
+                    # Those of writer 0 only end the stream.
+                    yield rows[(rows["writer"] != 0) | (rows["number"] != 0)]
 
     def _writer_words(self) -> str:
         text = (self._folder / "writers.log").read_text(errors="replace")
@@ -266,6 +318,8 @@ class Demonstration:
             writer.kill()
         for follower in self._followers:
             follower.stop()
+        if self._pipeline is not None:
+            self._pipeline.kill()
         if self._hub is not None:
             self._hub.close()
         self.server.stop()
@@ -280,5 +334,5 @@ class Demonstration:
 
 def _row(stream: int, shard: int, offset: int, value: bytes | None) -> tuple[int, ...]:
     stamp = read_stamp(value)
-    writer, number = (0, 0) if stamp is None else (stamp.writer, stamp.number)
-    return stream, 1, shard, writer, crc32c(value or b""), offset, number
+    writer, number = (0, 1) if stamp is None else (stamp.writer, stamp.number)
+    return stream, 1, shard, writer, crc32c(value or b""), offset, number, 0, 0

@@ -37,7 +37,7 @@ class Writer:
         self._rate = rate
         self._clock = clock
         self._events = events(number, np.random.default_rng([seed, number]))
-        self._open: deque[tuple[Any, Event]] = deque()
+        self._open: deque[tuple[Any, Event, int]] = deque()
 
     def run(self, stopped: threading.Event) -> None:
         begun = self._clock.monotonic()
@@ -54,20 +54,22 @@ class Writer:
         _put(b"", 0)
 
     def _send(self, event: Event) -> None:
-        ack = self._producer.send(STREAMS[event.stream], event.value, key=event.key, timestamp=self._clock.now_us())
-        self._open.append((ack, event))
+        now_us = self._clock.now_us()
+        ack = self._producer.send(STREAMS[event.stream], event.value, key=event.key, timestamp=now_us)
+        self._open.append((ack, event, now_us))
 
     def _report(self, *, everything: bool) -> None:
         rows = []
         while self._open and (everything or self._open[0][0].done()):
-            ack, event = self._open.popleft()
+            ack, event, now_us = self._open.popleft()
             known = 1
             try:
                 shard, offset = ack.result()
             except MainstemError:
                 # Sent, and nobody knows whether it arrived.
                 known = shard = offset = 0
-            rows.append((event.stream, known, shard, self._number, crc32c(event.value), offset, event.number))
+            place = (event.stream, known, shard, self._number, crc32c(event.value), offset, event.number)
+            rows.append((*place, now_us, event.cents))
         if rows:
             _put(np.array(rows, dtype=ROW).tobytes(), len(rows))
 

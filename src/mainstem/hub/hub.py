@@ -295,6 +295,7 @@ class Hub:
         compression: Literal["zstd", "lz4"] | None = "lz4",
         on_full: Literal["block", "raise"] = "block",
         on_bad: Literal["raise", "dead_letter"] = "raise",
+        counts: str | timedelta | None = None,
     ) -> Producer:
         """A producer.
 
@@ -304,6 +305,9 @@ class Hub:
         `delivery_timeout`: seconds until a record that was not acknowledged counts as failed.
         `on_bad`: a row that does not fit the schema of its stream is a SchemaMismatch of `send`; "dead_letter" keeps it
         instead in the stream `<stream>.dead`, with the reason: its ack then says its place there. See `redrive`.
+        `counts` ("1m"): it says how many records it has sent to each stream in every window of this length, by their
+        own times, when the window ends and when it is closed; `mainstem job run audit` compares that with what is
+        there.
         """
         options = ProducerOptions(
             acks=acks,
@@ -314,6 +318,7 @@ class Hub:
             compression=compression,
             on_full=on_full,
             on_bad=on_bad,
+            counts=counts,
         )
         self._port.check_usable()
         self._port.check_writable()

@@ -37,12 +37,14 @@ from mainstem.core.placement import HASHES
 from mainstem.core.schema import Schema
 from mainstem.core.statistics import check_index_fields
 from mainstem.log.contents import Contents
+from mainstem.log.counted import Counted
 from mainstem.log.flush import AlterStream, CreateStream, DeleteStream, NoteMoment, SetSchema, TrimShard
 from mainstem.log.group_report import GroupReports
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
 from mainstem.log.upkeep import Pace
+from mainstem.transport.counting import NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
@@ -322,6 +324,7 @@ class Administration(Lookup):
         self._check_schema = check_schema
         self._retention_us = retention_us
         self._auto_create_shards = auto_create_shards
+        self._counted = Counted(log)
 
     def handle(self, call: Call) -> Answer:
         match call:
@@ -343,6 +346,9 @@ class Administration(Lookup):
                 return self._transact(call)
             case MomentCall() if call.settle:
                 return self._note_moment(call)
+            case NoteCountsCall() | NoteVerifiedCall():
+                self._counted.note(call)
+                return Answer()
             case TrimStreamCall():
                 return self._trim(call)
             case EraseKeyCall():

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mainstem.core import callbacks, layouts, payload, placement, sampling
+from mainstem.core import callbacks, layouts, payload, placement, sampling, windows
 from mainstem.core.batch import Batch
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, LeftOut, MainstemError
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
+from mainstem.core.windows import Tally
 from mainstem.produce.admission import check_atomic
 from mainstem.produce.row_batches import keys_of, with_envelope
 from mainstem.registry.rows import RowConverter
@@ -62,8 +63,10 @@ class Chunk:
         "share",
         "source",
         "stream",
+        "tallies",
         "times",
         "values",
+        "window_us",
     )
 
     def __init__(
@@ -73,6 +76,7 @@ class Chunk:
         parcel: "Parcel",
         owner: int,
         rows: RowConverter | None = None,
+        window_us: int = 0,
     ) -> None:
         self.stream = stream
         # What makes a batch of the rows; None if values are bytes. A chunk is of one kind.
@@ -111,6 +115,9 @@ class Chunk:
         self.source: pa.RecordBatch | Encoded | None = None
         # What it became before its turn to be shipped came, and the generation of the stream then.
         self.ahead: tuple[int, list[Batch]] | None = None
+        # Records of each shard by window, if they are counted: windows then have this length.
+        self.window_us = window_us
+        self.tallies: dict[int, Tally] = {}
         self.error: MainstemError | None = None
         # Whether somebody got the error from an ack.
         self.is_told = False
@@ -181,6 +188,7 @@ class Chunk:
         if few is not None:
             self.source = few
             self.shard_of = shard = self.chosen if isinstance(self.chosen, int) else sticky % self.stream.shards
+            self._count(shard, few.count, self.created_us, self.created_us, None)
             return [self._with_header(shard, few, self.created_us, self.created_us)]
         batch, keys = self._take_columns()
         if self.kept is not None:
@@ -227,6 +235,7 @@ class Chunk:
         shards = self.stream.shards
         sticky = (sticky if self.pinned is None else self.pinned) % shards
         self.rank = None
+        self.tallies.clear()
         pieces: list[tuple[int, pa.RecordBatch]]
         if isinstance(self.chosen, int):
             self.shard_of = self.chosen
@@ -287,6 +296,7 @@ class Chunk:
         encoded = payload.encode(piece, compression, schema)
         times = payload.time_range(piece) if schema is None else payload.row_time_range(piece)
         low, high = times or (self.created_us, self.created_us)
+        self._count(shard, piece.num_rows, low, high, piece if times else None)
         return self._with_header(shard, encoded, low, high, piece if is_source else None)
 
     def _with_header(self, shard: int, encoded: Encoded, low: int, high: int, columns: Any = None) -> Batch:
@@ -299,6 +309,26 @@ class Chunk:
             time_high=high,
         )
         return Batch(header, encoded.payload, columns)
+
+    def _count(self, shard: int, count: int, low: int, high: int, piece: pa.RecordBatch | None) -> None:
+        """Note the windows of what goes to a shard, whose times `piece` has if they differ."""
+        if self.window_us:
+            name = "timestamp" if self.rows is None else "_timestamp"
+            times = None if piece is None else piece.column(name).cast(pa.int64())
+            self.tallies[shard] = windows.tally(low, high, count, times, self.window_us)
+
+    @property
+    def sent(self) -> Tally:
+        """Its records by window, but for those that a quota left out. What was never encoded is counted at the time of
+        sending."""
+        if self.tallies or self.kept is not None:
+            return windows.total(self.tallies.values())
+        return {windows.start_of(self.created_us, self.window_us): self.count}
+
+    @property
+    def acknowledged(self) -> Tally:
+        """Those of them that are known to be durable."""
+        return windows.total(tally for shard, tally in self.tallies.items() if shard in self.bases)
 
     def left_out(self, index: int) -> LeftOut | None:
         """Why the record was not sent, if it was not."""

@@ -1,11 +1,14 @@
 """What may be chosen about a producer, and which choices make sense."""
 
+from datetime import timedelta
 from typing import Final, Literal
 
 import msgspec
 
+from mainstem.core.durations import microseconds
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.limits import KIB, MIB, PAYLOAD_RAW_BYTES_MAX
+from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +22,11 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     compression: Literal["zstd", "lz4"] | None = "lz4"
     on_full: Literal["block", "raise"] = "block"
     on_bad: Literal["raise", "dead_letter"] = "raise"
+    counts: str | timedelta | None = None
+
+    def window_us(self) -> int:
+        """How long the windows are in which records are counted, 0 if they are not."""
+        return 0 if self.counts is None else microseconds(self.counts)
 
     def check(self) -> None:
         """Refuse what makes no sense, in the words of the caller."""
@@ -39,6 +47,8 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.linger < 0 or self.delivery_timeout <= 0:
             raise InvalidSetting("hub.producer: linger is not negative, and delivery_timeout is more than 0 seconds")
+        if self.counts is not None and not WINDOW_US_MIN <= self.window_us() <= WINDOW_US_MAX:
+            raise InvalidSetting("hub.producer: counts is the length of a window, between 1 second and 24 hours")
 
 
 _CHOICES: Final = {

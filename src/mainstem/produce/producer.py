@@ -94,6 +94,7 @@ class Producer:
         self._port = port
         self._options = options
         self._clock = clock
+        self._window_us = options.window_us()
         self._streams = KnownStreams(port, options, clock)
         for info in known:
             self._streams.adopt(info)
@@ -496,7 +497,7 @@ class Producer:
     ) -> Chunk:
         """A parcel with nothing but this batch, queued for shipping."""
         parcel = self._new_parcel()
-        chunk = Chunk(info, self._clock.now_us(), parcel, _NOBODY, rows)
+        chunk = Chunk(info, self._clock.now_us(), parcel, _NOBODY, rows, self._window_us)
         chunk.batch = batch
         chunk.chosen = shard
         chunk.pinned = pinned
@@ -515,7 +516,7 @@ class Producer:
     # The buffer. Called with the lock held.
 
     def _begin_chunk(self, info: StreamInfo, rows: RowConverter | None) -> Chunk:
-        chunk = Chunk(info, self._clock.now_us(), self._parcel, self._owner or _NOBODY, rows)
+        chunk = Chunk(info, self._clock.now_us(), self._parcel, self._owner or _NOBODY, rows, self._window_us)
         if not self._parcel.chunks:
             self._parcel.deadline = self._clock.monotonic() + self._options.delivery_timeout
             self._shipping.schedule(self._options.linger)
@@ -587,6 +588,7 @@ class Producer:
                 self.flush()
             finally:
                 self._end_close()
+                self._tell_counts()
 
     def _begin_close(self) -> bool:
         """Whether there is something to close."""
@@ -600,6 +602,11 @@ class Producer:
         with self._shipping.lock:
             self._shipping.is_closed = True
             self._chunks.clear()
+
+    def _tell_counts(self) -> None:
+        """Say what was sent and not told yet, if it is counted. Waits for the log, and raises nothing."""
+        if self._shipping.counts is not None:
+            self._shipping.counts.close()
 
     def abandon(self, timeout: float) -> None:
         """Take no more records; DeadlineExceeded if `timeout` seconds are not enough for what is under way."""

@@ -30,6 +30,7 @@ from mainstem.core.identity import new_producer_id
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import APPEND_BATCHES_MAX, APPEND_RAW_BYTES_MAX, PRODUCER_IN_FLIGHT_MAX
 from mainstem.produce.chunk import Chunk, Parcel
+from mainstem.produce.counts import Counts
 from mainstem.produce.known_streams import KnownStreams, alike
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.returns import Returns
@@ -62,6 +63,8 @@ class Shipping:
         self._streams = streams
         self._roll = roll
         self._id = new_producer_id()
+        # Told of every chunk whose fate is known, if records are counted.
+        self.counts = Counts(port, self._id, options.window_us(), clock) if options.counts is not None else None
         self._epoch = 0
         self._sequences: dict[tuple[int, int], int] = {}
         # Stream: the generation for which its records were shipped last.
@@ -181,6 +184,7 @@ class Shipping:
                 self.dropped += sum(chunk.count for chunk in parcel.chunks)
             for chunk in parcel.chunks:
                 chunk.error = error
+            self._count(parcel)
             parcel.finish()
 
     def schedule(self, delay: float) -> None:
@@ -352,8 +356,17 @@ class Shipping:
             if self._in_flight == 0:
                 self._roll()
         for done in over:
+            self._count(done)
             done.finish()
         self.ship()
+
+    def _count(self, parcel: Parcel) -> None:
+        """The fate of its records is known."""
+        if self.counts is None:
+            return
+        is_asked = self._options.acks != "none"
+        for chunk in parcel.chunks:
+            self.counts.note(chunk.stream.name, chunk.sent, chunk.acknowledged if is_asked else None)
 
     def _end_parcel(self, parcel: Parcel) -> None:
         """With the lock held: give its room back, and remember what failed."""

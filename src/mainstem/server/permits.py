@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from mainstem.access.action import Action
+from mainstem.transport.counting import NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.guarding import (
     CreateTokenCall,
     DeleteQuotaCall,
@@ -110,6 +111,12 @@ def _of_commit(call: CommitTransactionCall) -> Demands:
     return (Demand(Action.WRITE, is_for_any=True), *_of_writer(call.writer), *cursors)
 
 
+def _of_counts(call: NoteCountsCall) -> Demands:
+    """Who may write to a stream may say how much that was."""
+    streams = sorted({count.stream for count in call.counts})
+    return tuple(Demand(Action.WRITE, stream) for stream in streams) or (Demand(Action.WRITE, is_for_any=True),)
+
+
 def _of_parts(call: CommitPartsCall) -> Demands:
     """Beside what its batches demand, which the call does not name."""
     stream = () if call.delivery is None else (Demand(Action.WRITE, call.delivery.stream),)
@@ -158,6 +165,8 @@ CALLS: Final[Mapping[type, Callable[[Any], Demands]]] = {
     DeleteQuotaCall: _of_log(Action.ADMIN),
     ListAccessCall: _of_log(Action.ADMIN),
     ExplainAccessCall: _of_log(Action.ADMIN),
+    NoteCountsCall: _of_counts,
+    NoteVerifiedCall: _of_stream(Action.ALTER),
 }
 
 # Messages of a client that is known. What is None is about something of its own that was allowed before.

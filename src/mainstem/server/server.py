@@ -42,6 +42,7 @@ from mainstem.registry.promotion import lossless
 from mainstem.server.acceptor import TlsAcceptor
 from mainstem.server.calls import Answered, CallQueue
 from mainstem.server.clients import count_followers, list_connections
+from mainstem.server.counts import HttpCounts
 from mainstem.server.guard import Guard
 from mainstem.server.line import Line
 from mainstem.server.session import Session
@@ -184,6 +185,8 @@ class Server:
         self._rights_version = self.guard.authority.version
         self._audit_pool = ThreadPoolExecutor(1, thread_name_prefix="mainstem-audit")
         self._auditing: asyncio.Future[None] | None = None
+        window_us = round(settings.http_counts * 1_000_000)
+        self.http_counts = HttpCounts(self.log, self.carry_out, self._audit_pool, window_us, clock)
         self.gateway = Gateway(
             self.log.ledger.load_stream, settings.record_bytes_max, self.log.schema, self.log.ledger.load_versions
         )
@@ -284,6 +287,7 @@ class Server:
             pool.shutdown(wait=True, cancel_futures=True)
         if records := self.guard.audit.take():
             await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.guard.record, records)
+        await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.http_counts.close)
         self._audit_pool.shutdown(wait=True)
         self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)

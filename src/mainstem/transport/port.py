@@ -18,6 +18,7 @@ from mainstem.core.kinds import render_duration
 from mainstem.core.limits import MESSAGE_HEADER_BYTES_MAX
 from mainstem.core.markup import cut, table
 from mainstem.core.schema import Schema
+from mainstem.transport.counting import CountingCall
 from mainstem.transport.guarding import AccessCall, Explanation, Quota, Rule, TokenInfo
 from mainstem.transport.sharing import (
     AbortTransactionCall,
@@ -340,6 +341,7 @@ Call = (
     | AbortTransactionCall
     | OpenWriterCall
     | AccessCall
+    | CountingCall
 )
 # What a member asks for. Answered when there is something to say, not when it was carried out.
 MembershipCall = JoinGroupCall | BeatGroupCall | LeaseGroupCall | LeaveGroupCall

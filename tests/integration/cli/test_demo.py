@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow("starts a server and three producers, and lets them run for three seconds")
 
-SECONDS = ("--seconds", "3", "--rate", "5000")
+SECONDS = ("--seconds", "3", "--rate", "5000", "--no-pipeline")
 
 
 def leftovers():
@@ -53,7 +53,8 @@ def test_killing_the_server_loses_nothing(cli):
 
 
 def test_ctrl_c_ends_the_writing_and_still_compares(cli):
-    process = cli.start("demo", "--seconds", "60", "--data", "kept", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    arguments = ("demo", "--seconds", "60", "--data", "kept", "--no-pipeline")
+    process = cli.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -72,5 +73,5 @@ def test_an_unknown_fault(cli):
 
 def test_a_server_that_cannot_start_says_why(cli):
     (cli.folder / "file").write_text("")
-    error = cli.error("demo", "--data", "file/below", code=4)
+    error = cli.error("demo", "--data", "file/below", "--no-pipeline", code=4)
     assert "the server did not start" in error

@@ -11,7 +11,7 @@ from mainstem.demo.events import STREAMS, events, read_stamp
 def rows():
     """Two writers in four shards of two streams, in the order of reading."""
     found = [
-        (stream, 1, shard, writer, 7 * offset + shard, offset, 10 * offset + 2 * shard + (stream == 1))
+        (stream, 1, shard, writer, 7 * offset + shard, offset, 10 * offset + 2 * shard + (stream == 1), 0, 0)
         for stream in range(2)
         for shard in range(4)
         for offset in range(50)

@@ -21,6 +21,7 @@ from mainstem.log.flush import AssignShards
 from mainstem.log.log import Waiter
 from mainstem.server import permits
 from mainstem.server.session import Session
+from mainstem.transport.counting import Count
 from mainstem.transport.guarding import DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetRuleCall
 from mainstem.transport.port import Answer, Call, GetStreamCall, ListStreamsCall, MembershipCall
 from mainstem.transport.sharing import (
@@ -61,6 +62,8 @@ def _value(name: str, annotation: Any) -> Any:
         return (STREAM,)
     if name == "action":
         return "read"
+    if name == "counts":
+        return (Count(STREAM, 0, 1, 1),)
     samples = {
         str: "0" * 16,
         int: 1,

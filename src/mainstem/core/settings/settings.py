@@ -27,7 +27,7 @@ from mainstem.core.settings.setting import Setting, check
 # The commands that run a server, and those that talk to one.
 SERVER: Final = ("serve", "demo")
 CLIENT: Final = (
-    *("stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "job", "bench"),
+    *("stream", "schema", "write", "tail", "find", "sql", "groups", "redrive", "top", "job", "bench"),
     *("token", "access", "quota"),
 )
 
@@ -98,6 +98,16 @@ class Settings:
         commands=SERVER,
         minimum=0,
         maximum=10_000,
+    )
+    http_counts: float = _setting(
+        DurationKind(),
+        "0s",
+        "The length of the windows in which records that come by HTTP are counted, for `mainstem job run audit`; `0s`"
+        " counts none. Producers of the native protocol count for themselves, with `counts=`.",
+        example="1m",
+        commands=SERVER,
+        minimum=0.0,
+        maximum=86_400.0,
     )
     kafka: Address | None = _setting(  # noqa: RUF009  # the default is immutable
         AddressKind(),

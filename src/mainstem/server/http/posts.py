@@ -33,6 +33,7 @@ from mainstem.core.errors import (
 from mainstem.core.identity import producer_id_of_key
 from mainstem.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from mainstem.core.names import check_stream_name
+from mainstem.core.windows import Tally
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.ledger.base import ProducerRow
 from mainstem.produce.dead_letters import dead_stream_of
@@ -50,6 +51,9 @@ from mainstem.transport.port import GetStreamCall, StreamInfo
 
 if TYPE_CHECKING:
     from mainstem.server.server import Server
+
+# For each batch of a request its stream, and its records by window.
+Tallies = list[tuple[int, Tally]]
 
 _ON_BAD: Final = ("raise", "dead_letter")
 
@@ -115,7 +119,9 @@ class Posts:
         try:
             with Body(request, visitor, self._budget, self._server.clock) as body:
                 unit = _UNITS.get(media_type, "line")
-                posting = Posting(port, info, on_bad=on_bad, unit=unit, finished=self._described)
+                tallies: Tallies = []
+                finished = partial(self._described, tallies)
+                posting = Posting(port, info, on_bad=on_bad, unit=unit, finished=finished)
                 try:
                     batches = await self._parse(line, READERS[media_type](posting), posting, body)
                 except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
@@ -128,9 +134,9 @@ class Posts:
                 if posting.dead:
                     visitor.check("write", dead_stream_of(name))
                 if key is None:
-                    written = await self._write(info, posting, batches)
+                    written = await self._write(info, posting, batches, tallies)
                 else:
-                    written = await self._write_once(info, posting, batches, key, line)
+                    written = await self._write_once(info, posting, batches, tallies, key, line)
         finally:
             line.cancel()
         return json_answer(written)
@@ -158,16 +164,19 @@ class Posts:
             batches = await aside(line, partial(_advance, steps, self._server.clock))
         return batches
 
-    def _described(self, batch: Batch) -> Batch:
-        """The batch without a producer, with statistics if it is large enough for them."""
+    def _described(self, tallies: Tallies, batch: Batch) -> Batch:
+        """The batch without a producer, with statistics if it is large enough for them. It is counted."""
+        tallies.append((batch.header.stream, self._server.http_counts.tally(batch)))
         header = msgspec.structs.replace(batch.header, producer=0, producer_epoch=0, sequence=0)
         row = self._server.log.ledger.load_stream(header.stream) if is_worth_statistics(header) else None
         if row is None:
             return Batch(header, batch.payload)
         return Contents.of(row, self._server.log.schema).described(Batch(header, batch.payload, batch.columns))
 
-    async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch]) -> Written:
+    async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], tallies: Tallies) -> Written:
         bases = await HttpAppend(self._server, batches).wait() if batches else []
+        for stream, tally in tallies:
+            self._server.http_counts.note(info.name if stream == info.id else dead_stream_of(info.name), tally)
         runs = _runs(info, batches, bases)
         count = sum(run.last - run.first + 1 for run in runs)
         written = Written(info.name, count, runs, posting.dead)
@@ -176,7 +185,13 @@ class Posts:
         return msgspec.structs.replace(written, left_out=posting.left_out, share=posting.share)
 
     async def _write_once(
-        self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], key: int, line: Line
+        self,
+        info: StreamInfo,
+        posting: Posting,
+        batches: Sequence[Batch],
+        tallies: Tallies,
+        key: int,
+        line: Line,
     ) -> Written:
         identity = (info.uuid, key)
         turn = self._keys.setdefault(identity, _Turn())
@@ -185,7 +200,7 @@ class Posts:
             async with turn.lock:
                 found = await self._server.run_aside(line, lambda: self._earlier(info, key))
                 if found is None:
-                    return await self._write(info, posting, _anchored(batches, key))
+                    return await self._write(info, posting, _anchored(batches, key), tallies)
         finally:
             turn.wanted -= 1
             if not turn.wanted:

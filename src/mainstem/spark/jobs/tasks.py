@@ -42,6 +42,8 @@ class Answer(msgspec.Struct, frozen=True):
     error: tuple[int, str, dict[str, Any]] | None = None
     # Files of another table, where a job writes two.
     apart: tuple[WrittenFile, ...] = ()
+    # Records by the beginning of their windows, where they are counted.
+    tally: dict[int, int] = {}
 
 
 def no_step(step: str, done: int, total: int) -> None:

@@ -1,0 +1,200 @@
+"""SQL over streams by their names: a statement, and a view for each stream that it speaks of.
+
+Spark itself says which names a statement has that it does not know: each that is a stream becomes a view, until none is
+left. The plan that Spark then makes says which columns are needed of each stream, and the views are made again with no
+others: a source in Python is not told, and would read them all.
+"""
+
+import contextlib
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from mainstem.core.errors import InvalidRequest, UnknownStream
+
+if TYPE_CHECKING:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import DataFrame, SparkSession
+
+    from mainstem.hub.hub import Hub
+
+# More streams than anybody joins; a statement that names more is refused before the driver is full of plans.
+STREAMS_MAX: Final = 100
+_METADATA: Final = re.compile(r"\b_(shard|offset|timestamp|key|headers)\b", re.IGNORECASE)
+_PART: Final = re.compile(r"`((?:[^`]|``)*)`")
+
+
+def query(spark: "SparkSession", hub: "Hub", options: Mapping[str, str], statement: str) -> "DataFrame":
+    """What a statement selects, when it is asked for. `options` are those of the source: which hub, which token."""
+    views = Views(spark, [stream.name for stream in hub.streams.list()], options, statement)
+    try:
+        return narrowed(views, views.plan())
+    finally:
+        # What was planned has its streams; the next statement is to find them with all their columns.
+        views.drop()
+
+
+class Views:
+    """The streams of one statement as views of a session. One thread."""
+
+    def __init__(
+        self, spark: "SparkSession", streams: Sequence[str], options: Mapping[str, str], statement: str
+    ) -> None:
+        self._spark = spark
+        self._streams = streams
+        # What a record has beside its row is there when it is spoken of: `SELECT *` is the row.
+        metadata = "true" if _METADATA.search(statement) else "false"
+        self._options = {**options, "includeMetadata": metadata}
+        self._statement = statement
+        self.made: dict[str, DataFrame] = {}
+
+    def plan(self) -> "DataFrame":
+        """The statement as Spark understands it, with a view for each stream in it."""
+        from pyspark.errors import AnalysisException, ParseException
+
+        while True:
+            try:
+                with _without_log_lines():
+                    return self._spark.sql(self._statement)
+            except ParseException as error:
+                raise InvalidRequest(_in_one_line(error)) from None
+            except AnalysisException as error:
+                self._make(self._stream_of(error))
+
+    def drop(self) -> None:
+        for stream in self.made:
+            self._spark.sql(f"DROP VIEW IF EXISTS `{stream}`")
+
+    def narrow(self, stream: str, columns: Sequence[str]) -> None:
+        """Make a view again, with these columns only."""
+        self._make(stream, columns)
+
+    def _stream_of(self, error: "AnalysisException") -> str:
+        """The stream that Spark did not know; raises what is wrong if it is none."""
+        if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+            raise InvalidRequest(_in_one_line(error)) from None
+        quoted = (error.getMessageParameters() or {}).get("relationName", "")
+        parts = [part.replace("``", "`") for part in _PART.findall(quoted)]
+        name = ".".join(parts)
+        found = self._found(name)
+        if found is None:
+            raise unknown_stream(name, self._streams) from None
+        if len(parts) > 1:
+            raise InvalidRequest(f"write the name of the stream in backticks: `{found}`") from None
+        if len(self.made) >= STREAMS_MAX or found in self.made:
+            raise InvalidRequest(f"a statement speaks of at most {STREAMS_MAX} streams") from None
+        return found
+
+    def _found(self, name: str) -> str | None:
+        """A stream by its name, in whatever case it is written, as it is with tables in Spark."""
+        if name in self._streams:
+            return name
+        alike = [stream for stream in self._streams if stream.lower() == name.lower()]
+        return alike[0] if len(alike) == 1 else None
+
+    def _make(self, stream: str, columns: Sequence[str] | None = None) -> None:
+        reader = self._spark.read.format("mainstem").options(**self._options).option("stream", stream)
+        if columns is not None:
+            reader = reader.option("columns", json.dumps(list(columns)))
+        frame = self.made[stream] = reader.load()
+        frame.createOrReplaceTempView(f"`{stream}`")
+
+
+def narrowed(views: Views, frame: "DataFrame") -> "DataFrame":
+    """The same, reading no more columns than are needed. Where the plan cannot be looked at, as it is: a session of
+    Spark Connect has none here."""
+    plan = getattr(frame, "_jdf", None)
+    if plan is None or not views.made:
+        return frame
+    needed = needed_columns(plan.queryExecution().optimizedPlan())
+    is_narrower = False
+    for stream, columns in needed.items():
+        made = views.made[stream]
+        wanted = [name for name in made.columns if name in columns] or [_smallest(made)]
+        if len(wanted) < len(made.columns):
+            views.narrow(stream, wanted)
+            is_narrower = True
+    return views.plan() if is_narrower else frame
+
+
+def needed_columns(plan: Any) -> dict[str, set[str]]:
+    """Of each stream in an optimised plan, the columns that something in it refers to."""
+    nodes = list(_nodes(plan))
+    used = {attribute.exprId().id() for attribute in _items(plan.output())}
+    for node in nodes:
+        used |= {attribute.exprId().id() for attribute in _items(node.references().toSeq())}
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        stream = _stream_read_by(node)
+        if stream is not None:
+            columns = {attribute.name() for attribute in _items(node.output()) if attribute.exprId().id() in used}
+            found.setdefault(stream, set()).update(columns)
+    return found
+
+
+def distinct_names(frame: "DataFrame") -> "DataFrame":
+    """The same with a number behind the names of columns that are there already."""
+    seen: dict[str, int] = {}
+    names = []
+    for name in frame.columns:
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return frame if names == frame.columns else frame.toDF(*names)
+
+
+def unknown_stream(name: str, streams: Sequence[str]) -> UnknownStream:
+    """That there is none of this name, and what may have been meant."""
+    alike = difflib.get_close_matches(name, streams, n=1)
+    hint = f"did you mean `{alike[0]}`?" if alike else "mainstem stream list shows what there is"
+    return UnknownStream(f"no stream is called {name!r}; {hint}")
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """A plan's nodes, those of subqueries in its expressions included."""
+    yield plan
+    for child in (*_items(plan.children()), *_items(plan.subqueries())):
+        yield from _nodes(child)
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    """What is in a sequence of the JVM."""
+    return (sequence.apply(index) for index in range(sequence.size()))
+
+
+def _stream_read_by(node: Any) -> str | None:
+    name = node.getClass().getSimpleName()
+    if name == "DataSourceV2ScanRelation":
+        node = node.relation()
+    elif name != "DataSourceV2Relation":
+        return None
+    stream: str | None = node.options().get("stream")
+    return stream
+
+
+def _smallest(frame: "DataFrame") -> str:
+    """A column that is cheap to read, for a statement that needs none, such as one that only counts."""
+    sizes = {"boolean": 1, "tinyint": 1, "smallint": 2, "int": 4, "date": 4, "float": 4, "bigint": 8, "double": 8}
+    sizes |= {"timestamp": 8, "timestamp_ntz": 8}
+    return min(frame.dtypes, key=lambda each: sizes.get(each[1], 100))[0]
+
+
+@contextlib.contextmanager
+def _without_log_lines() -> Iterator[None]:
+    """PySpark writes an error with all its circumstances to standard error before it raises it; here it is no error, or
+    told in a line."""
+    from pyspark.logger import PySparkLogger
+
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def _in_one_line(error: Any) -> str:
+    """What Spark says, without the plan that it appends."""
+    text = str(error).partition("\n\n")[0].partition(";\n")[0].partition("\n== SQL")[0]
+    return re.sub(r"\s*SQLSTATE: \w+", "", " ".join(text.split()))
