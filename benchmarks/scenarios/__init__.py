@@ -3,6 +3,7 @@
 from benchmarks.scenarios import (
     backlog,
     backup,
+    compact,
     delete,
     embedded,
     fanout,
@@ -44,6 +45,7 @@ _MODULES = (
     http,
     upkeep,
     merger,
+    compact,
     delete,
     backup,
     rebalance,

@@ -48,6 +48,7 @@ from mainstem.transport.port import (
     Answer,
     Call,
     ConnectionsCall,
+    CoolCall,
     CreateStreamCall,
     DeleteStreamCall,
     EraseKeyCall,
@@ -56,6 +57,7 @@ from mainstem.transport.port import (
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
+    PlanColdCall,
     SchemaCall,
     SchemaInfo,
     SchemasCall,
@@ -346,6 +348,11 @@ class Administration(Lookup):
                 return self._trim(call)
             case EraseKeyCall():
                 return self._erase(call)
+            case PlanColdCall():
+                plan = self._log.cooling.plan(self._require(call.name), call.before_us, *_given(call.bytes_min))
+                return Answer(cold=plan)
+            case CoolCall():
+                return self._cool(call)
             case StatisticsCall():
                 return Answer(counters=self._log.counters(), histograms=self._log.histograms())
             case _:
@@ -435,9 +442,21 @@ class Administration(Lookup):
     def _erase(self, call: EraseKeyCall) -> Answer:
         row = self._require(call.name)
         erased = self._log.upkeep.erase(row, call.key)
+        self._log.cooling.forget(row.id)
         gone_by = self.info(row, details=True).gone_by_us
         logger.info(Event("records of one key erased", stream=row.name, records=erased))
         return Answer(erased=Erasure(erased, gone_by))
+
+    def _cool(self, call: CoolCall) -> Answer:
+        row = self._require(call.name)
+        if call.file is None:
+            self._log.cooling.abandon(call.abandon)
+            return Answer()
+        if call.file.stream != row.id:
+            raise InvalidRequest(f"cold file {call.file.block} is not of stream {row.name!r}")
+        entries = self._log.cooling.commit(call.file)
+        logger.info(Event("records cooled", stream=row.name, records=call.file.records, entries=entries))
+        return Answer()
 
     def _create(self, call: CreateStreamCall) -> Answer:
         name = check_stream_name(call.name)
@@ -486,6 +505,10 @@ class Administration(Lookup):
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
         return Answer(streams=(self.info(row, with_restored=True),), created=created)
+
+
+def _given(value: int | None) -> tuple[int, ...]:
+    return () if value is None else (value,)
 
 
 def _listed_bytes(row: StreamRow) -> int:
