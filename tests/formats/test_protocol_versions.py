@@ -24,10 +24,13 @@ from mainstem.transport.guarding import ListAccessCall
 from mainstem.transport.port import (
     AlterStreamCall,
     Call,
+    CoolCall,
     CreateStreamCall,
     EraseKeyCall,
     GetStreamCall,
     MomentCall,
+    PlanColdCall,
+    RunsCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
@@ -52,7 +55,7 @@ from tests.unit.server.parts import run, serving
 
 SECONDS_MAX = 20
 # Versions of which there is a recorded conversation; what both say in it is in the messages of version 1.
-RECORDED = (1, 2, 3, 4)
+RECORDED = (1, 2, 3, 4, 5)
 
 
 # ------------------------------------------------------------------------------- a client of version 1, this server
@@ -291,6 +294,9 @@ NEW_CALLS = [
     SchemasCall("talk"),
     SchemaCall(1),
     MomentCall("talk", 1),
+    RunsCall("talk", 0, 0, 1),
+    PlanColdCall("talk", 1),
+    CoolCall("talk"),
     ListAccessCall("token"),
 ]
 
@@ -302,7 +308,7 @@ def test_what_a_server_of_version_1_would_misunderstand_is_refused_here(call):
     with RecordedServer(greeting) as server:
         hub = mainstem.connect(server.url)
         with pytest.raises(
-            ProtocolError, match=r"speaks protocol version 1, this client 1 to 5; this [\w ]+ needs version [2345]"
+            ProtocolError, match=r"speaks protocol version 1, this client 1 to 6; this [\w ]+ needs version [23456]"
         ):
             hub._port.call(call)
         hub.close()

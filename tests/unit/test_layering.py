@@ -40,6 +40,7 @@ SERVER_PACKAGES = ("log", "server")
 DOORS = {
     "apsw": ("mainstem.log.ledger",),
     "fastavro": ("mainstem.registry",),
+    "pyspark": ("mainstem.spark",),
     "rich": ("mainstem.cli",),
     "sqlglot": ("mainstem.core.predicate",),
     "starlette": ("mainstem.server",),

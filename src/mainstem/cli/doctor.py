@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mainstem.log.doctor import Progress, Report
     from mainstem.log.finding import Finding
     from mainstem.log.salvage import SalvageReport
+    from mainstem.spark.java import Java
 
 
 @with_settings("doctor")
@@ -35,6 +36,9 @@ def doctor(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Put the ledger aside and make it anew from snapshot and blocks.")
     ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Say which Java and which packages Spark would run with, and nothing else.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> int:
@@ -46,8 +50,15 @@ def doctor(
     --salvage reads one block file without a ledger, also one that is cut or damaged. Rows go to a file for each schema,
     beside --output and named after it: OUT.schema-7.parquet beside OUT.parquet. --rebuild makes a ledger anew; the
     old one is kept in the folder, and nobody may write it meanwhile.
+
+    --spark looks at no folder: it says which Java Spark would run on, and what of its packages is installed. The exit
+    code is 5 if something is missing.
     """
     _log_as_told(loaded)
+    if spark:
+        if rebuild or deep or salvage is not None:
+            raise UsageProblem("--spark looks at this machine, not at a folder: it goes with no other option")
+        return _look_at_spark(json)
     if rebuild and (salvage is not None or deep):
         raise UsageProblem("--rebuild goes with neither --salvage nor --deep")
     if (salvage is None) != (output is None):
@@ -67,6 +78,41 @@ def _log_as_told(loaded: Loaded) -> None:
         logging.getLogger("mainstem").addHandler(logging.NullHandler())
     else:
         configure_logging(loaded.settings)
+
+
+# Spark.
+
+
+def _look_at_spark(json: bool) -> int:
+    from mainstem.spark.diagnosis import diagnose
+
+    found = diagnose()
+    if json:
+        print_json(
+            {
+                "java": None if found.java is None else _java(found.java),
+                "others": [_java(other) for other in found.others],
+                "packages": dict(found.packages),
+                "source": found.is_source_known,
+                "cores": found.cores,
+                "missing": list(found.missing),
+            }
+        )
+    else:
+        print(f"java      {found.java or 'none'}")
+        for other in found.others:
+            print(f"          also {other}")
+        for name, version in found.packages.items():
+            print(f"{name:9} {version}")
+        print(f'source    format("mainstem") is {"known" if found.is_source_known else "unknown"} to Spark')
+        print(f"machine   {counted(found.cores, 'core')}")
+        for missing in found.missing:
+            print(f"missing   {missing}")
+    return ExitCode.REFUSED if found.missing else ExitCode.OK
+
+
+def _java(java: "Java") -> dict[str, Any]:
+    return {"home": str(java.home), "version": java.version, "found_by": java.found_by}
 
 
 # Examining.

@@ -83,6 +83,8 @@ class Consumer(Reading):
 
     With `ordering_window_us` no record comes after one that was stored later by more than that, whatever their shards;
     `watermark` then says how far the time has come. With 0 there is a single order, the same for every reader.
+
+    With `ends` reading ends there, shard by shard, instead of where the stream ended.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Consumer(Reading):
         columns: Sequence[str] | None = None,
         on_bad: OnBad = "raise",
         ordering_window_us: int | None = None,
+        ends: Sequence[int] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_stream_name(stream, reserved=True)
@@ -132,7 +135,7 @@ class Consumer(Reading):
         self._older: set[int] = set()
         self._counted = ReadCounts()
         self._why_undecoded: UndecodedRecords | IncompatibleSchema | None = None
-        self._ends = None if follow else self._info.ends
+        self._ends = tuple(ends) if ends is not None else None if follow else self._info.ends
         self._subscription: Subscription | None = None
         self._closed = False
         # Per shard, the offset after what was yielded last, up to the batch being taken apart.

@@ -12,7 +12,8 @@
     │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
-    │   └── Unauthenticated, Forbidden, LeftOut
+    │   ├── Unauthenticated, Forbidden, LeftOut
+    │   └── MissingRequirement
     ├── Retriable               the same call may succeed later
     │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
@@ -245,6 +246,13 @@ class LeftOut(Refused):
     """The record was left out: its writer is over a quota of which a share is kept, and it is not of that share."""
 
     code = 222
+
+
+class MissingRequirement(Refused):
+    """Something that Mainstem does not bring along is missing on this machine, or too old; the message says how to get
+    it."""
+
+    code = 230
 
 
 class Retriable(MainstemError):

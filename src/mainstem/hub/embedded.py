@@ -19,6 +19,7 @@ from mainstem.access.audit import Audit
 from mainstem.access.policy import AUDIT_STREAM
 from mainstem.access.principal import ANONYMOUS
 from mainstem.consume.feed import Feed
+from mainstem.consume.runs import Runs
 from mainstem.consume.selections import Selections
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
@@ -70,6 +71,7 @@ from mainstem.transport.port import (
     EraseKeyCall,
     MembershipCall,
     Query,
+    RunsCall,
     StatisticsCall,
     StreamInfo,
     checked,
@@ -104,12 +106,12 @@ class LogPort:
     ) -> None:
         self.log = Log(path, options, clock=clock, disk=disk, promote=lossless)
         try:
-            self._start(auto_create_shards)
+            self._start(path, auto_create_shards)
         except BaseException:
             self.log.close()
             raise
 
-    def _start(self, auto_create_shards: int) -> None:
+    def _start(self, path: Path, auto_create_shards: int) -> None:
         self._administration = Administration(
             self.log, check_schema=compatibility.check, auto_create_shards=auto_create_shards
         )
@@ -118,6 +120,7 @@ class LogPort:
         self._audit = Audit(self.log.clock)
         self._audit_stream = OwnStream(self.log, AUDIT_STREAM, AUDIT_RETENTION_US, AUDIT_RETENTION_BYTES)
         self._selections = Selections(self.log.schema)
+        self._runs = Runs(self._administration.require, self.log.reader, self._selections, path, self.log.word)
         self._liveness = Liveness("hub", self._abandon_after_fork)
         self._subscriptions: dict[int, tuple[LocalSubscription, ...]] = {}
         self._lock = threading.Lock()
@@ -147,6 +150,8 @@ class LogPort:
     def _carry_out(self, call: Call) -> Answer:
         if isinstance(call, AccessCall):
             return self._access.handle(call)
+        if isinstance(call, RunsCall):
+            return self._runs.handle(call)
         return self._coordinator.call(call) if isinstance(call, GroupCall) else self._administration.handle(call)
 
     def ask(self, call: Call, timeout: float, done: Answered) -> None:
@@ -456,6 +461,7 @@ class FolderPort:
         self._selections = Selections(self._schemas.get)
         self._reader = LogReader(self._ledger, folder.blocks)
         self._lookup = Lookup(self._ledger, self._reader, self._schemas)
+        self._runs = Runs(self._lookup.require, self._reader, self._selections, path)
         self._liveness = Liveness("hub", lambda: None)
         self._epoch = self._ledger.epoch()
         self._replaced = self._ledger.replaced
@@ -468,6 +474,8 @@ class FolderPort:
         call = checked(call)
         if isinstance(call, ListAccessCall | ExplainAccessCall):
             answer = AccessAdministration(ReadRows(self._ledger)).handle(call)
+        elif isinstance(call, RunsCall):
+            answer = self._runs.handle(call)
         else:
             answer = self._lookup.handle(call)
         self._check_epoch()

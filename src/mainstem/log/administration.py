@@ -124,20 +124,20 @@ class Lookup:
     def handle(self, call: Call) -> Answer:
         match call:
             case GetStreamCall():
-                row = self._require(call.name)
+                row = self.require(call.name)
                 if not call.details:
                     return self.find(call.name)
                 return Answer(streams=(self.info(row, details=True, with_restored=True),))
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
             case SchemasCall():
-                return self._versions(self._require(call.name), call.after)
+                return self._versions(self.require(call.name), call.after)
             case SchemaCall():
                 return Answer(schemas=(SchemaInfo(call.id, self._schemas.get(call.id).serialized),))
             case OffsetsAtTimeCall():
-                return Answer(offsets=self._offsets_at(self._require(call.name), call.time_us))
+                return Answer(offsets=self._offsets_at(self.require(call.name), call.time_us))
             case MomentCall() if not call.settle:
-                return Answer(offsets=self._moment_at(self._require(call.name), call.time_us))
+                return Answer(offsets=self._moment_at(self.require(call.name), call.time_us))
             case StatisticsCall():
                 return Answer(counters={"flushes_applied": self._ledger.applied().number})
             case ConnectionsCall():
@@ -151,7 +151,7 @@ class Lookup:
 
     def find(self, name: str) -> Answer:
         """The stream of this name, or UnknownStream. From memory where the log is: nothing is counted."""
-        return Answer(streams=(self.info(self._require(name), with_restored=True, counted=False),))
+        return Answer(streams=(self.info(self.require(name), with_restored=True, counted=False),))
 
     def _found(self, row: StreamRow) -> Answer:
         """The stream as somebody wants it who has changed it: with its records counted."""
@@ -159,7 +159,7 @@ class Lookup:
 
     def find_in_memory(self, name: str) -> Answer | None:
         """The same, but None if the disk would have to be asked for its schema."""
-        row = self._require(name)
+        row = self.require(name)
         return None if row.schema_id and self._schemas.at_hand(row.schema_id) is None else self.find(name)
 
     def _list(self, after: int, oldest: bool) -> Answer:
@@ -275,7 +275,8 @@ class Lookup:
         shards = range(row.shards)
         return tuple((past, tuple(noted.get(past, {}).get((row.id, shard), 0) for shard in shards)) for past in ended)
 
-    def _require(self, name: str) -> StreamRow:
+    def require(self, name: str) -> StreamRow:
+        """The stream of this name, or UnknownStream."""
         row = self._ledger.stream_named(check_stream_name(name, reserved=True))
         if row is None:
             raise unknown_stream(name)
@@ -336,7 +337,7 @@ class Administration(Lookup):
             case SetSchemaCall():
                 return self._set_schema(call)
             case DeleteStreamCall():
-                row = self._require(call.name)
+                row = self.require(call.name)
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
                 logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
@@ -365,25 +366,25 @@ class Administration(Lookup):
         return Answer()
 
     def _note_moment(self, call: MomentCall) -> Answer:
-        row = self._require(call.name)
+        row = self.require(call.name)
         if self._moment_at(row, TIME_US_MAX) != self.info(row, counted=False).ends:
             self._log.execute(NoteMoment(row.id))
         return Answer(offsets=self._moment_at(row, call.time_us))
 
     def _alter(self, call: AlterStreamCall) -> Answer:
-        row = self._require(call.name)
+        row = self.require(call.name)
         _check_cleanup(call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us)
         given = (call.retention_us, call.retention_bytes, call.cleanup, call.tombstone_us, call.shards)
         self._log.execute(AlterStream(row.id, *given))
         if call.shards is not None and call.shards != row.shards:
             logger.info(Event("stream has more shards", stream=row.name, shards=call.shards, before=row.shards))
-        return self._found(self._require(call.name))
+        return self._found(self.require(call.name))
 
     def _set_schema(self, call: SetSchemaCall) -> Answer:
         schema = Schema.parse(call.schema)
         _check_compatibility(call.compatibility)
         for _ in range(_SET_SCHEMA_TRIES):
-            row = self._require(call.name)
+            row = self.require(call.name)
             # The newest version again: a call that is repeated changes nothing more.
             is_same = bool(row.schema_id) and self._schemas.get(row.schema_id) == schema
             named = row if is_same else self._check_next_schema(row, schema, call.compatibility or row.compatibility)
@@ -392,10 +393,10 @@ class Administration(Lookup):
             try:
                 self._store_schema(named, schema, call.compatibility, is_same=is_same)
             except Refused:
-                if self._require(call.name).schema_version == row.schema_version:
+                if self.require(call.name).schema_version == row.schema_version:
                     raise
                 continue  # another one came first: it is checked against that
-            return self._found(self._require(call.name))
+            return self._found(self.require(call.name))
         raise Refused(f"others change the schema of {call.name!r} all the time; try again")
 
     def _check_next_schema(self, row: StreamRow, schema: Schema, compatibility: str) -> StreamRow:
@@ -418,7 +419,7 @@ class Administration(Lookup):
         logger.info(Event("stream has a new schema", stream=row.name, version=version))
 
     def _trim(self, call: TrimStreamCall) -> Answer:
-        row = self._require(call.name)
+        row = self.require(call.name)
         if (call.before_us is None) == (call.offset is None):
             raise InvalidRequest("trim before a time or before an offset, one of them")
         ends = [self._ledger.load_shard(row.id, shard).stable for shard in range(row.shards)]
@@ -437,10 +438,10 @@ class Administration(Lookup):
             self._log.execute(TrimShard(row.id, shard, min(max(before, 0), end)))
             self._log.upkeep.look_at((row.id, shard))
         logger.info(Event("stream trimmed", stream=row.name))
-        return self._found(self._require(call.name))
+        return self._found(self.require(call.name))
 
     def _erase(self, call: EraseKeyCall) -> Answer:
-        row = self._require(call.name)
+        row = self.require(call.name)
         erased = self._log.upkeep.erase(row, call.key)
         self._log.cooling.forget(row.id)
         gone_by = self.info(row, details=True).gone_by_us
@@ -501,7 +502,7 @@ class Administration(Lookup):
                 logger.info(
                     Event("stream created", stream=name, shards=call.shards, retention_seconds=retention_us / 1e6)
                 )
-        row = self._require(name)
+        row = self.require(name)
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
         return Answer(streams=(self.info(row, with_restored=True),), created=created)

@@ -1,7 +1,7 @@
 """The data folder: what is where, whose it is, and that only one process writes it.
 
 mainstem.json              format version, the log's UUID and a checksum of both; whether there are blocks
-lock                       held by the writing process; says which one
+lock                       says which process writes, and a word that it drew when it began
 ballast                    holds nothing but room, which is given up when the disk is full
 ledger.db, -wal, -shm      the ledger
 snapshots/ledger-<n>.db    copies of it
@@ -35,6 +35,8 @@ logger = logging.getLogger("mainstem.log")
 FORMAT: Final = 5
 # What says which log a data folder holds.
 IDENTITY: Final = "mainstem.json"
+# What says who writes a data folder.
+LOCK_NOTE: Final = "lock"
 # What a backup folder has and a data folder has not.
 BACKUP_MANIFEST: Final = "manifest.json"
 
@@ -187,6 +189,14 @@ class Folder:
         self.disk.replace(part, self._identity)
 
 
+def word_of_writer(path: Path) -> str:
+    """The word that the writer of a folder drew, or the last one; "" if there is none to be seen."""
+    try:
+        return (path / LOCK_NOTE).read_text(errors="replace").partition("\n")[2].strip()
+    except OSError:
+        return ""
+
+
 def has_log(path: Path) -> bool:
     """Whether something of a log is in a folder, though perhaps not all of it."""
     return any((path / name).exists() for name in (IDENTITY, "ledger.db", "blocks"))
@@ -232,12 +242,14 @@ class FolderLock:
     """Held by the one process that writes a folder. Released by the kernel when that process ends, however it ends.
 
     It is the folder itself that is locked: a file in it could be deleted and made anew under a running writer. The file
-    `lock` only says who that is.
+    `lock` only says who that is, and a word that this writer drew: whoever is told the word and finds it in a folder
+    sees the folder that is being written, and not a copy that somebody else writes.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        note = path / "lock"
+        self.word = uuid.uuid4().hex
+        note = path / LOCK_NOTE
         try:
             with open(note, "ab"):
                 pass  # whether we may write here at all
@@ -254,7 +266,7 @@ class FolderLock:
             os.close(self._fd)
             raise FolderLocked(_who_writes(path, note)) from None
         try:
-            note.write_text(f"process {os.getpid()}\n")
+            note.write_text(f"process {os.getpid()}\n{self.word}\n")
         except OSError as error:
             # The lock is held; a full disk is no reason not to say so to nobody.
             if not is_out_of_space(error):
@@ -268,7 +280,7 @@ class FolderLock:
 
 
 def _who_writes(path: Path, note: Path) -> str:
-    holder = note.read_text(errors="replace").strip()[:64] or "another process"
+    holder = note.read_text(errors="replace").partition("\n")[0].strip()[:64] or "another process"
     if holder == f"process {os.getpid()}":
         return f"{path} is open in this process already; use that hub, or open the folder with read_only=True"
     return (

@@ -336,6 +336,11 @@ class Log:
         """How long commits took and how large they were, since the log was opened."""
         return {"commit_seconds": self.batcher.commit_seconds.now(), "flush_bytes": self.batcher.flush_bytes.now()}
 
+    @property
+    def word(self) -> str:
+        """What is found in the folder while this writes it: see FolderLock."""
+        return self._lock.word
+
     def written_shards(self) -> dict[ShardKey, ShardRow]:
         """Every shard that was ever written, as it is now."""
         return dict(self._applier.written_shards())

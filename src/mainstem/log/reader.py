@@ -283,6 +283,14 @@ class LogReader:
         row = self._ledger.load_shard(stream.id, shard)
         return row.stable if entry is None else max(entry.base, row.start)
 
+    def entries(self, stream: int, shard: int, offset: int, limit: int) -> Sequence[Entry]:
+        """The rows of the ledger from the one that holds `offset`, in order, so many at most."""
+        return self._ledger.entries_from(stream, shard, offset, limit)
+
+    def flush(self) -> int:
+        """The number of the last flush that was applied."""
+        return self._ledger.applied().number
+
     def stream(self, stream: int) -> StreamRow | None:
         """The stream as it is now; None if it is forgotten."""
         return self._ledger.load_stream(stream)

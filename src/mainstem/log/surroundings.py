@@ -5,6 +5,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from mainstem.log.folder import LOCK_NOTE
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -44,7 +46,7 @@ def _file_system(folder: Path) -> str:
 def _writer(folder: Path) -> int | None:
     """The process that holds the folder's lock. Nothing is locked to find out: a writer that starts could meet it."""
     try:
-        note = (folder / "lock").read_text(errors="replace")
+        note = (folder / LOCK_NOTE).read_text(errors="replace").partition("\n")[0]
         process = int(note.removeprefix("process ").strip())
     except (OSError, ValueError):
         return None

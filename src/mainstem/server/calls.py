@@ -19,6 +19,7 @@ from mainstem.transport.port import (
     ListStreamsCall,
     OffsetsAtTimeCall,
     PlanColdCall,
+    RunsCall,
     TrimStreamCall,
 )
 
@@ -37,7 +38,9 @@ def _lane_of(call: Call) -> str:
     match call:
         case EraseKeyCall():
             return _ERASURE
-        case OffsetsAtTimeCall() | TrimStreamCall() | GetStreamCall(details=True) | ListStreamsCall(oldest=True):
+        case OffsetsAtTimeCall() | TrimStreamCall() | RunsCall():
+            return _LONG
+        case GetStreamCall(details=True) | ListStreamsCall(oldest=True):
             return _LONG
         case PlanColdCall() | CoolCall():
             return _LONG

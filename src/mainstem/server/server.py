@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from mainstem.access.bucket import Turnstile
 from mainstem.cluster.group import GroupOptions
+from mainstem.consume.runs import Runs
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import (
@@ -54,6 +55,7 @@ from mainstem.transport.port import (
     ConnectionsCall,
     GetStreamCall,
     MembershipCall,
+    RunsCall,
     StatisticsCall,
 )
 from mainstem.transport.sharing import (
@@ -187,6 +189,7 @@ class Server:
         self.push_encoder = PushEncoder()
         self.reads_under_way = ReadsUnderWay()
         self.selections = Selections(self.log.schema, "lz4")
+        self._runs = Runs(self._administration.require, self.log.reader, self.selections, settings.data, self.log.word)
         self._read_pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="mainstem-read")
         self.admission_pool = ThreadPoolExecutor(_ADMISSION_THREADS, thread_name_prefix="mainstem-admit")
         self._calls = CallQueue(self.carry_out)
@@ -509,6 +512,8 @@ class Server:
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)
             case ConnectionsCall():
                 return list_connections(tuple(self._sessions), call.after, self.clock.monotonic())
+            case RunsCall():
+                return self._runs.handle(call)
             case _ if isinstance(call, AccessCall):
                 return self.guard.administration.handle(call)
             case _:

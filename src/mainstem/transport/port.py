@@ -298,6 +298,20 @@ class MomentCall(msgspec.Struct, frozen=True, tag="moment"):
     settle: bool = False
 
 
+class RunsCall(msgspec.Struct, frozen=True, tag="runs"):
+    """Answered with what is stored of a shard from `first` to before `end`, as runs of about `run_bytes` at most, those
+    left out of which the ledger knows that no record matches `where`; and with the log's folder, a word that is found
+    there and its last flush, so that who sees that folder can read it himself. `offsets` says up to where was looked,
+    `more` whether that is before `end`. DataLoss if what stands at `first` was trimmed."""
+
+    name: str
+    shard: U32
+    first: U63
+    end: U63
+    run_bytes: U63 = 0
+    where: str = ""
+
+
 class StatisticsCall(msgspec.Struct, frozen=True, tag="statistics"):
     """Answered with the server's counters and histograms."""
 
@@ -367,6 +381,7 @@ Call = (
     | CoolCall
     | OffsetsAtTimeCall
     | MomentCall
+    | RunsCall
     | StatisticsCall
     | ConnectionsCall
     | JoinGroupCall
@@ -427,6 +442,17 @@ class Erasure(msgspec.Struct, frozen=True):
     gone_by_us: int
 
 
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """Records of a shard that stand next to each other: offsets `first` to before `end`, so many `records` in so many
+    `bytes` of blocks, none of them later than `time_high_us`."""
+
+    first: int
+    end: int
+    records: int
+    bytes: int
+    time_high_us: int
+
+
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a call returns; only the fields of its kind are set."""
 
@@ -450,6 +476,11 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     explanation: Explanation | None = None
     # Whether this call has made the stream.
     created: bool = False
+    runs: tuple[Run, ...] = ()
+    # Of the log: where it is on its machine, the word of who writes it, and the number of the last flush applied.
+    folder: str = ""
+    word: str = ""
+    flush: int = 0
     cold: ColdPlan | None = None
 
 

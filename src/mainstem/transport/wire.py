@@ -53,12 +53,15 @@ from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
     Call,
+    CoolCall,
     CreateStreamCall,
     DeleteStreamCall,
     GetStreamCall,
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
+    PlanColdCall,
+    RunsCall,
     Query,
     SchemaCall,
     SchemasCall,
@@ -81,7 +84,7 @@ from mainstem.transport.sharing import (
     Staging,
 )
 
-VERSION: Final = 5
+VERSION: Final = 6
 VERSION_MIN: Final = 1
 # Who speaks less would take the offsets of a batch that has a span for others.
 VERSION_OF_SPANS: Final = 2
@@ -93,6 +96,8 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
+VERSION_OF_RUNS: Final = 6
+VERSION_OF_COLD: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -286,6 +291,10 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
+        case RunsCall():
+            return VERSION_OF_RUNS
+        case PlanColdCall() | CoolCall():
+            return VERSION_OF_COLD
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):

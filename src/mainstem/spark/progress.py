@@ -1,0 +1,117 @@
+"""How far a streaming query has come: the offset that Spark writes into its checkpoint, and what comes next.
+
+Spark asks for the end of the next micro-batch, writes it down, and only then plans it; after a crash it plans the same
+batch again from what it wrote. So everything that a plan depends on stands in its end: also where the batch begins, if
+that is not where the one before ended, as with the first batch, and after the group was reset.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mainstem.core.errors import InvalidCursor
+from mainstem.transport.port import Run
+
+# What a query begins with, before it has looked: always the same, however often Spark asks.
+INITIAL: Final = {"mainstem": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOffset:
+    """The end of a micro-batch: an offset for each shard of the stream with this UUID, in this epoch of the log.
+
+    `begins`: where the batch begins, if not where the one before ended. `lost`: ranges that it does without, as (shard,
+    first, last). `published`: what the group was told when this end was found, and the group's generation then.
+    """
+
+    stream: str
+    epoch: int
+    offsets: tuple[int, ...]
+    begins: tuple[int, ...] | None = None
+    lost: tuple[tuple[int, int, int], ...] = ()
+    published: tuple[int, ...] | None = None
+    generation: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For Spark, which compares offsets as texts: what is not needed is left out."""
+        found: dict[str, Any] = {"stream": self.stream, "epoch": self.epoch, "offsets": list(self.offsets)}
+        if self.begins is not None:
+            found["begins"] = list(self.begins)
+        if self.lost:
+            found["lost"] = [f"shard {shard}: {first} to {last}" for shard, first, last in self.lost]
+        if self.published is not None:
+            found["published"] = list(self.published)
+            found["generation"] = self.generation
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "QueryOffset | None":
+        """None for the offset that a query begins with; InvalidCursor for what is none."""
+        if dict(found) == INITIAL:
+            return None
+        try:
+            published = found.get("published")
+            begins = found.get("begins")
+            return cls(
+                stream=str(found["stream"]),
+                epoch=int(found["epoch"]),
+                offsets=_offsets(found["offsets"]),
+                begins=None if begins is None else _offsets(begins),
+                published=None if published is None else _offsets(published),
+                generation=int(found.get("generation", 0)),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise InvalidCursor(
+                f"the checkpoint has no offset of a stream: {str(dict(found))[:200]}. It is another source's, or was "
+                "changed; use another checkpointLocation, with startingOffsets for where to begin"
+            ) from None
+
+
+def _offsets(found: Any) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(offset) is int and 0 <= offset < 1 << 63 for offset in found):
+        raise ValueError
+    return tuple(found)
+
+
+def shared_out(begins: Sequence[int], ends: Sequence[int], rows_max: int) -> tuple[int, ...]:
+    """Where a batch of at most `rows_max` offsets ends: each shard by its share of what there is, so that none is left
+    behind."""
+    waiting = [max(0, end - begin) for begin, end in zip(begins, ends, strict=True)]
+    total = sum(waiting)
+    if total <= rows_max:
+        return tuple(map(max, begins, ends))
+    taken = [count * rows_max // total for count in waiting]
+    # What rounding left over goes to those that wait with most.
+    over = rows_max - sum(taken)
+    for shard in sorted(range(len(waiting)), key=lambda shard: taken[shard] - waiting[shard])[:over]:
+        taken[shard] += taken[shard] < waiting[shard]
+    return tuple(begin + count for begin, count in zip(begins, taken, strict=True))
+
+
+def within_bytes(begin: int, runs: Iterable[Run], bytes_max: int) -> int:
+    """Where a shard's part of a batch ends that shall have at most so many bytes; behind one record at least, if there
+    is one."""
+    left = bytes_max
+    end = begin
+    for run in runs:
+        if run.bytes > left:
+            records = (run.end - run.first) * left // run.bytes
+            return max(end, run.first + records) if end > begin else run.first + max(1, records)
+        left -= run.bytes
+        end = run.end
+    return end
+
+
+def was_reset(offset: QueryOffset, cursors: Sequence[int], generation: int) -> bool:
+    """Whether somebody has set the group elsewhere since this offset was found.
+
+    A reset is a new generation of the group, but so is a start of the server; and what stands there may be what was
+    published with this offset, or the offset itself if Spark asks again.
+    """
+    if offset.published is None or generation == offset.generation:
+        return False
+    return tuple(cursors) not in (_padded(offset.published, cursors), _padded(offset.offsets, cursors))
+
+
+def _padded(offsets: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    return (*offsets, *(0,) * (len(like) - len(offsets)))

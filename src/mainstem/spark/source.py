@@ -1,0 +1,94 @@
+"""The source: a stream as a table of Spark, read at once or as it grows.
+
+    spark.read.format("mainstem").option("hub", "./data").load("orders")
+    spark.readStream.format("mainstem").option("hub", "./data").load("orders")
+
+Spark builds the source anew in every process that has a part in a read: one that looks up the schema, one that plans, one
+for each task, and one that a streaming query asks for offsets. So nothing is kept here but the options.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+
+from mainstem.consume.view import with_metadata
+from mainstem.core.predicate import Predicate
+from mainstem.spark import types
+from mainstem.spark.filters import predicate_of
+from mainstem.spark.options import ReadOptions, read_options, resolve
+from mainstem.spark.origin import opened
+from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, columns_of, note_loss, planned
+from mainstem.spark.slices import slices_of
+from mainstem.transport.port import GetStreamCall, StreamInfo
+
+# Is loaded in the process in which Spark asks a reader about filters, and in no other.
+_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class MainstemSource(DataSource):
+    """`format("mainstem")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mainstem"
+
+    def schema(self) -> st.StructType:
+        # Which kind of read it is for, Spark does not say.
+        options = read_options(dict(self.options), streaming=None)
+        return types.to_spark(columns_of(look_up(options), options))
+
+    def reader(self, schema: st.StructType) -> DataSourceReader:
+        options = read_options(dict(self.options), streaming=False)
+        # A reader that takes filters fails where Spark was not told to push them down, as it is by default.
+        return (PushdownReader if _PUSHDOWN in sys.modules else BatchReader)(options, schema)
+
+    def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:
+        from mainstem.spark.stream import StreamReader
+
+        return StreamReader(read_options(dict(self.options), streaming=True), schema)
+
+
+class BatchReader(DataSourceReader):
+    """Reads a stream from one place to another; what is written meanwhile is left for the next read."""
+
+    def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
+        info = look_up(options)
+        self._options = options
+        self._shape = Shape.of(info, schema)
+        self._where = options.where
+        if options.where:
+            # A mistake is said by the planner, once, and not by every task.
+            Predicate.parse(options.where).bind(with_metadata(all_columns(info)))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        port = opened(options.access)
+        info = look_up(options)
+        first = resolve(port, info, options.starting or "earliest")
+        end = resolve(port, info, options.ending or "latest")
+        parts = options.partitions or 1
+        on_loss = None if options.fail_on_data_loss else note_loss
+        slices = slices_of(port, options.access, info, first, end, where=self._where, parts=parts, on_loss=on_loss)
+        return planned(slices, options, self._where)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Partition)
+        return batches_of(partition, self._shape, self._options)
+
+
+class PushdownReader(BatchReader):
+    """The same, with the filters of the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        columns = with_metadata(all_columns(look_up(self._options)))
+        self._where = predicate_of(filters, columns, self._options.where)
+        return filters
+
+
+def look_up(options: ReadOptions) -> StreamInfo:
+    found: Any = opened(options.access).call(GetStreamCall(options.stream)).streams[0]
+    return found

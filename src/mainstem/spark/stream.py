@@ -1,0 +1,195 @@
+"""The streaming source: what a query reads next, micro-batch by micro-batch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from mainstem.consume.places import offsets_of
+from mainstem.consume.view import with_metadata
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss, InvalidSetting, StreamDeleted
+from mainstem.core.predicate import Predicate
+from mainstem.spark.group import QueryGroup
+from mainstem.spark.options import ReadOptions, resolve
+from mainstem.spark.origin import opened
+from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
+from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, note_loss, planned
+from mainstem.spark.slices import runs_of, slices_of
+from mainstem.transport.port import GetStreamCall, RunsCall, StreamInfo
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark asks of a streaming source. Its process lives as long as the query, that of a task does not."""
+
+    def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
+        if options.group and options.access.data:
+            raise InvalidSetting(
+                f"option group: progress is written, and only the process that writes {options.access.data} can do "
+                f"that; start a server there (mainstem serve --data {options.access.data}) and give its address as the hub"
+            )
+        self._options = options
+        info = self._look_up()
+        self._shape = Shape.of(info, schema)
+        if options.where:
+            Predicate.parse(options.where).bind(with_metadata(all_columns(info)))
+        # Of a query that ends: where the stream ended when it began.
+        self._target: tuple[int, ...] | None = None
+
+    # Offsets.
+
+    def initialOffset(self) -> dict[str, Any]:
+        """What it stands for is found once, by the first batch, and written into its end."""
+        return dict(INITIAL)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.rows_max is not None:
+            return ReadMaxRows(self._options.rows_max)
+        if self._options.bytes_max is not None:
+            return ReadMaxBytes(self._options.bytes_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._look_up().ends
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        before = QueryOffset.from_json(start)
+        info = self._look_up()
+        if before is None:
+            first = self._first(info)
+        else:
+            first = replace(self._at(before, info), begins=None, lost=())
+        first, is_moved = self._published(info, first, before)
+        found = self._next(info, first, is_limited=not isinstance(limit, ReadAllAvailable))
+        if before is not None and not is_moved and not found.lost and found.offsets == first.offsets:
+            return start
+        return found.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        info = self._look_up()
+        return QueryOffset(info.uuid, info.epoch, info.ends).to_json()
+
+    def _first(self, info: StreamInfo) -> QueryOffset:
+        """Where a query without a checkpoint begins."""
+        options, port = self._options, opened(self._options.access)
+        begins: Sequence[int] | None = None
+        if options.starting is None and options.group:
+            standing = QueryGroup(port, options.group).standing(info)
+            begins = None if standing is None else standing[0]
+        if begins is None:
+            begins = resolve(port, info, options.starting or "latest")
+        return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
+
+    def _at(self, before: QueryOffset, info: StreamInfo) -> QueryOffset:
+        """The same place in the stream as it is now; an error says why it is none."""
+        if before.stream != info.uuid:
+            raise StreamDeleted(
+                f"the checkpoint is of a stream {info.name!r} that was deleted; another has its name now. Use another "
+                "checkpointLocation to read that"
+            )
+        offsets = tuple(offsets_of(Cursor(before.stream, before.epoch, before.offsets), info))
+        return replace(before, epoch=info.epoch, offsets=offsets)
+
+    def _published(
+        self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None
+    ) -> tuple[QueryOffset, bool]:
+        """The place from which the next batch begins, known to the group; whether somebody has moved it there."""
+        if not self._options.group:
+            return replace(first, published=None), False
+        group = QueryGroup(opened(self._options.access), self._options.group)
+        standing = group.standing(info)
+        if standing is None:
+            generation = group.begin(info, first.offsets)
+        else:
+            cursors, generation = standing
+            if before is not None and was_reset(before, cursors, generation):
+                moved = QueryOffset(info.uuid, info.epoch, cursors, begins=cursors)
+                return replace(moved, published=cursors, generation=generation), True
+            if cursors != first.offsets:
+                group.publish(info, first.offsets)
+        return replace(first, published=first.offsets, generation=generation), False
+
+    def _next(self, info: StreamInfo, first: QueryOffset, *, is_limited: bool) -> QueryOffset:
+        """The end of the next batch: as much as there is, and as may be."""
+        lost: list[tuple[int, int, int]] = []
+        begins = list(first.offsets)
+        for shard, start in enumerate(info.starts):
+            if begins[shard] < start:
+                loss = DataLoss(stream=info.name, shard=shard, first=begins[shard], last=start - 1)
+                if self._options.fail_on_data_loss:
+                    raise loss
+                note_loss(loss)
+                lost.append((shard, begins[shard], start - 1))
+                begins[shard] = start
+        ends = tuple(map(max, begins, info.ends if self._target is None else self._bounded(info)))
+        if is_limited and self._options.bytes_max is not None:
+            ends = self._within_bytes(info, begins, ends, self._options.bytes_max)
+        if is_limited and self._options.rows_max is not None:
+            ends = shared_out(begins, ends, self._options.rows_max)
+        found = replace(first, offsets=ends, lost=tuple(lost))
+        return replace(found, begins=tuple(begins)) if lost or first.begins is not None else found
+
+    def _bounded(self, info: StreamInfo) -> tuple[int, ...]:
+        assert self._target is not None
+        # Shards that came since are not of what there was to read.
+        target = (*self._target, *(0,) * (info.shards - len(self._target)))
+        return tuple(map(min, target, info.ends))
+
+    def _within_bytes(
+        self, info: StreamInfo, begins: Sequence[int], ends: Sequence[int], bytes_max: int
+    ) -> tuple[int, ...]:
+        """Each shard by its share of the records that wait."""
+        waiting = [max(0, end - begin) for begin, end in zip(begins, ends, strict=True)]
+        port, total = opened(self._options.access), sum(waiting)
+        found = list(begins)
+        for shard, count in enumerate(waiting):
+            share = bytes_max * count // max(1, total)
+            if count and share:
+                call = RunsCall(info.name, shard, begins[shard], ends[shard], max(1, share // 4))
+                found[shard] = within_bytes(begins[shard], (run for run, _ in runs_of(port, call)), share)
+        return tuple(found) if found != list(begins) else shared_out(begins, ends, 1)
+
+    # Batches.
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        options, port = self._options, opened(self._options.access)
+        info = self._look_up()
+        before, after = QueryOffset.from_json(start), QueryOffset.from_json(end)
+        if after is None:
+            return planned((), options, options.where)
+        first = after.begins if after.begins is not None or before is None else before.offsets
+        self._at(after, info)
+        slices = slices_of(
+            port,
+            options.access,
+            info,
+            first,
+            after.offsets,
+            where=options.where,
+            parts=options.partitions or 1,
+            on_loss=None if options.fail_on_data_loss else note_loss,
+        )
+        return planned(slices, options, options.where)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Partition)
+        return batches_of(partition, self._shape, self._options)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Spark says this one batch late, and of the last batch never: see `latestOffset`, which publishes instead."""
+
+    def stop(self) -> None:
+        """Ports are closed with the process."""
+
+    def _look_up(self) -> StreamInfo:
+        return opened(self._options.access).call(GetStreamCall(self._options.stream)).streams[0]

@@ -1,0 +1,132 @@
+"""Types both ways: what a stream's columns are in Spark, and batches cast to exactly what Spark expects.
+
+Spark takes an Arrow batch only if its schema equals the one that it makes of its own types, to the order, the nullability
+and the time zone. Every value has its place there, but for decimals of more than 38 digits, and moments between two
+microseconds: those are refused with the column's name.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from mainstem.core.errors import InvalidSchema, SchemaMismatch
+from mainstem.registry.types import type_text
+
+_PLAIN: Final[dict[pa.DataType, st.DataType]] = {
+    pa.bool_(): st.BooleanType(),
+    pa.int8(): st.ByteType(),
+    pa.int16(): st.ShortType(),
+    pa.int32(): st.IntegerType(),
+    pa.int64(): st.LongType(),
+    # The next wider one that has a sign.
+    pa.uint8(): st.ShortType(),
+    pa.uint16(): st.IntegerType(),
+    pa.uint32(): st.LongType(),
+    pa.uint64(): st.DecimalType(20, 0),
+    pa.float16(): st.FloatType(),
+    pa.float32(): st.FloatType(),
+    pa.float64(): st.DoubleType(),
+    pa.string(): st.StringType(),
+    pa.large_string(): st.StringType(),
+    pa.binary(): st.BinaryType(),
+    pa.large_binary(): st.BinaryType(),
+    pa.date32(): st.DateType(),
+    pa.date64(): st.DateType(),
+}
+_DECIMAL_DIGITS_MAX: Final = 38
+
+
+def to_spark(schema: pa.Schema) -> st.StructType:
+    """The columns as Spark has them, all of which may be null: a tombstone is a row of nulls."""
+    return st.StructType([st.StructField(field.name, _type(field.type, field.name), True) for field in schema])
+
+
+def _type(kind: pa.DataType, path: str) -> st.DataType:
+    found = _PLAIN.get(kind) or _timed(kind)
+    if found is not None:
+        return found
+    if pa.types.is_dictionary(kind):
+        return _type(kind.value_type, path)
+    if pa.types.is_fixed_size_binary(kind):
+        return st.BinaryType()
+    if pa.types.is_decimal(kind) and kind.precision <= _DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision:
+        return st.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return st.ArrayType(_type(kind.value_type, f"{path}[]"), True)
+    if pa.types.is_map(kind):
+        return st.MapType(_type(kind.key_type, f"{path}.key"), _type(kind.item_type, f"{path}.value"), True)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return st.StructType([st.StructField(f.name, _type(f.type, f"{path}.{f.name}"), True) for f in fields])
+    raise InvalidSchema(
+        f"column {path!r} is {type_text(kind)}, which Spark has no type for; name the columns that you need (option "
+        '"columns", or .schema(...)), without this one'
+    )
+
+
+def _timed(kind: pa.DataType) -> st.DataType | None:
+    if pa.types.is_timestamp(kind):
+        return st.TimestampNTZType() if kind.tz is None else st.TimestampType()
+    if pa.types.is_time(kind):
+        return st.TimeType(6)
+    if pa.types.is_duration(kind):
+        return st.DayTimeIntervalType()
+    return None
+
+
+def to_arrow(schema: st.StructType) -> pa.Schema:
+    """The schema that Spark expects of batches of these columns, and gives them to a sink with."""
+    made: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return made
+
+
+def check_castable(given: pa.Schema, wanted: pa.Schema) -> None:
+    """InvalidSchema if a wanted column is none of the given ones, or of a type that its values cannot be cast to."""
+    import difflib
+
+    for field in wanted:
+        if field.name not in given.names:
+            near = difflib.get_close_matches(field.name, given.names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise InvalidSchema(f"there is no column {field.name!r}{hint} The columns are {', '.join(given.names)}")
+        has = given.field(field.name).type
+        try:
+            pa.array([], has).cast(field.type)
+        except pa.ArrowException:
+            raise InvalidSchema(
+                f"column {field.name!r} is {type_text(has)} and cannot be read as {field.type}"
+            ) from None
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch, whose columns are named like those of `schema`, as one of exactly that schema. SchemaMismatch names the
+    column that has a value which is none of its type."""
+    kinds = tuple(batch.schema.types)
+    if not _to_cast(kinds, schema):
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    columns = [_cast(column, field) for column, field in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@functools.lru_cache(maxsize=64)
+def _to_cast(kinds: Sequence[pa.DataType], schema: pa.Schema) -> bool:
+    return any(not kind.equals(field.type) for kind, field in zip(kinds, schema, strict=True))
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type.equals(field.type):
+        return column
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise SchemaMismatch(
+            f"column {field.name!r} has a value of type {column.type} that is none of {field.type}, Spark's type for "
+            f"it: {error}",
+            path=field.name,
+        ) from None

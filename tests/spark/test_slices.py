@@ -1,0 +1,174 @@
+"""A stream cut into slices: all of it once, balanced, read where it lies or through the server."""
+
+import pickle
+import shutil
+
+import pytest
+
+import mainstem
+from mainstem.core.errors import DataLoss, FolderUnusable, InvalidCursor
+from mainstem.spark import origin, slices
+from mainstem.spark.origin import Access, Origin
+from mainstem.spark.slices import Slice, balance, joined, list_slices, read
+from mainstem.transport.port import RunsCall
+from tests.spark.parts import append, fill
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def ids(pieces, **how) -> list[int]:
+    return [number for piece in pieces for batch in read(piece, ["id"], **how) for number in batch.column(0).to_pylist()]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        yield hub, Access.to(str(tmp_path / "log"))
+
+
+def test_slices_have_every_record_once(folder):
+    hub, access = folder
+    fill(hub, count=10_000)
+    plan = list_slices(access, "orders", parts=8)
+    assert sum(piece.rows for piece in plan) == 10_000
+    for parts in (1, 3, 8, 50):
+        balanced = pickle.loads(pickle.dumps(balance(plan, parts)))
+        assert len(balanced) == min(parts, len(plan))
+        assert sorted(number for part in balanced for number in ids(part)) == list(range(10_000))
+
+
+def test_slices_begin_and_end_where_they_are_told(folder):
+    hub, access = folder
+    fill(hub, count=1_000, shards=1, batch=100)
+    plan = list_slices(access, "orders", first=[250], end=[777])
+    assert ids(joined(plan)) == list(range(250, 777))
+    assert sum(piece.rows for piece in plan) == 527
+
+
+def test_balanced_parts_are_even():
+    def piece(number: int, size: int) -> Slice:
+        return Slice(Origin(Access.to("/x")), "s", "0" * 32, 1, 0, number, 0, 10, 10, size)
+
+    parts = balance([piece(number, 1 + number % 7) for number in range(100)], 4)
+    loads = [sum(each.bytes for each in part) for part in parts]
+    assert max(loads) - min(loads) <= 7
+    # Neighbours become one, whatever order they came in.
+    whole = [Slice(Origin(Access.to("/x")), "s", "0" * 32, 1, 0, 0, at, at + 10, 10, 5) for at in (20, 0, 10)]
+    (one,) = joined(whole)
+    assert (one.first, one.end, one.rows, one.bytes) == (0, 30, 30, 15)
+
+
+def test_what_cannot_match_is_not_in_the_plan(folder):
+    hub, access = folder
+    fill(hub, count=30_000, shards=1, batch=1_000)
+    everything = list_slices(access, "orders")
+    one_day = list_slices(access, "orders", where="day >= TIMESTAMP '2026-01-10Z' AND day < TIMESTAMP '2026-01-11Z'")
+    assert sum(piece.bytes for piece in one_day) * 10 <= sum(piece.bytes for piece in everything)
+    assert ids(one_day, where="day >= TIMESTAMP '2026-01-10Z' AND day < TIMESTAMP '2026-01-11Z'") == list(range(9_000, 10_000))
+
+
+def test_metadata_and_columns(folder):
+    hub, access = folder
+    fill(hub, count=100, shards=1, batch=10)
+    (piece,) = joined(list_slices(access, "orders"))
+    (batch,) = read(piece, ["x", "_offset"])
+    assert batch.schema.names == ["x", "_offset"]
+    assert batch.column("_offset").to_pylist() == list(range(100))
+    (batch,) = read(piece, metadata=True)
+    assert batch.schema.names == ["id", "x", "v", "day", "_shard", "_offset", "_timestamp", "_key", "_headers"]
+
+
+def test_older_rows_come_in_the_newest_schema(folder):
+    hub, access = folder
+    hub.streams.create("s", schema={"id": "int32"})
+    with hub.producer() as producer:
+        producer.send("s", {"id": 1}).result(10)
+        hub.streams.set_schema("s", {"id": "int64", "note": "string"})
+        producer.send("s", {"id": 1 << 40, "note": "new"}).result(10)
+    (batch,) = read(*joined(list_slices(access, "s")))
+    assert batch.to_pylist() == [{"id": 1, "note": None}, {"id": 1 << 40, "note": "new"}]
+
+
+def test_what_was_trimmed_is_told_by_its_range(folder):
+    hub, access = folder
+    fill(hub, count=1_000, shards=1, batch=100)
+    plan = list_slices(access, "orders")
+    hub.streams.trim("orders", offset=300)
+    # By who plans, and by who had planned before.
+    with pytest.raises(DataLoss, match="records 0 to 299 are gone"):
+        list_slices(access, "orders", first=[0])
+    told: list[DataLoss] = []
+    later = list_slices(access, "orders", first=[0], on_loss=told.append)
+    assert [(loss.first, loss.last) for loss in told] == [(0, 299)]
+    assert ids(later) == list(range(300, 1_000))
+    with pytest.raises(DataLoss) as lost:
+        ids(plan)
+    assert (lost.value.first, lost.value.last) == (0, 299)
+    told.clear()
+    assert ids(plan, on_loss=told.append) == list(range(300, 1_000))
+    assert [(loss.first, loss.last) for loss in told] == [(0, 299)]
+
+
+def test_another_stream_of_the_name_is_not_read(folder):
+    hub, access = folder
+    fill(hub, count=100)
+    plan = list_slices(access, "orders")
+    hub.streams.delete("orders")
+    fill(hub, count=100)
+    with pytest.raises(InvalidCursor, match="deleted and created again"):
+        ids(plan)
+
+
+def test_a_reader_that_sees_the_folder_of_the_server_reads_it(server, monkeypatch):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=2_000)
+        plan = list_slices(Access.to(server.url), "orders")
+        assert plan[0].origin.folder == str(server.folder)
+        near = origin.opened_near(plan[0].origin)
+        assert isinstance(near, origin.FolderPort)
+        assert sorted(ids(plan)) == list(range(2_000))
+        # The control: with another word the folder is not taken for the server's.
+        strange = Origin(plan[0].origin.access, plan[0].origin.folder, "another", plan[0].origin.flush)
+        assert isinstance(origin.opened_near(strange), origin.RemotePort)
+
+
+def test_a_copy_of_the_folder_is_not_taken_for_it(server, tmp_path):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=1_000)
+        copy = tmp_path / "copy"
+        shutil.copytree(server.folder, copy)
+        append(hub, "orders", 1_000, 1_000)
+        plan = list_slices(Access.to(server.url), "orders")
+        moved = [
+            Slice(**{**{name: getattr(piece, name) for name in Slice.__slots__}, "origin": Origin(piece.origin.access, str(copy), piece.origin.word, piece.origin.flush)})
+            for piece in plan
+        ]
+        # The word is in the copy too, but it ends earlier: the server is asked.
+        assert isinstance(origin.opened_near(moved[0].origin), origin.RemotePort)
+        assert sorted(ids(moved)) == list(range(2_000))
+        # A folder that was named as such is refused instead.
+        stale = Origin(Access.to(str(copy)), flush=plan[0].origin.flush)
+        with pytest.raises(FolderUnusable, match="it is a copy"):
+            origin.opened_near(stale)
+
+
+def test_small_batches_are_put_together(folder):
+    hub, access = folder
+    fill(hub, count=5_000, shards=1, batch=50)
+    (piece,) = joined(list_slices(access, "orders"))
+    sizes = [batch.num_rows for batch in read(piece)]
+    assert sum(sizes) == 5_000
+    assert len(sizes) <= 2
+
+
+def test_pages_of_runs_go_on_where_they_ended(folder, monkeypatch):
+    hub, access = folder
+    monkeypatch.setattr("mainstem.consume.runs._ENTRIES_MAX", 3)
+    fill(hub, count=1_000, shards=1, batch=100)
+    answer = hub._port.call(RunsCall("orders", 0, 0, 1_000, 1))
+    assert answer.more
+    assert answer.offsets == (answer.runs[-1].end,)
+    runs = [run for run, _ in slices.runs_of(hub._port, RunsCall("orders", 0, 0, 1_000, 1))]
+    assert [run.first for run in runs] == [0, *(run.end for run in runs[:-1])]
+    assert runs[-1].end == 1_000
+    assert sum(run.records for run in runs) == 1_000

@@ -1,0 +1,238 @@
+"""A stream as a table of Spark: every row once, the types and columns that were asked for, no more read than needed."""
+
+import datetime as dt
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import datasource as ds
+from pyspark.sql import functions as f
+
+import mainstem
+from mainstem.core.errors import InvalidSchema, InvalidSetting
+from mainstem.spark import types
+from mainstem.spark.filters import predicate_of
+from mainstem.spark.options import read_options
+from mainstem.spark.reading import parts_for
+from mainstem.spark.source import BatchReader, MainstemSource, PushdownReader
+from tests.spark.parts import SCHEMA, fill
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture
+def orders(tmp_path):
+    """A folder with a stream that this process goes on writing."""
+    with mainstem.open(tmp_path / "log") as hub:
+        fill(hub, count=20_000)
+        yield hub, str(tmp_path / "log")
+
+
+def table(spark, hub: str, stream: str = "orders", **options):
+    return spark.read.format("mainstem").option("hub", hub).options(**options).load(stream)
+
+
+def test_sums_are_those_of_the_rows(spark, orders):
+    _, folder = orders
+    found = table(spark, folder).agg(f.count("*"), f.sum("id"), f.sum("x"), f.countDistinct("v")).first()
+    total = 20_000 * 19_999 // 2
+    assert tuple(found) == (20_000, total, total / 2, 20_000)
+
+
+def test_through_a_server_and_by_sql(spark, server):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=5_000)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW o USING mainstem OPTIONS (hub '{server.url}', stream 'orders', includeMetadata true)"
+    )
+    found = spark.sql("SELECT count(*), count(DISTINCT _shard), max(_offset) FROM o WHERE id >= 1000").first()
+    assert found[0] == 4_000
+    assert found[1] == 2
+    spark.catalog.dropTempView("o")
+
+
+def test_filters_reach_the_predicate_and_the_plan(spark, orders):
+    _, folder = orders
+    narrowed = table(spark, folder).where("day >= '2026-01-10' AND day < '2026-01-11' AND v LIKE 'value 6%'")
+    assert narrowed.count() == len([n for n in range(6_000, 6_667) if str(n).startswith("6")])
+    reader = PushdownReader(read_options({"hub": folder, "stream": "orders"}, streaming=False), types.to_spark(SCHEMA))
+    whole = sum(piece.bytes for part in reader.partitions() for piece in part.slices)
+    day = [
+        ds.GreaterThanOrEqual(("day",), dt.datetime(2026, 1, 10, tzinfo=dt.UTC)),
+        ds.LessThan(("day",), dt.datetime(2026, 1, 11, tzinfo=dt.UTC)),
+    ]
+    # All come back, so that Spark checks again.
+    assert list(reader.pushFilters(day)) == day
+    assert sum(piece.bytes for part in reader.partitions() for piece in part.slices) * 10 <= whole
+
+
+def test_a_session_without_pushdown_reads_too(spark, orders):
+    _, folder = orders
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert table(spark, folder).where("id < 10").count() == 10
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert type(MainstemSource({"hub": folder, "stream": "orders"}).reader(types.to_spark(SCHEMA))) is BatchReader
+
+
+@pytest.mark.parametrize(
+    ("filters", "text"),
+    [
+        ([ds.EqualTo(("id",), 5)], '"id" = 5'),
+        ([ds.EqualNullSafe(("v",), "it's")], "\"v\" IS NOT DISTINCT FROM 'it''s'"),
+        # Never true with a null: without it Spark is given more to check, not less.
+        ([ds.Not(ds.In(("id",), (1, None, 2)))], 'NOT ("id" IN (1, 2))'),
+        ([ds.In(("id",), (1, 2))], '"id" IN (1, 2)'),
+        ([ds.IsNotNull(("id",)), ds.GreaterThan(("x",), 0.5)], '"id" IS NOT NULL AND "x" > 0.5e0'),
+        ([ds.StringStartsWith(("v",), "a%")], "starts_with(\"v\", 'a%')"),
+        ([ds.EqualTo(("nothing",), 1)], ""),
+        ([ds.LessThan(("x",), float("inf"))], ""),
+        ([ds.EqualTo(("day",), dt.datetime(2026, 1, 1, tzinfo=dt.UTC))], "\"day\" = TIMESTAMP '2026-01-01 00:00:00.000000Z'"),
+    ],
+)
+def test_filters_in_words(filters, text):
+    assert predicate_of(filters, SCHEMA) == text
+    assert predicate_of(filters, SCHEMA, "id > 0") == (f"(id > 0) AND {text}" if text else "id > 0")
+
+
+def test_columns_by_option_and_by_schema(spark, orders):
+    _, folder = orders
+    assert table(spark, folder, columns="x, id").columns == ["x", "id"]
+    assert table(spark, folder, columns='["id"]', includeMetadata="true").columns[:3] == ["id", "_shard", "_offset"]
+    narrowed = spark.read.format("mainstem").option("hub", folder).schema("id LONG, _offset LONG").load("orders")
+    assert narrowed.agg(f.sum("id"), f.max("_offset")).first()[0] == 20_000 * 19_999 // 2
+    wider = spark.read.format("mainstem").option("hub", folder).schema("id DECIMAL(20, 0)").load("orders")
+    assert wider.agg(f.max("id")).first()[0] == Decimal(19_999)
+
+
+def test_where_and_bounds(spark, orders):
+    hub, folder = orders
+    assert table(spark, folder, where="id % 2 = 0 AND _shard = 1").where("id < 100").count() <= 50
+    info = hub.streams.get("orders")
+    some = table(spark, folder, startingOffsets='{"0": 10, "1": -1}', endingOffsets='{"0": 25, "1": -1}')
+    assert some.count() == 15
+    assert table(spark, folder, startingOffsets="latest").count() == 0
+    cursor = mainstem.Cursor(info.uuid, info.epoch, info.ends)
+    assert table(spark, folder, startingOffsets=str(cursor)).count() == 0
+    assert table(spark, folder, startingTimestamp="2020-01-01T00:00:00Z").count() == 20_000
+    assert table(spark, folder, startingTimestamp="4102444800000").count() == 0
+
+
+def test_partitions_follow_bytes_and_cores():
+    mib = 1 << 20
+    assert parts_for(0, 2) == 1
+    assert parts_for(3 * mib, 2) == 1
+    assert parts_for(16 * mib, 2) == 4
+    assert parts_for(500 * mib, 2) == 8
+    assert parts_for(10_000 * mib, 4) == 157
+
+
+TYPED = pa.schema(
+    [
+        ("flag", pa.bool_()),
+        ("u8", pa.uint8()),
+        ("u64", pa.uint64()),
+        ("small", pa.int16()),
+        ("cents", pa.decimal128(12, 2)),
+        ("raw", pa.binary()),
+        ("fixed", pa.binary(4)),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("ms", "Europe/Berlin")),
+        ("local", pa.timestamp("us")),
+        ("clock", pa.time64("us")),
+        ("span", pa.duration("us")),
+        ("tags", pa.list_(pa.string())),
+        ("who", pa.struct([("name", pa.string()), ("ages", pa.list_(pa.int32()))])),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+TYPED_ROW = {
+    "flag": True,
+    "u8": 200,
+    "u64": (1 << 64) - 1,
+    "small": -3,
+    "cents": Decimal("12.34"),
+    "raw": b"\x00\xff",
+    "fixed": b"abcd",
+    "day": dt.date(2026, 1, 31),
+    "at": dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC),
+    "local": dt.datetime(2026, 1, 31, 12, 30),
+    "clock": dt.time(12, 30, 0, 5),
+    "span": dt.timedelta(hours=5, microseconds=7),
+    "tags": ["a", None, "c"],
+    "who": {"name": "Ada", "ages": [1, 2]},
+    "counts": [("a", 1)],
+}
+
+
+def test_types_survive(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("typed", schema=TYPED)
+        with hub.producer() as producer:
+            producer.send_batch("typed", pa.Table.from_pylist([TYPED_ROW, dict.fromkeys(TYPED_ROW)], TYPED))
+            producer.flush()
+        found = table(spark, str(tmp_path / "log"), "typed").toArrow().to_pylist()
+    assert found[0] == {**TYPED_ROW, "u64": Decimal((1 << 64) - 1)}
+    assert set(found[1].values()) == {None}
+
+
+def test_what_spark_has_no_type_for_is_refused_by_name(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("wide", schema={"id": "int64", "big": "decimal(50, 2)", "at": "timestamp[ns, UTC]"})
+        with pytest.raises(PySparkException, match=r"column 'big' is decimal\(50, 2\).*which Spark has no type for"):
+            table(spark, str(tmp_path / "log"), "wide")
+        with hub.producer() as producer:
+            producer.send_batch("wide", pa.table({"id": [1], "big": [None], "at": pa.array([1_001], pa.timestamp("ns", "UTC"))}))
+            producer.flush()
+        assert table(spark, str(tmp_path / "log"), "wide", columns="id").count() == 1
+        with pytest.raises(PySparkException, match=r"column 'at' has a value .* that is none of timestamp\[us"):
+            table(spark, str(tmp_path / "log"), "wide", columns="at").collect()
+
+
+def test_bytes_and_json_values(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("raw")
+        producer.send("raw", b'{"id": 1}', key=b"k", headers={"trace": b"t"}).result(10)
+        producer.send("raw", b'{"id": 2}').result(10)
+        bare = table(spark, str(tmp_path / "log"), "raw").collect()
+        assert [(row["key"], bytes(row["value"])) for row in bare] == [(bytearray(b"k"), b'{"id": 1}'), (None, b'{"id": 2}')]
+        assert bare[0]["headers"] == {"trace": bytearray(b"t")}
+        hub.streams.set_schema("raw", {"id": "int64"})
+        assert sorted(row["id"] for row in table(spark, str(tmp_path / "log"), "raw").collect()) == [1, 2]
+
+
+def test_mistakes_are_named(spark, orders):
+    _, folder = orders
+    with pytest.raises(InvalidSetting, match="there is no option startingOffset; did you mean startingOffsets"):
+        read_options({"hub": folder, "stream": "orders", "startingOffset": "latest"}, streaming=False)
+    with pytest.raises(InvalidSetting, match="there is no option subscribe; did you mean stream"):
+        read_options({"hub": folder, "subscribe": "orders"}, streaming=False)
+    with pytest.raises(InvalidSetting, match="option failOnDataLoss is true or false, not 'maybe'"):
+        read_options({"hub": folder, "stream": "orders", "failondataloss": "maybe"}, streaming=False)
+    with pytest.raises(InvalidSetting, match=r"option group is for spark\.readStream"):
+        read_options({"hub": folder, "stream": "orders", "group": "g"}, streaming=False)
+    with pytest.raises(InvalidSetting, match=r"option endingOffsets is for spark\.read"):
+        read_options({"hub": folder, "stream": "orders", "endingOffsets": "latest"}, streaming=True)
+    with pytest.raises(InvalidSetting, match="a time needs a zone"):
+        read_options({"hub": folder, "stream": "orders", "startingTimestamp": "2026-01-01"}, streaming=False)
+    with pytest.raises(InvalidSetting, match="say where the stream is"):
+        read_options({"stream": "orders"}, streaming=False)
+    with pytest.raises(InvalidSchema, match="there is no column 'ide'; did you mean 'id'"):
+        BatchReader(read_options({"hub": folder, "stream": "orders"}, streaming=False), types.to_spark(pa.schema([("ide", pa.int64())])))
+    with pytest.raises(PySparkException, match="there is no stream 'order'"):
+        table(spark, folder, "order")
+    with pytest.raises(PySparkException, match="there is no column 'ammount'"):
+        table(spark, folder, where="ammount > 5").collect()
+
+
+def test_loss_fails_the_read_or_is_passed_over(spark, orders):
+    hub, folder = orders
+    info = hub.streams.get("orders")
+    begin = str(mainstem.Cursor(info.uuid, info.epoch, (0, 0)))
+    hub.streams.trim("orders", offset=100, shard=0)
+    with pytest.raises(PySparkException, match="shard 0: records 0 to 99 are gone"):
+        table(spark, folder, startingOffsets=begin).count()
+    assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
+    assert table(spark, folder).count() == 19_900

@@ -1,0 +1,155 @@
+"""A query that follows a stream: every row once over restarts, as a group that can be seen and moved."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+
+import mainstem
+from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.spark.options import read_options
+from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
+from mainstem.transport.port import Run
+from tests.spark.parts import append, fill
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+class Query:
+    """A query of `orders` into Parquet files, which run after run goes on where it was."""
+
+    def __init__(self, spark, hub: str, folder: Path, **options) -> None:
+        self._spark = spark
+        self._hub = hub
+        self._folder = folder
+        self._options = options
+
+    def start(self, **options):
+        rows = self._spark.readStream.format("mainstem").option("hub", self._hub).options(**{**self._options, **options})
+        written = rows.load("orders").select("id").writeStream.format("parquet")
+        return written.option("checkpointLocation", str(self._folder / "checkpoint")).option("path", str(self._folder / "out"))
+
+    def run(self, **options) -> list[int]:
+        """Everything that there is now; the ids that were read since the first run."""
+        query = self.start(**options).trigger(availableNow=True).start()
+        assert query.awaitTermination(100)
+        self.progress = [json.loads(each.json) for each in query.recentProgress]
+        return self.ids()
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self._spark.read.parquet(str(self._folder / "out")).collect())
+
+
+@pytest.mark.slow("several streaming queries, seconds each")
+def test_a_query_goes_on_where_it_was_and_is_a_group(spark, server, tmp_path):
+    query = Query(spark, server.url, tmp_path, startingOffsets="earliest", group="lake")
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=1_000)
+        assert query.run() == list(range(1_000))
+        append(hub, "orders", 1_000, 500)
+        assert hub.groups.get("lake").records >= 500
+        assert query.run(maxOffsetsPerTrigger="200") == list(range(1_500))
+        # No batch had more than it was allowed to.
+        assert max(each["numInputRows"] for each in query.progress) <= 200
+        assert len([each for each in query.progress if each["numInputRows"]]) == 3
+        (listed,) = hub.groups.list()
+        assert (listed.name, listed.streams, listed.records) == ("lake", ("orders",), 0)
+        # Whoever resets the group moves the query.
+        changes = hub.groups.reset("lake", {("orders", 0): 0}, dry_run=False)
+        again = changes[0].records
+        assert again > 0
+        assert len(query.run()) == 1_500 + again
+        assert hub.groups.get("lake").records == 0
+
+
+@pytest.mark.slow("two streaming queries, seconds each")
+def test_loss_stops_a_query_or_is_in_its_progress(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        fill(hub, count=100, shards=1)
+        query = Query(spark, str(tmp_path / "log"), tmp_path, startingOffsets="earliest")
+        assert query.run() == list(range(100))
+        append(hub, "orders", 100, 100, batch=10)
+        hub.streams.trim("orders", offset=150)
+        with pytest.raises(PySparkException, match="records 100 to 149 are gone"):
+            query.run()
+        assert query.run(failOnDataLoss="false") == [*range(100), *range(150, 200)]
+        assert any("shard 0: 100 to 149" in json.dumps(each["sources"]) for each in query.progress)
+
+
+@pytest.mark.slow("a streaming query")
+def test_latest_means_when_it_began_and_where_is_for_streams_too(spark, server, tmp_path):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=1_000)
+        query = Query(spark, server.url, tmp_path, where="id % 10 = 0")
+        running = query.start().trigger(processingTime="100 milliseconds").start()
+        try:
+            deadline = time.monotonic() + 60
+            while not running.recentProgress and time.monotonic() < deadline:
+                time.sleep(0.1)
+            append(hub, "orders", 1_000, 100)
+            while time.monotonic() < deadline and query_count(query) < 10:
+                time.sleep(0.2)
+        finally:
+            running.stop()
+        assert query.ids() == list(range(1_000, 1_100, 10))
+
+
+def query_count(query: Query) -> int:
+    try:
+        return len(query.ids())
+    except PySparkException:
+        return 0
+
+
+def test_progress_needs_a_server(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        fill(hub, count=10)
+        from mainstem.spark import types
+        from mainstem.spark.stream import StreamReader
+        from tests.spark.parts import SCHEMA
+
+        options = read_options({"hub": str(tmp_path / "log"), "stream": "orders", "group": "g"}, streaming=True)
+        with pytest.raises(InvalidSetting, match="mainstem serve --data"):
+            StreamReader(options, types.to_spark(SCHEMA))
+
+
+# Without Spark.
+
+
+def test_an_offset_comes_back_as_it_was():
+    offset = QueryOffset("ab", 3, (5, 7), (0, 1), (), (4, 7), 9)
+    assert QueryOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+    assert QueryOffset.from_json(dict(INITIAL)) is None
+    for strange in ({}, {"offsets": [1]}, {"stream": "a", "epoch": 1, "offsets": [-1]}, {"topic": {"0": 5}}):
+        with pytest.raises(InvalidCursor, match="use another checkpointLocation"):
+            QueryOffset.from_json(strange)
+
+
+def test_a_limit_is_shared_by_the_shards():
+    assert shared_out((0, 0), (10, 30), 100) == (10, 30)
+    assert shared_out((0, 0), (10, 30), 20) == (5, 15)
+    assert shared_out((5, 0), (6, 1_000_000), 10)[1] in (9, 10)
+    for limit in range(1, 40):
+        ends = shared_out((3, 4, 5), (13, 4, 35), limit)
+        assert sum(ends) - 12 == min(limit, 40)
+        assert ends[1] == 4
+
+
+def test_bytes_are_a_limit_too():
+    runs = [Run(0, 10, 10, 100, 0), Run(10, 20, 10, 100, 0)]
+    assert within_bytes(0, runs, 1_000) == 20
+    assert within_bytes(0, runs, 150) == 15
+    assert within_bytes(0, runs, 1) == 1
+    assert within_bytes(0, [], 1) == 0
+
+
+def test_a_reset_is_told_from_progress_and_from_a_start_of_the_server():
+    offset = QueryOffset("ab", 1, (50,), None, (), (40,), 3)
+    assert not was_reset(offset, (40,), 3)
+    assert not was_reset(offset, (50,), 4)
+    assert not was_reset(offset, (40,), 4)
+    assert was_reset(offset, (10,), 4)
+    # A checkpoint that is older than the group's cursor: nobody has reset anything.
+    assert not was_reset(offset, (90,), 3)
