@@ -351,6 +351,9 @@ class BlockCheck:
     def _losses_in(self, block: int, begin: int, end: int) -> list[str]:
         if self._ledger is None:
             return []
+        if is_cold(block):
+            # Without its end nobody can read what stands before it.
+            begin, end = 0, max(end, self.size(block))
         entries = self._ledger.entries_at(block, begin, end, _SHOWN_MAX)
         told = [
             f"; records {first} to {last} of stream {stream!r} shard {shard} cannot be read"

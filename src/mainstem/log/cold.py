@@ -55,6 +55,7 @@ _GROUP_ROWS: Final = 128 << 10
 _OFFSET: Final = pa.field("_offset", pa.int64(), nullable=False)
 # Of a Parquet file, behind its metadata: how long that is, and the magic.
 _TRAILER_BYTES: Final = 8
+_MAGIC_BYTES: Final = 4
 # The whole file: two frames with payloads, one that says a schema, and headers.
 FILE_BYTES_MAX: Final = COLD_STORED_BYTES_MAX + 2 * PAYLOAD_STORED_BYTES_MAX + 3 * HEADER_BYTES_MAX
 
@@ -122,7 +123,6 @@ def _parquet(records: Records, position: int) -> tuple[memoryview, memoryview]:
     table = _table(records)
     order = _sort_names(records)
     out = pa.BufferOutputStream()
-    out.write(bytes(position))
     with pq.ParquetWriter(
         out,
         table.schema,
@@ -130,11 +130,13 @@ def _parquet(records: Records, position: int) -> tuple[memoryview, memoryview]:
         write_page_index=True,
         sorting_columns=pq.SortingColumn.from_ordering(table.schema, [(name, "ascending") for name in order]),
     ) as writer:
+        # It has written its magic, where the header of the block will stand, and goes on where the stream ends.
+        out.write(bytes(position - _MAGIC_BYTES))
         if len(order) > 1:
             table = table.take(pc.sort_indices(table, [(name, "ascending") for name in order]))
         writer.write_table(table, row_group_size=_GROUP_ROWS)
     data = memoryview(out.getvalue())
-    length = int.from_bytes(data[-_TRAILER_BYTES:-4], "little")
+    length = int.from_bytes(data[-_TRAILER_BYTES:-_MAGIC_BYTES], "little")
     split = len(data) - _TRAILER_BYTES - length
     return data[position:split], data[split:]
 

@@ -110,10 +110,10 @@ def open_cooler(path: Path, log_uuid: str) -> Iterator[Cooler]:
 
 
 @contextmanager
-def _opened(path: Path, log_uuid: str) -> Iterator[tuple[Folder, SqliteLedgerReader]]:
+def _opened(path: Path, log_uuid: str | None = None) -> Iterator[tuple[Folder, SqliteLedgerReader]]:
     folder = Folder(path, LocalDisk())
     with closing(folder.blocks):
-        if folder.require() != log_uuid:
+        if folder.require() != log_uuid and log_uuid is not None:
             raise FolderUnusable(f"{path} is not the folder of log {log_uuid} here; run the job where its files are")
         with closing(SqliteLedgerReader(folder.ledger)) as ledger:
             yield folder, ledger
@@ -130,10 +130,10 @@ class ColdPath(NamedTuple):
     schema_id: int
 
 
-def cold_files(path: Path, log_uuid: str, stream: str) -> list[ColdPath]:
+def cold_files(path: Path, stream: str) -> list[ColdPath]:
     """The cold files of a stream in a data folder, in the order of shards and offsets. A file goes ten minutes at the
     earliest after the entry that points to it."""
-    with _opened(path, log_uuid) as (folder, ledger):
+    with _opened(path) as (folder, ledger):
         row = ledger.stream_named(stream)
         if row is None:
             raise UnknownStream(f"there is no stream {stream!r} in {path}")

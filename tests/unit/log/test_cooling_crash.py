@@ -29,6 +29,9 @@ TINY = LogOptions(
     block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10, hot_tail_bytes=0, pace=PACE
 )
 
+# Blocks are freed here, and who then brings an old ledger back is refused, cold files or not.
+FAULTS = [name for name in LEDGER_FAULTS if not name.startswith("older")]
+
 
 def kept(path: Path, disk: RecordingDisk | None, clock: SimulatedClock) -> Keeping:
     found = Keeping.__new__(Keeping)
@@ -126,7 +129,7 @@ def test_a_crash_anywhere_leaves_every_record_and_no_orphan(tmp_path, monkeypatc
     assert {"replace"} <= {point.what.split(" ")[0] for point in run.points if ".parquet" in point.what}
     wrong = []
     for point in run.points:
-        fault = draw.choice(list(LEDGER_FAULTS))
+        fault = draw.choice(FAULTS)
         clone = tmp_path / "clone"
         point.build(clone, chosen(point, draw), LEDGER_FAULTS[fault](point, draw), draw)
         if said := check(clone, run.states[max(0, point.mark - 1) : point.mark + 2], run.clock):

@@ -8,7 +8,7 @@ and the next run goes on there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,11 @@ import msgspec
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderUnusable, MainstemError, Refused
+from mainstem.hub.embedded import LogPort
+from mainstem.hub.remote import RemotePort
 from mainstem.log.cold_maker import cold_files, open_cooler
+from mainstem.spark.origin import Access
+from mainstem.spark.session import session
 from mainstem.transport.port import ColdFile, ColdPlan, ColdTask, CoolCall, PlanColdCall, Port
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 # How many tasks are under way before their files are committed, for each core of the session.
 _TASKS_PER_CORE: Final = 2
+_CONNECT_SECONDS: Final = 10.0
 # After Scribe's measurements: of all that is read, 99 % was written within so long.
 OLDER_THAN: Final = "3h"
 
@@ -52,36 +57,50 @@ class CompactReport:
 
 
 def compact(
-    port: Port,
+    hub: str,
     stream: str,
     *,
-    spark: "SparkSession",
+    spark: "SparkSession | None" = None,
     older_than: str = OLDER_THAN,
     file_bytes_min: int | None = None,
     on_step: OnStep = lambda step, done, total: None,
     clock: Clock = SYSTEM_CLOCK,
+    **credentials: str,
 ) -> CompactReport:
     """Put the records of a stream that are older than `older_than` into Parquet files, but for what is too little for
-    one: less than `file_bytes_min` as stored (1 MiB)."""
+    one: less than `file_bytes_min` as stored (1 MiB).
+
+    `hub` is the address of the server that writes the log, or a folder that nobody writes; `credentials` are those of
+    `Access`. FolderUnusable if the log's folder is not to be seen from here.
+    """
     before_us = clock.now_us() - microseconds(older_than)
+    spark = session() if spark is None else spark
     files: list[ColdFile] = []
     left = 0
-    while True:
-        plan = port.call(PlanColdCall(stream, before_us, file_bytes_min)).cold
-        assert plan is not None
-        _require_folder(plan)
-        swapped, refused = _run(port, stream, spark, plan, on_step)
-        files += swapped
-        left += refused
-        # What could not be swapped is planned again as it is now, as long as something goes on.
-        if not swapped:
-            return CompactReport(stream, tuple(files), left)
+    with closing(_opened(Access.to(hub, **credentials))) as port:
+        while True:
+            plan = _planned(port, PlanColdCall(stream, before_us, file_bytes_min))
+            swapped, refused = _run(port, stream, spark, plan, on_step)
+            files += swapped
+            left += refused
+            # What could not be swapped is planned again as it is now, as long as something goes on.
+            if not swapped:
+                return CompactReport(stream, tuple(files), left)
 
 
-def _require_folder(plan: ColdPlan) -> None:
-    """The log's folder is here: its files are made where they are to be."""
+def _opened(access: Access) -> Port:
+    """The log as who may change it."""
+    if access.data:
+        return LogPort(Path(access.data))
+    return RemotePort(access.url, _CONNECT_SECONDS, credentials=access.credentials())
+
+
+def _planned(port: Port, call: PlanColdCall) -> ColdPlan:
+    """What there is to do, in a folder that is here: files are made where they are to be."""
+    plan = port.call(call).cold
+    assert plan is not None, "the answer to this call"
     with open_cooler(Path(plan.folder), plan.log):
-        pass
+        return plan
 
 
 def _run(
@@ -136,13 +155,11 @@ def _make(plan: ColdPlan, task: ColdTask) -> bytes:
             return msgspec.msgpack.encode(None)
 
 
-def read_cold(spark: "SparkSession", port: Port, stream: str) -> "DataFrame | None":
-    """What of a stream is in cold files, by Spark's own reader of Parquet; None if nothing is.
+def read_cold(spark: "SparkSession", folder: str | Path, stream: str) -> "DataFrame | None":
+    """What of a stream in a data folder is in cold files, by Spark's own reader of Parquet; None if nothing is.
 
     Rows have `_offset` and `_timestamp` beside their columns (without a schema: `timestamp`), sorted by key in each
-    file. Old rows have the columns of their schema; what newer ones have more is null in them.
+    file. Rows of an older schema have null in what came later.
     """
-    plan = port.call(PlanColdCall(stream, 0)).cold
-    assert plan is not None
-    paths = [str(file.path) for file in cold_files(Path(plan.folder), plan.log, stream)]
+    paths = [str(file.path) for file in cold_files(Path(folder), stream)]
     return spark.read.option("mergeSchema", "true").parquet(*paths) if paths else None
