@@ -19,6 +19,8 @@ from benchmarks.scenarios import (
     rebalance,
     rows,
     send_batch,
+    spark_read,
+    spark_sink,
     transactions,
     upkeep,
     written_rows,
@@ -51,6 +53,8 @@ _MODULES = (
     rebalance,
     transactions,
     group_of_two,
+    spark_read,
+    spark_sink,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

@@ -29,6 +29,7 @@ from tests.faults import (
     kill_groups,
     kill_http,
     kill_server,
+    kill_spark,
     kill_transactions,
     kill_upkeep,
     ledger_lost,
@@ -136,6 +137,9 @@ SUITES: dict[str, Suite] = {
         bugs={"write_beside_transactions": 1},
         measures=True,
         on_disk=True,
+    ),
+    "kill_spark": Suite(
+        kill_spark.run, slice=2, full=60, chunk=18, bugs={"forget_deliveries": 1}, measures=True, on_disk=True
     ),
     "rebalances": Suite(
         rebalances.run, slice=2, full=20, chunk=20, bugs={"forget_cursors": 2}, measures=True, on_disk=True

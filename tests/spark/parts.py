@@ -24,7 +24,9 @@ def rows(first: int, count: int, days: int = 30) -> pa.Table:
     )
 
 
-def fill(hub, stream: str = "orders", count: int = 10_000, *, shards: int = 2, batch: int = 500, first: int = 0, **options) -> None:
+def fill(
+    hub, stream: str = "orders", count: int = 10_000, *, shards: int = 2, batch: int = 500, first: int = 0, **options
+) -> None:
     """A stream of rows, in batches of about so many."""
     hub.streams.create(stream, shards=shards, schema=SCHEMA, exist_ok=True, **options)
     append(hub, stream, first, count, batch)

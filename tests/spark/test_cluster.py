@@ -46,10 +46,19 @@ def daemon(folder: Path, kind: str, *arguments: str) -> Iterator[str]:
     }
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     with log.open("wb") as out:
-        process = subprocess.Popen([str(program), kind, "--host", "127.0.0.1", "--webui-port", "0", *arguments], env=environment, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [str(program), kind, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
+            env=environment,
+            stdout=out,
+            stderr=out,
+        )
     try:
         deadline = time.monotonic() + START_SECONDS_MAX
-        while not (ready := re.search(r"Starting Spark master at (spark://\S+)|(Successfully registered) with master", log.read_text())):
+        while not (
+            ready := re.search(
+                r"Starting Spark master at (spark://\S+)|(Successfully registered) with master", log.read_text()
+            )
+        ):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3_000:]
             time.sleep(0.1)
         yield ready[1] or ""
@@ -69,8 +78,19 @@ def test_a_standalone_cluster_reads_a_stream(tmp_path, server):
     logs = tmp_path / "logs"
     logs.mkdir()
     worker = ("org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g")
-    with daemon(logs, "org.apache.spark.deploy.master.Master", "--port", "0") as master, daemon(logs, *worker, master), daemon(logs, *worker, master):
+    with (
+        daemon(logs, "org.apache.spark.deploy.master.Master", "--port", "0") as master,
+        daemon(logs, *worker, master),
+        daemon(logs, *worker, master),
+    ):
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        done = subprocess.run([sys.executable, "-c", JOB, master, server.url], env=environment, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", JOB, master, server.url],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
     assert f"sum 20000 {20_000 * 19_999 // 2}" in done.stdout, done.stderr[-3_000:]
     assert "tasks 4" in done.stdout

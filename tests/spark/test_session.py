@@ -43,7 +43,9 @@ def test_a_second_call_gives_the_one_that_runs(spark):
 
 
 def test_what_the_user_says_wins():
-    made = settings("mine", None, {"spark.driver.memory": "3g"}, {"spark.master": "yarn", "spark.ui.enabled": "true"}, 8, 64 << 30)
+    made = settings(
+        "mine", None, {"spark.driver.memory": "3g"}, {"spark.master": "yarn", "spark.ui.enabled": "true"}, 8, 64 << 30
+    )
     assert made["spark.app.name"] == "mine"
     assert made["spark.master"] == "yarn"
     assert made["spark.driver.memory"] == "3g"
@@ -75,7 +77,7 @@ def test_a_java_that_is_too_old_is_recognised(tmp_path, monkeypatch):
     monkeypatch.setattr("mainstem.spark.java.wheel_home", lambda: None)
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text('#!/bin/sh\necho \'openjdk version "1.8.0_402"\' >&2\n')
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     java.chmod(0o755)
     with pytest.raises(MissingRequirement, match="Java 8 in"):
         find_java({"PATH": "/nowhere", "JAVA_HOME": str(tmp_path)})
@@ -98,6 +100,8 @@ def test_the_wheel_runs_spark_with_no_java_in_sight(tmp_path):
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join([str(Path(mainstem.__file__).parents[1])]),
     }
-    done = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
     assert done.stdout.split()[:2] == ["counted", "5"], done.stderr
     assert Path(done.stdout.split()[2]) == wheel

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 def ids(pieces, **how) -> list[int]:
-    return [number for piece in pieces for batch in read(piece, ["id"], **how) for number in batch.column(0).to_pylist()]
+    return [
+        number for piece in pieces for batch in read(piece, ["id"], **how) for number in batch.column(0).to_pylist()
+    ]
 
 
 @pytest.fixture
@@ -62,9 +64,11 @@ def test_what_cannot_match_is_not_in_the_plan(folder):
     hub, access = folder
     fill(hub, count=30_000, shards=1, batch=1_000)
     everything = list_slices(access, "orders")
-    one_day = list_slices(access, "orders", where="day >= TIMESTAMP '2026-01-10Z' AND day < TIMESTAMP '2026-01-11Z'")
+    one_day = list_slices(access, "orders", where="day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'")
     assert sum(piece.bytes for piece in one_day) * 10 <= sum(piece.bytes for piece in everything)
-    assert ids(one_day, where="day >= TIMESTAMP '2026-01-10Z' AND day < TIMESTAMP '2026-01-11Z'") == list(range(9_000, 10_000))
+    assert ids(one_day, where="day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'") == list(
+        range(9_000, 10_000)
+    )
 
 
 def test_metadata_and_columns(folder):
@@ -140,7 +144,12 @@ def test_a_copy_of_the_folder_is_not_taken_for_it(server, tmp_path):
         append(hub, "orders", 1_000, 1_000)
         plan = list_slices(Access.to(server.url), "orders")
         moved = [
-            Slice(**{**{name: getattr(piece, name) for name in Slice.__slots__}, "origin": Origin(piece.origin.access, str(copy), piece.origin.word, piece.origin.flush)})
+            Slice(
+                **{
+                    **{name: getattr(piece, name) for name in Slice.__slots__},
+                    "origin": Origin(piece.origin.access, str(copy), piece.origin.word, piece.origin.flush),
+                }
+            )
             for piece in plan
         ]
         # The word is in the copy too, but it ends earlier: the server is asked.

@@ -89,7 +89,10 @@ def test_a_session_without_pushdown_reads_too(spark, orders):
         ([ds.StringStartsWith(("v",), "a%")], "starts_with(\"v\", 'a%')"),
         ([ds.EqualTo(("nothing",), 1)], ""),
         ([ds.LessThan(("x",), float("inf"))], ""),
-        ([ds.EqualTo(("day",), dt.datetime(2026, 1, 1, tzinfo=dt.UTC))], "\"day\" = TIMESTAMP '2026-01-01 00:00:00.000000Z'"),
+        (
+            [ds.EqualTo(("day",), dt.datetime(2026, 1, 1, tzinfo=dt.UTC))],
+            "\"day\" = TIMESTAMP '2026-01-01 00:00:00.000000Z'",
+        ),
     ],
 )
 def test_filters_in_words(filters, text):
@@ -184,7 +187,9 @@ def test_what_spark_has_no_type_for_is_refused_by_name(spark, tmp_path):
         with pytest.raises(PySparkException, match=r"column 'big' is decimal\(50, 2\).*which Spark has no type for"):
             table(spark, str(tmp_path / "log"), "wide")
         with hub.producer() as producer:
-            producer.send_batch("wide", pa.table({"id": [1], "big": [None], "at": pa.array([1_001], pa.timestamp("ns", "UTC"))}))
+            producer.send_batch(
+                "wide", pa.table({"id": [1], "big": [None], "at": pa.array([1_001], pa.timestamp("ns", "UTC"))})
+            )
             producer.flush()
         assert table(spark, str(tmp_path / "log"), "wide", columns="id").count() == 1
         with pytest.raises(PySparkException, match=r"column 'at' has a value .* that is none of timestamp\[us"):
@@ -197,7 +202,10 @@ def test_bytes_and_json_values(spark, tmp_path):
         producer.send("raw", b'{"id": 1}', key=b"k", headers={"trace": b"t"}).result(10)
         producer.send("raw", b'{"id": 2}').result(10)
         bare = table(spark, str(tmp_path / "log"), "raw").collect()
-        assert [(row["key"], bytes(row["value"])) for row in bare] == [(bytearray(b"k"), b'{"id": 1}'), (None, b'{"id": 2}')]
+        assert [(row["key"], bytes(row["value"])) for row in bare] == [
+            (bytearray(b"k"), b'{"id": 1}'),
+            (None, b'{"id": 2}'),
+        ]
         assert bare[0]["headers"] == {"trace": bytearray(b"t")}
         hub.streams.set_schema("raw", {"id": "int64"})
         assert sorted(row["id"] for row in table(spark, str(tmp_path / "log"), "raw").collect()) == [1, 2]
@@ -220,7 +228,10 @@ def test_mistakes_are_named(spark, orders):
     with pytest.raises(InvalidSetting, match="say where the stream is"):
         read_options({"stream": "orders"}, streaming=False)
     with pytest.raises(InvalidSchema, match="there is no column 'ide'; did you mean 'id'"):
-        BatchReader(read_options({"hub": folder, "stream": "orders"}, streaming=False), types.to_spark(pa.schema([("ide", pa.int64())])))
+        BatchReader(
+            read_options({"hub": folder, "stream": "orders"}, streaming=False),
+            types.to_spark(pa.schema([("ide", pa.int64())])),
+        )
     with pytest.raises(PySparkException, match="there is no stream 'order'"):
         table(spark, folder, "order")
     with pytest.raises(PySparkException, match="there is no column 'ammount'"):

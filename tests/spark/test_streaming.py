@@ -27,9 +27,13 @@ class Query:
         self._options = options
 
     def start(self, **options):
-        rows = self._spark.readStream.format("mainstem").option("hub", self._hub).options(**{**self._options, **options})
+        rows = (
+            self._spark.readStream.format("mainstem").option("hub", self._hub).options(**{**self._options, **options})
+        )
         written = rows.load("orders").select("id").writeStream.format("parquet")
-        return written.option("checkpointLocation", str(self._folder / "checkpoint")).option("path", str(self._folder / "out"))
+        return written.option("checkpointLocation", str(self._folder / "checkpoint")).option(
+            "path", str(self._folder / "out")
+        )
 
     def run(self, **options) -> list[int]:
         """Everything that there is now; the ids that were read since the first run."""

@@ -47,9 +47,7 @@ class Runs:
         flush = self._reader.flush()
         state = self._reader.shard(row.id, call.shard)
         if call.first < min(state.start, call.end):
-            raise DataLoss(
-                stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1
-            )
+            raise DataLoss(stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1)
         first, end = call.first, min(call.end, state.stable)
         entries = self._reader.entries(row.id, call.shard, first, _ENTRIES_MAX) if first < end else ()
         looked = min(entries[-1].end, end) if entries else end

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, cast
@@ -131,7 +131,7 @@ class Options:
         """By option, or as what `load` or `save` was given."""
         named, path = self._given.get("stream"), self._given.get("path")
         if named is not None and path is not None and named != path:
-            raise InvalidSetting(f'option stream says {named!r}, and load or save was given {path!r}; say one of them')
+            raise InvalidSetting(f"option stream says {named!r}, and load or save was given {path!r}; say one of them")
         stream = named if named is not None else path
         if stream is None:
             raise InvalidSetting('say which stream: .option("stream", "orders"), or .load("orders")')
@@ -168,11 +168,20 @@ class Options:
         return None if by_offset is None else _place(offsets, by_offset, self._given.get("stream", ""))
 
 
-def resolve(port: Port, info: StreamInfo, place: Place) -> tuple[int, ...]:
-    """By shard, where a place is in a stream now."""
+def begin_of(port: Port, info: StreamInfo, place: Place) -> tuple[int, ...]:
+    """By shard, where to begin in a stream as it is now: in shards that are not named, at their beginning."""
+    return _resolved(port, info, place, info.starts)
+
+
+def end_of(port: Port, info: StreamInfo, place: Place) -> tuple[int, ...]:
+    """By shard, where to end: in shards that are not named, at their end."""
+    return _resolved(port, info, place, info.ends)
+
+
+def _resolved(port: Port, info: StreamInfo, place: Place, others: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(place, tuple):
         return tuple(offsets_at(port, place, info))
-    found = list(info.starts)
+    found = list(others)
     for shard, offset in place:
         if shard >= info.shards:
             raise InvalidCursor(f"stream {info.name!r} has shards 0 to {info.shards - 1}; there is no shard {shard}")
@@ -234,7 +243,9 @@ def _place(name: str, value: str, stream: str) -> Place:
 def _by_shard(found: Any, stream: str) -> tuple[tuple[int, int], ...]:
     inner = found.get(stream) if stream else None
     places = {int(shard): offset for shard, offset in (inner if isinstance(inner, dict) else found).items()}
-    if not places or any(shard < 0 or type(offset) is not int or offset < _EARLIEST for shard, offset in places.items()):
+    if not places or any(
+        shard < 0 or type(offset) is not int or offset < _EARLIEST for shard, offset in places.items()
+    ):
         raise ValueError
     return tuple(sorted(places.items()))
 
@@ -244,8 +255,8 @@ def _unknown(name: str, names: Mapping[str, str]) -> str:
     near = difflib.get_close_matches(name.lower(), list(names), 1)
     guess = meant if meant in names.values() else names[near[0]] if near else None
     hint = f"; did you mean {guess}?" if guess else ""
-    return f"there is no option {name}{hint} Options: {', '.join(names.values())}" if hint else (
-        f"there is no option {name}. Options: {', '.join(names.values())}"
+    return (
+        f"there is no option {name}{hint} Options: {', '.join(names.values())}"
+        if hint
+        else (f"there is no option {name}. Options: {', '.join(names.values())}")
     )
-
-

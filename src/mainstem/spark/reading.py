@@ -128,5 +128,3 @@ def _spare_collections() -> None:
         _is_frozen = True
         gc.collect()
         gc.freeze()
-
-

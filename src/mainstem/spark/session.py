@@ -22,7 +22,7 @@ _QUIET: Final = Path(__file__).parent / "log4j2.properties"
 _DRIVER_BYTES_MIN: Final = 1_024 * MIB
 _DRIVER_BYTES_MAX: Final = 8_192 * MIB
 # Tells processes that plan a read how many cores the session has: Spark does not.
-CORES_VARIABLE: Final = "MAINSTEM_SPARK_CORES"
+CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 # Settings of a session that may be changed while it runs.
 _OF_SESSION: Final = {

@@ -113,9 +113,7 @@ def runs_of(port: Port, call: RunsCall, on_loss: OnLoss | None = None) -> Iterat
         at = answer.offsets[0]
 
 
-def _of_shard(
-    port: Port, access: Access, info: StreamInfo, call: RunsCall, on_loss: OnLoss | None
-) -> Iterator[Slice]:
+def _of_shard(port: Port, access: Access, info: StreamInfo, call: RunsCall, on_loss: OnLoss | None) -> Iterator[Slice]:
     for run, answer in runs_of(port, call, on_loss):
         yield Slice(
             origin=Origin(access, answer.folder, answer.word, answer.flush),

@@ -13,13 +13,21 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 
 from mainstem.consume.view import with_metadata
 from mainstem.core.predicate import Predicate
 from mainstem.spark import types
 from mainstem.spark.filters import predicate_of
-from mainstem.spark.options import ReadOptions, read_options, resolve
+from mainstem.spark.options import ReadOptions, begin_of, end_of, read_options
 from mainstem.spark.origin import opened
 from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, columns_of, note_loss, planned
 from mainstem.spark.slices import slices_of
@@ -51,6 +59,18 @@ class MainstemSource(DataSource):
 
         return StreamReader(read_options(dict(self.options), streaming=True), schema)
 
+    def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:
+        from mainstem.spark.sink import batch_sink
+        from mainstem.spark.write_options import write_options
+
+        return batch_sink(write_options(dict(self.options)), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from mainstem.spark.sink import stream_sink
+        from mainstem.spark.write_options import write_options
+
+        return stream_sink(write_options(dict(self.options)), schema, overwrite=overwrite)
+
 
 class BatchReader(DataSourceReader):
     """Reads a stream from one place to another; what is written meanwhile is left for the next read."""
@@ -68,8 +88,8 @@ class BatchReader(DataSourceReader):
         options = self._options
         port = opened(options.access)
         info = look_up(options)
-        first = resolve(port, info, options.starting or "earliest")
-        end = resolve(port, info, options.ending or "latest")
+        first = begin_of(port, info, options.starting or "earliest")
+        end = end_of(port, info, options.ending or "latest")
         parts = options.partitions or 1
         on_loss = None if options.fail_on_data_loss else note_loss
         slices = slices_of(port, options.access, info, first, end, where=self._where, parts=parts, on_loss=on_loss)

@@ -21,7 +21,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, StreamDeleted
 from mainstem.core.predicate import Predicate
 from mainstem.spark.group import QueryGroup
-from mainstem.spark.options import ReadOptions, resolve
+from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
 from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
 from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, note_loss, planned
@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             standing = QueryGroup(port, options.group).standing(info)
             begins = None if standing is None else standing[0]
         if begins is None:
-            begins = resolve(port, info, options.starting or "latest")
+            begins = begin_of(port, info, options.starting or "latest")
         return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
 
     def _at(self, before: QueryOffset, info: StreamInfo) -> QueryOffset:
@@ -100,9 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = tuple(offsets_of(Cursor(before.stream, before.epoch, before.offsets), info))
         return replace(before, epoch=info.epoch, offsets=offsets)
 
-    def _published(
-        self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None
-    ) -> tuple[QueryOffset, bool]:
+    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None) -> tuple[QueryOffset, bool]:
         """The place from which the next batch begins, known to the group; whether somebody has moved it there."""
         if not self._options.group:
             return replace(first, published=None), False

@@ -1,0 +1,28 @@
+"""The page about Spark: its programs run as they stand, one after the other, and it names every option."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mainstem.spark.options import READ_OPTIONS
+from tests.docs.test_guide import ROOT, run
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow("starts a session of its own")
+def test_the_page_runs(tmp_path: Path) -> None:
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(BLOCK.findall(PAGE)), encoding="utf-8")
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_the_page_names_every_option() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert set(READ_OPTIONS) - {"path"} <= named
