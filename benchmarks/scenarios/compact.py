@@ -1,8 +1,8 @@
 """A stream that was written in batches of 100 rows, read from end to end before its records are cold and after.
 
-The log is written on a disk that does not wait for the platter, and nobody merges its entries. Both are read through the
-public API as batches, by a process that has the folder for reading only; the files are made in one process, by what the
-tasks of the job run.
+The log is written on a disk that does not wait for the platter, and nobody merges its entries. Both are read through
+the public API as batches, by a process that has the folder for reading only; the files are made in one process, by what
+the tasks of the job run.
 """
 
 from __future__ import annotations

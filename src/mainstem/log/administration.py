@@ -349,10 +349,7 @@ class Administration(Lookup):
                 return self._trim(call)
             case EraseKeyCall():
                 return self._erase(call)
-            case PlanColdCall():
-                plan = self._log.cooling.plan(self._require(call.name), call.before_us, *_given(call.bytes_min))
-                return Answer(cold=plan)
-            case CoolCall():
+            case PlanColdCall() | CoolCall():
                 return self._cool(call)
             case StatisticsCall():
                 return Answer(counters=self._log.counters(), histograms=self._log.histograms())
@@ -448,8 +445,10 @@ class Administration(Lookup):
         logger.info(Event("records of one key erased", stream=row.name, records=erased))
         return Answer(erased=Erasure(erased, gone_by))
 
-    def _cool(self, call: CoolCall) -> Answer:
-        row = self._require(call.name)
+    def _cool(self, call: PlanColdCall | CoolCall) -> Answer:
+        row = self.require(call.name)
+        if isinstance(call, PlanColdCall):
+            return Answer(cold=self._log.cooling.plan(row, call.before_us, *_given(call.bytes_min)))
         if call.file is None:
             self._log.cooling.abandon(call.abandon)
             return Answer()

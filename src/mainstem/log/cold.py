@@ -10,9 +10,9 @@ frames; whoever walks, checks or copies blocks follows the frames, and passes ov
 checksum of a frame, and nothing of it is interpreted before that is right.
 
 A file holds one range of offsets, small enough to be in memory. Its rows have the columns of a batch (`layouts`), and
-behind them `_timestamp` and `_offset` (records without a schema: `timestamp` and `_offset`). They are sorted by key, then
-by offset, and the metadata says so; without keys they are in the order of their offsets. Who reads the stream gets them
-in that order, as ordinary batches.
+behind them `_timestamp` and `_offset` (records without a schema: `timestamp` and `_offset`). They are sorted by key,
+then by offset, and the metadata says so; without keys they are in the order of their offsets. Who reads the stream gets
+them in that order, as ordinary batches.
 """
 
 from collections.abc import Sequence

@@ -4,10 +4,10 @@
     make      read them, write `blocks/<number>.parquet.part`                           any process: a Spark task
     commit    check the file, give it its name, swap the entries in one flush           the log's own process
 
-What a crash leaves: before the file has its name a part, behind it a file that no entry points to; the records are where
-they were. The next start takes both away: what the ledger does not know was never swapped in. After the flush the old
-bytes are dead and go as any others do. If others have changed an entry meanwhile, the flush changes nothing and the file
-goes: it may hold what was erased.
+What a crash leaves: before the file has its name a part, behind it a file that no entry points to; the records are
+where they were. The next start takes both away: what the ledger does not know was never swapped in. After the flush the
+old bytes are dead and go as any others do. If others have changed an entry meanwhile, the flush changes nothing and the
+file goes: it may hold what was erased.
 """
 
 import logging
@@ -161,7 +161,7 @@ class Cooling:
             rows=file.rows,
             fingerprint=file.fingerprint,
             block=file.block,
-            bytes=len(data),
+            file_bytes=len(data),
             created_us=header.created_us,
             writer_epoch=header.writer_epoch,
             position=frame.position,

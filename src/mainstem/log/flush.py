@@ -152,7 +152,8 @@ class ReplaceEntries(msgspec.Struct, frozen=True, tag="replace"):
 
 class CoolEntries(msgspec.Struct, frozen=True, tag="cool"):
     """The rows of offsets `base` to `end - 1` of a shard make room for one, whose records are in a cold block: the file
-    of `bytes` bytes is there, durably, before this is said. `rows`, `fingerprint` and `rewrite_us`: see ReplaceEntries.
+    of `file_bytes` bytes is there, durably, before this is said. `rows`, `fingerprint`, `rewrite_us`: see
+    ReplaceEntries.
 
     What follows from the frame of the records is carried along: applying this opens no file. `summary` is that of its
     statistics.
@@ -165,7 +166,7 @@ class CoolEntries(msgspec.Struct, frozen=True, tag="cool"):
     rows: int
     fingerprint: int
     block: int
-    bytes: int
+    file_bytes: int
     created_us: int
     writer_epoch: int
     position: int

@@ -45,8 +45,9 @@ The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc
 in order), rules u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py). `rules` has bit 0 set if moments are
 noted when the flush is applied: what earlier programs wrote has none, however often it is applied.
 
-Block header, 64 bytes: magic b"MSBLOCK1", of a cold block (see cold.py) b"PAR1MSB1", header_crc u32 (of bytes 12 to 64), version u32, block u64, log uuid 16
-bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64 (crc, then zero padding to 64).
+Block header, 64 bytes: magic b"MSBLOCK1", of a cold block (see cold.py) b"PAR1MSB1", header_crc u32 (of bytes 12 to
+64), version u32, block u64, log uuid 16 bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64
+(crc, then zero padding to 64).
 """
 
 import struct

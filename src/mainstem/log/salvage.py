@@ -499,8 +499,9 @@ def _cold_records(records: Records, schema: Schema | None) -> pa.RecordBatch:
     count = len(records.offsets)
     times = pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(records.times.copy())])
     distances = pa.array((records.offsets - records.first).astype(np.uint32))
+    names: tuple[str, ...] = ("key", "value", "headers")
+    beside = {"timestamp": times, "offset": distances}
     if schema is None:
-        names, beside = ("key", "value", "headers"), {"timestamp": times, "offset": distances}
         kinds = {name: FULL_SCHEMA.field(name).type for name in names}
     else:
         names, beside = (*schema.names, "_key", "_headers"), {"_timestamp": times, "_offset": distances}

@@ -62,8 +62,8 @@ from mainstem.transport.port import (
     MomentCall,
     OffsetsAtTimeCall,
     PlanColdCall,
-    RunsCall,
     Query,
+    RunsCall,
     SchemaCall,
     SchemasCall,
     SetSchemaCall,
@@ -100,7 +100,6 @@ VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
 VERSION_OF_PARTS: Final = 6
 VERSION_OF_RUNS: Final = 6
-VERSION_OF_COLD: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -294,10 +293,8 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
-        case RunsCall():
+        case RunsCall() | PlanColdCall() | CoolCall():
             return VERSION_OF_RUNS
-        case PlanColdCall() | CoolCall():
-            return VERSION_OF_COLD
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pyarrow.parquet as pq
 import pytest
 
-from mainstem.log import cold, cold_maker
+from mainstem.log import cold, cold_maker, cold_plan
 from mainstem.log.cold_maker import Cooler, cold_files
 from mainstem.log.frame import is_cold
 from mainstem.log.log import LogOptions
@@ -68,7 +68,8 @@ def test_s37_what_is_old_lies_apart_and_few_read_it(tmp_path):
         seen, read = keeping.read(stream), ages(1_000)
         cool(keeping, stream, keeping.clock.now_us() - round(3 * HOUR * SECOND_US))
         kinds = [is_cold(entry.block) for entry in keeping.entries(stream)]
-        assert kinds == sorted(kinds, reverse=True) and any(kinds)
+        assert kinds == sorted(kinds, reverse=True)
+        assert any(kinds)
         hot_rows = sum(entry.count for entry in keeping.entries(stream) if not is_cold(entry.block))
         assert hot_rows <= 61 * 20
         assert hot_share(keeping, stream, read) >= 0.95
@@ -132,7 +133,7 @@ def merged(tmp_path, name: str) -> tuple[list[bytes], list[list[bytes]]]:
 
 @pytest.mark.mechanism("S91")
 def test_s91_sorted_files_are_merged_and_not_sorted_again(tmp_path, monkeypatch):
-    gathered = cold_maker.gathered
+    gathered = cold_plan.gathered
     # One batch is a file: then the bound on its bytes decides what a run is.
     monkeypatch.setattr(cold_maker, "gathered", lambda entries, low: one_by_one(gathered, entries, low))
     keys, found = merged(tmp_path, "sorted")

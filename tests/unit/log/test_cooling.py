@@ -10,7 +10,7 @@ import pytest
 
 from mainstem.core.errors import DataLoss, InvalidRequest, Refused
 from mainstem.core.limits import MIB
-from mainstem.log import cold_maker
+from mainstem.log import cold_maker, cold_plan
 from mainstem.log.cold_maker import Cooler, open_cooler
 from mainstem.log.doctor import examine
 from mainstem.log.finding import Severity
@@ -162,7 +162,7 @@ def test_a_file_over_a_barrier_is_refused(keeping, monkeypatch):
 
 
 def test_files_are_bounded(keeping, monkeypatch):
-    gathered = cold_maker.gathered
+    gathered = cold_plan.gathered
     monkeypatch.setattr(cold_maker, "gathered", lambda entries, bytes_min: gathered(entries, bytes_min, 4_000))
     stream = keeping.create()
     fill(keeping, stream)
@@ -196,7 +196,8 @@ def test_readers_read_while_entries_are_swapped(keeping):
     finally:
         over.set()
         reader.join()
-    assert rounds and not wrong
+    assert rounds
+    assert not wrong
     assert keeping.read(stream) == seen
 
 
@@ -378,7 +379,7 @@ def test_the_doctor_names_a_damaged_file(keeping):
         content[place] ^= 1
         path.write_bytes(content)
         told = [found for found in examine(keeping.path, deep=True).findings if found.severity == Severity.DAMAGE]
-        assert told and name in told[0].file, place
+        assert [name in found.file for found in told[:1]] == [True], place
     path.write_bytes(sound[:-20])
     assert examine(keeping.path).worst == Severity.DAMAGE
     path.unlink()

@@ -2,12 +2,12 @@
 
     compact("mainstem://127.0.0.1:7070", "orders", older_than="3h")
 
-The process that writes the log plans and commits; Spark tasks make the files, each of one range of offsets of one shard,
-in the log's own folder, which they must see. What a kill leaves is nothing that counts: the ledger says what is cold,
-and the next run goes on there.
+The process that writes the log plans and commits; Spark tasks make the files, each of one range of offsets of one
+shard, in the log's own folder, which they must see. What a kill leaves is nothing that counts: the ledger says what is
+cold, and the next run goes on there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +103,7 @@ def _planned(port: Port, call: PlanColdCall) -> ColdPlan:
         return plan
 
 
-def _run(
-    port: Port, stream: str, spark: "SparkSession", plan: ColdPlan, on_step: OnStep
-) -> tuple[list[ColdFile], int]:
+def _run(port: Port, stream: str, spark: "SparkSession", plan: ColdPlan, on_step: OnStep) -> tuple[list[ColdFile], int]:
     """Do the tasks of a plan, some at a time."""
     swapped: list[ColdFile] = []
     refused = done = 0
@@ -134,7 +132,7 @@ def _made(spark: "SparkSession", plan: ColdPlan, tasks: Sequence[ColdTask]) -> l
     head = msgspec.msgpack.encode(msgspec.structs.replace(plan, tasks=()))
     rows = [msgspec.msgpack.encode(task) for task in tasks]
 
-    def make(some: Iterator[bytes]) -> Iterator[bytes]:
+    def make(some: Iterable[bytes]) -> Iterator[bytes]:
         planned = msgspec.msgpack.decode(head, type=ColdPlan)
         for row in some:
             yield _make(planned, msgspec.msgpack.decode(row, type=ColdTask))

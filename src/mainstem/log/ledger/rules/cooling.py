@@ -25,7 +25,9 @@ def cool(rows: PendingRows, command: CoolEntries) -> Outcome:
     for old in found:
         rows.bury(command.stream, old.block, old.length, command.rewrite_us)
     rows.changes.entries.append(_entry(command, found[-1].time_high))
-    rows.changes.blocks[block] = BlockRow(block, command.writer_epoch, "sealed", command.bytes, 0, command.created_us)
+    rows.changes.blocks[block] = BlockRow(
+        block, command.writer_epoch, "sealed", command.file_bytes, 0, command.created_us
+    )
     rows.live[block] = command.length
     row = rows.shard(key)
     size = row.bytes + command.length - sum(old.length for old in found)
