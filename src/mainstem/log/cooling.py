@@ -67,8 +67,10 @@ class Cooling:
         self._number_next = COLD_BLOCK_FIRST
 
     def plan(self, stream: StreamRow, before_us: int, bytes_min: int = COLD_FILE_BYTES_MIN) -> ColdPlan:
-        """What there is to do for the records of a stream that are older than `before_us`."""
-        self._forget_overdue()
+        """What there is to do for the records of a stream that are older than `before_us`. What was planned for it
+        before, and is not committed, is void: whoever did that was killed, or is overtaken."""
+        now = self._clock.monotonic()
+        self._keep_plans(lambda planned, until: planned != stream.id and until > now)
         tasks = [
             ColdTask(stream.id, shard, *found, block=self._reserve(stream.id), bytes_min=bytes_min)
             for shard, found in islice(self._ranges(stream, before_us, bytes_min), COLD_TASKS_MAX)
@@ -98,16 +100,12 @@ class Cooling:
     def _is_planned(self, block: int) -> bool:
         return any(first <= block < first + COLD_TASK_FILES_MAX for first in self._planned)
 
-    def _forget_overdue(self) -> None:
-        """Of who never came back, the numbers and what was written under them."""
-        now = self._clock.monotonic()
-        self._keep_plans(lambda stream, until: until > now)
-
     def forget(self, stream: int) -> None:
         """Something of a stream was erased: what was planned before holds it perhaps, and goes."""
         self._keep_plans(lambda planned, until: planned != stream)
 
     def _keep_plans(self, is_kept: Callable[[int, float], bool]) -> None:
+        """Of the others, what was written goes as well."""
         with self._lock:
             self._planned = {first: plan for first, plan in self._planned.items() if is_kept(*plan)}
             for block in self._blocks.list_parts():

@@ -8,17 +8,21 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mainstem.core.errors import DataLoss, InvalidRequest, Refused
+from mainstem.core.errors import DataLoss, FolderUnusable, InvalidRequest, Refused
 from mainstem.core.limits import MIB
 from mainstem.log import cold_maker, cold_plan
+from mainstem.log.administration import Administration
+from mainstem.log.backup import back_up
 from mainstem.log.cold_maker import Cooler, open_cooler
 from mainstem.log.doctor import examine
 from mainstem.log.finding import Severity
 from mainstem.log.frame import is_cold
 from mainstem.log.ledger.base import Entry
 from mainstem.log.reader import LogReader
+from mainstem.log.restore import restore
 from mainstem.log.salvage import Salvage, write_parquet
-from mainstem.transport.port import ColdFile, ColdPlan
+from mainstem.registry import compatibility
+from mainstem.transport.port import ColdFile, ColdPlan, EraseKeyCall
 from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, marker, pass_time, set_barrier
 from tests.unit.log.typed import Rows, make_rows
 
@@ -242,9 +246,27 @@ def test_an_abandoned_task_leaves_nothing(keeping):
     assert cold_files(keeping)
     keeping.log.cooling.abandon(plan.tasks[0].block)
     assert not cold_files(keeping)
-    made(keeping, stream)
-    keeping.clock.advance(DAY)
+    # Of who was killed the next plan for the stream finds it, or after a day any other.
+    _, (file,) = made(keeping, stream)
     keeping.log.cooling.plan(keeping.row(stream), 0)
+    assert not cold_files(keeping)
+    with pytest.raises(Refused, match="plan again"):
+        keeping.log.cooling.commit(file)
+    made(keeping, stream)
+    other = keeping.create("other")
+    keeping.log.cooling.plan(keeping.row(other), 0)
+    assert cold_files(keeping)
+    keeping.clock.advance(DAY)
+    keeping.log.cooling.plan(keeping.row(other), 0)
+    assert not cold_files(keeping)
+
+
+def test_what_an_erasure_overtakes_goes_with_it(keeping):
+    stream = keeping.create()
+    fill(keeping, stream, 5)
+    made(keeping, stream)
+    administration = Administration(keeping.log, check_schema=compatibility.check)
+    administration.handle(EraseKeyCall("orders", b"k001"))
     assert not cold_files(keeping)
 
 
@@ -319,6 +341,34 @@ def test_a_compacted_stream_is_compacted_in_cold_files(keeping):
     assert keeping.read(stream) == {290 + index: (b"k%d" % (index % 7), b"29") for index in range(3, 10)}
     keeping.collect()
     assert not cold_files(keeping)
+
+
+def test_a_backup_has_cold_files(keeping, tmp_path):
+    stream = keeping.create()
+    fill(keeping, stream, 20)
+    cool(keeping, stream)
+    back_up(keeping.path, tmp_path / "backup")
+    fill(keeping, stream, 20, first=20)
+    cool(keeping, stream)
+    seen = keeping.read(stream)
+    # Only what is new is copied: a cold file, the newest block, the ledger.
+    report = back_up(keeping.path, tmp_path / "backup")
+    assert report.copied_files <= 3
+    keeping.log.close()
+    restore(tmp_path / "backup", tmp_path / "restored")
+    other = Keeping(tmp_path / "restored")
+    try:
+        assert [is_cold(entry.block) for entry in other.entries(stream)] == [True, True]
+        assert other.read(stream) == seen
+    finally:
+        other.log.close()
+    (name, *_) = sorted(cold_files(keeping))
+    path = keeping.path / "blocks" / name
+    content = bytearray(path.read_bytes())
+    content[-30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FolderUnusable, match=name):
+        back_up(keeping.path, tmp_path / "another")
 
 
 # Damage.
