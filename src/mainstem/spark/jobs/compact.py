@@ -65,7 +65,7 @@ def compact(
     file_bytes_min: int | None = None,
     on_step: OnStep = lambda step, done, total: None,
     clock: Clock = SYSTEM_CLOCK,
-    **credentials: str,
+    **credentials: str | None,
 ) -> CompactReport:
     """Put the records of a stream that are older than `older_than` into Parquet files, but for what is too little for
     one: less than `file_bytes_min` as stored (1 MiB).
@@ -77,7 +77,8 @@ def compact(
     spark = session() if spark is None else spark
     files: list[ColdFile] = []
     left = 0
-    with closing(_opened(Access.to(hub, **credentials))) as port:
+    given = {name: value for name, value in credentials.items() if value}
+    with closing(_opened(Access.to(hub, **given))) as port:
         while True:
             plan = _planned(port, PlanColdCall(stream, before_us, file_bytes_min))
             swapped, refused = _run(port, stream, spark, plan, on_step)
@@ -110,7 +111,7 @@ def _run(port: Port, stream: str, spark: "SparkSession", plan: ColdPlan, on_step
     width = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     for begin in range(0, len(plan.tasks), width):
         tasks = plan.tasks[begin : begin + width]
-        on_step("compact", done, len(plan.tasks))
+        on_step("write", done, len(plan.tasks))
         for task, made in zip(tasks, _made(spark, plan, tasks), strict=True):
             for file in made or ():
                 try:
@@ -123,7 +124,7 @@ def _run(port: Port, stream: str, spark: "SparkSession", plan: ColdPlan, on_step
             done += 1
             with suppress(MainstemError):
                 port.call(CoolCall(stream, abandon=task.block))
-            on_step("compact", done, len(plan.tasks))
+            on_step("write", done, len(plan.tasks))
     return swapped, refused
 
 
