@@ -38,7 +38,7 @@ def run_parquet(settings: Settings) -> Metrics:
         return _run("write_parquet", settings, hub=str(folder / "parquet"), files=str(folder / "spark"))
 
 
-def _run(function: str, settings: Settings, **arguments: str) -> Metrics:
+def _run(function: str, settings: Settings, **arguments: Any) -> Metrics:
     rows = settings.count(ROWS)
     took = run_child(f"{HERE}:{function}", rows=rows, warm_up=settings.count(WARM_UP), **arguments)
     return {"rows_per_s": rows / took["wall_s"]}

@@ -37,6 +37,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import CommitPartsCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -181,10 +182,10 @@ def hear_until(wire, heard, is_enough):
         ((1, 2), 2),
         ((2, 2), 2),
         ((1, 3), 3),
-        ((1, 9), 5),
+        ((1, 9), 6),
         ((4, 5), 5),
         ((3, 4), 4),
-        ((6, 7), None),
+        ((7, 8), None),
         ((0, 0), None),
     ],
 )
@@ -297,6 +298,7 @@ NEW_CALLS = [
     RunsCall("talk", 0, 0, 1),
     PlanColdCall("talk", 1),
     CoolCall("talk"),
+    CommitPartsCall(1, ((2, 1),)),
     ListAccessCall("token"),
 ]
 
