@@ -9,7 +9,7 @@ streams that were trimmed, altered, deleted and made again, repeated batches, se
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
 merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards; since
 format 4 groups, and transactions that were committed, aborted and left open; since format 5 rows that say who may do
-what; since format 6 deliveries of jobs.
+what; since format 6 deliveries of jobs, and cold blocks, of records and of rows.
 """
 
 import json
@@ -91,6 +91,7 @@ class Filler:
             self._guard()
         if data_folder.FORMAT >= 6:
             self._deliver()
+            self._cool()
         for turn in range(64, 70):
             self._turn(turn)
 
@@ -113,6 +114,24 @@ class Filler:
         token = ("token", "0" * 16, encode_row(TokenRow(bytes(range(32)), "root", (), now_us)))
         dated = ("rule", rule.text, encode_row(Rule("allow", "root", "all", "*", now_us)))
         self._log.execute(ChangeAccess((token, (*quota[:2], b""), dated)))
+
+    def _cool(self) -> None:
+        """Cold blocks of records and of rows; a part that was written and never swapped in."""
+        from mainstem.log.cold_maker import Cooler
+
+        log = self._log
+        maker = Cooler(log.ledger, self._log._folder.blocks, log.schema, self._clock)
+        for name in ("plain", "rows"):
+            row = log.ledger.load_stream(self._streams[name])
+            assert row is not None
+            plan = log.cooling.plan(row, self._clock.now_us() + 1, 1)
+            for task in plan.tasks:
+                for file in maker.make(plan, task):
+                    log.cooling.commit(file)
+        row = log.ledger.load_stream(self._streams["keyed"])
+        assert row is not None
+        plan = log.cooling.plan(row, self._clock.now_us() + 1, 1)
+        assert list(maker.make(plan, plan.tasks[0]))
 
     def _create(self, name: str, shards: int, hash_: str = "crc32") -> None:
         identity = f"{self._random.getrandbits(128):032x}"

@@ -3,6 +3,7 @@
 from benchmarks.scenarios import (
     backlog,
     backup,
+    compact,
     delete,
     embedded,
     fanout,
@@ -46,6 +47,7 @@ _MODULES = (
     http,
     upkeep,
     merger,
+    compact,
     delete,
     backup,
     rebalance,

@@ -25,6 +25,7 @@ from tests.faults import (
     fuzz_wire,
     hostile_payload,
     hostile_schema,
+    kill_compact,
     kill_embedded,
     kill_groups,
     kill_http,
@@ -126,6 +127,9 @@ SUITES: dict[str, Suite] = {
     "schema_changes": Suite(schema_changes.run, slice=6, full=300, chunk=50, bugs={"forget_aliases": 6}),
     "kill_upkeep": Suite(
         kill_upkeep.run, slice=1, full=100, chunk=25, bugs={"compact_too_much": 2}, measures=True, on_disk=True
+    ),
+    "kill_compact": Suite(
+        kill_compact.run, slice=1, full=100, chunk=25, bugs={"sweep_too_much": 3}, measures=True, on_disk=True
     ),
     "kill_groups": Suite(
         kill_groups.run, slice=2, full=150, chunk=25, bugs={"believe_members": 6}, measures=True, on_disk=True

@@ -176,7 +176,7 @@ def test_a_newer_snapshot_is_refused(newest):
 
 
 def test_a_newer_block_is_refused_even_if_nothing_else_says_so(newest):
-    block = max((newest / "blocks").iterdir())
+    block = max((newest / "blocks").glob("*.block"))
     content = bytearray(block.read_bytes())
     content[12:16] = struct.pack("<I", 7)
     content[8:12] = struct.pack("<I", crc32c(content[12:64]))

@@ -24,10 +24,12 @@ from mainstem.transport.guarding import ListAccessCall
 from mainstem.transport.port import (
     AlterStreamCall,
     Call,
+    CoolCall,
     CreateStreamCall,
     EraseKeyCall,
     GetStreamCall,
     MomentCall,
+    PlanColdCall,
     RunsCall,
     SchemaCall,
     SchemasCall,
@@ -294,6 +296,8 @@ NEW_CALLS = [
     SchemaCall(1),
     MomentCall("talk", 1),
     RunsCall("talk", 0, 0, 1),
+    PlanColdCall("talk", 1),
+    CoolCall("talk"),
     CommitPartsCall(1, ((2, 1),)),
     ListAccessCall("token"),
 ]

@@ -257,6 +257,43 @@ def replay(
     _run("replay", loaded, data, master, json, work)
 
 
+@run.command()
+@with_settings("job")
+def compact(
+    loaded: Loaded,
+    stream: Stream,
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Only records that are older than this.", show_default=True)
+    ] = "3h",
+    file_bytes_min: Annotated[
+        str, typer.Option(metavar="SIZE", help="What is less than this, as stored, stays as it is.", show_default=True)
+    ] = "1MiB",
+    master: Master = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Put old records of a stream into Parquet files in the log's own folder, which must be on this machine.
+
+    Readers do not notice: the same cursor gives the same records in the same order. A run that was killed is simply run
+    again.
+    """
+
+    from mainstem.spark.jobs.compact import compact as job
+
+    least = _bytes("--file-bytes-min", file_bytes_min)
+    with running("compact", loaded, data, master) as (on_step, given):
+        done = job(stream=stream, older_than=older_than, file_bytes_min=least, on_step=on_step, **given)
+    if json:
+        print_json({"stream": done.stream, "records": done.records, "files": len(done.files), "bytes": done.bytes})
+        return
+    print(
+        f"compact: {counted(done.records, 'record')} of {done.stream} in {counted(len(done.files), 'file')}, "
+        f"{size_text(done.bytes)}"
+    )
+    if done.ranges_left:
+        print(f"{counted(done.ranges_left, 'range')} left: changed meanwhile, or unreadable", file=sys.stderr)
+
+
 def _run(
     name: str,
     loaded: Loaded,
@@ -265,7 +302,7 @@ def _run(
     json: bool,
     work: "Callable[[Any, dict[str, Any]], JobResult]",
 ) -> None:
-    """Start Spark, do the work, say what was done."""
+    """Do the work of a job that loads, and say what was done."""
     import dataclasses
 
     with running(name, loaded, data, master) as (on_step, given):

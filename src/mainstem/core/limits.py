@@ -104,6 +104,20 @@ BLOCK_BYTES_MIN: Final = 64 * KIB
 BLOCK_BYTES_DEFAULT: Final = 128 * MIB
 BLOCK_BYTES_MAX: Final = 4 * 1024 * MIB
 
+# One cold file. Its records, uncompressed: who looks for one has all of them in memory, and if one is erased the others
+# are one flush. Its bytes: what Parquet adds to records that do not compress is little.
+COLD_RAW_BYTES_MAX: Final = 32 * MIB
+COLD_STORED_BYTES_MAX: Final = 48 * MIB
+# Records of cold files that are kept as batches for whoever reads on, at most so many bytes.
+COLD_READS_BYTES_MAX: Final = 2 * COLD_RAW_BYTES_MAX
+# What one task of the job that makes cold files goes through, as stored, and how many files it makes of it at most.
+COLD_TASK_BYTES: Final = 64 * MIB
+COLD_TASK_FILES_MAX: Final = 4_096
+# Fewer bytes than this, as stored, are not worth a file of their own yet.
+COLD_FILE_BYTES_MIN: Final = 1 * MIB
+# Tasks in one answer to who asks what there is to do.
+COLD_TASKS_MAX: Final = 1_000
+
 # Room on the disk: with less free than this nothing is appended; and what is kept to free some when there is none.
 FREE_BYTES_MIN_DEFAULT: Final = 256 * MIB
 BALLAST_BYTES_DEFAULT: Final = 64 * MIB
@@ -295,5 +309,7 @@ assert TRANSACTION_BATCHES_MAX <= FLUSH_BATCHES_MAX and TRANSACTION_BATCHES_MAX 
 assert TRANSACTION_BYTES_MAX <= TRANSACTIONS_BYTES_MAX
 assert TRANSACTION_SECONDS_MAX * 1_000_000 < TRANSACTION_REMEMBERED_US_MAX
 assert BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX
+# What is left of a cold file is stored anew in one flush, compressed or not. The largest batch fits into one.
+assert PAYLOAD_RAW_BYTES_MAX <= COLD_RAW_BYTES_MAX < COLD_STORED_BYTES_MAX <= FLUSH_BYTES_MAX
 # What was taken before the watermark was met still has room: all that waits, and a flush that is being written.
 assert PENDING_BYTES_MAX + FLUSH_BYTES_MAX < FREE_BYTES_MIN_DEFAULT

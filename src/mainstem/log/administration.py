@@ -50,6 +50,7 @@ from mainstem.transport.port import (
     Answer,
     Call,
     ConnectionsCall,
+    CoolCall,
     CreateStreamCall,
     DeleteStreamCall,
     EraseKeyCall,
@@ -58,6 +59,7 @@ from mainstem.transport.port import (
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
+    PlanColdCall,
     SchemaCall,
     SchemaInfo,
     SchemasCall,
@@ -353,6 +355,8 @@ class Administration(Lookup):
                 return self._trim(call)
             case EraseKeyCall():
                 return self._erase(call)
+            case PlanColdCall() | CoolCall():
+                return self._cool(call)
             case StatisticsCall():
                 return Answer(counters=self._log.counters(), histograms=self._log.histograms())
             case _:
@@ -442,9 +446,23 @@ class Administration(Lookup):
     def _erase(self, call: EraseKeyCall) -> Answer:
         row = self.require(call.name)
         erased = self._log.upkeep.erase(row, call.key)
+        self._log.cooling.forget(row.id)
         gone_by = self.info(row, details=True).gone_by_us
         logger.info(Event("records of one key erased", stream=row.name, records=erased))
         return Answer(erased=Erasure(erased, gone_by))
+
+    def _cool(self, call: PlanColdCall | CoolCall) -> Answer:
+        row = self.require(call.name)
+        if isinstance(call, PlanColdCall):
+            return Answer(cold=self._log.cooling.plan(row, call.before_us, *_given(call.bytes_min)))
+        if call.file is None:
+            self._log.cooling.abandon(call.abandon)
+            return Answer()
+        if call.file.stream != row.id:
+            raise InvalidRequest(f"cold file {call.file.block} is not of stream {row.name!r}")
+        entries = self._log.cooling.commit(call.file)
+        logger.info(Event("records cooled", stream=row.name, records=call.file.records, entries=entries))
+        return Answer()
 
     def _create(self, call: CreateStreamCall) -> Answer:
         name = check_stream_name(call.name)
@@ -493,6 +511,10 @@ class Administration(Lookup):
         if row.uuid != call.uuid and not call.exist_ok:
             raise StreamExists(f"stream {name!r} exists already; use exist_ok=True to take it as it is")
         return Answer(streams=(self.info(row, with_restored=True),), created=created)
+
+
+def _given(value: int | None) -> tuple[int, ...]:
+    return () if value is None else (value,)
 
 
 def _listed_bytes(row: StreamRow) -> int:

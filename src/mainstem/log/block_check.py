@@ -25,6 +25,7 @@ from mainstem.log.frame import (
     FrameDamaged,
     FrameHeader,
     FrameKind,
+    is_cold,
 )
 from mainstem.log.ledger.base import BlockRow, Entry
 from mainstem.log.ledger.inspector import LedgerInspector, LedgerView, Share
@@ -145,7 +146,7 @@ class BlockCheck:
         """Files of blocks that the ledger does not know."""
         if self._view is None or self._ledger is None:
             return
-        for block in self._numbers:
+        for block in (*self._numbers, *self._blocks.list_cold()):
             if block in self._view.blocks or self._ledger.load_block(block):
                 continue
             try:
@@ -159,6 +160,9 @@ class BlockCheck:
         header = self.header(block)
         if isinstance(header, BlockHeader) and self._log_uuid and header.log_uuid.hex() != self._log_uuid:
             yield from self._header_findings(block)
+        elif is_cold(block):
+            what = "a cold file that was never swapped in; its records are where they were, and a start takes it away"
+            yield Finding(Severity.NOTE, "block-unfinished", what, self._commands.serve(), file)
         elif isinstance(header, FrameDamaged) and self._blocks.size(block) > BLOCK_HEADER_BYTES:
             what = f"the ledger does not know this block, and its header cannot be trusted: {header.reason}"
             yield Finding(Severity.WARNING, "block-unknown", what, self._commands.salvage(file), file)
@@ -227,11 +231,12 @@ class BlockCheck:
     # Bytes.
 
     def sampled(self) -> Iterator[Finding]:
-        """The first and the last entry of every block can be read, but for the newest, which is read wholly."""
+        """The first and the last entry of every block can be read, but for the newest, which is read wholly, and for
+        cold ones, of which that would be all."""
         if self._view is None:
             return
         for entry in self._view.samples:
-            if entry.block in self._given_up or entry.block == self._view.applied.block:
+            if entry.block in self._given_up or entry.block == self._view.applied.block or is_cold(entry.block):
                 continue
             for stream, shard, first, last, position in self._losses(entry):
                 what = f"records {first} to {last} of stream {stream!r} shard {shard} cannot be read"
@@ -244,7 +249,8 @@ class BlockCheck:
         else:
             # Dead ones too, while they are there: a ledger that is made anew may need what is in them.
             newest = self._view.applied.block
-            chosen = [block for block in self._view.blocks if block <= newest and (deep or block == newest)]
+            known = [block for block in self._view.blocks if block <= newest or is_cold(block)]
+            chosen = [block for block in known if deep or block == newest]
         return [block for block in chosen if block not in self._given_up and self.size(block)]
 
     def size(self, block: int) -> int:
@@ -268,6 +274,9 @@ class BlockCheck:
 
     def damages(self, block: int, progress: Progress = lambda done: None) -> Iterator[DamagedRange]:
         """What of a block is not what was written; an end that was never acknowledged is none of it."""
+        if is_cold(block):
+            yield from self._cold_damages(block, progress)
+            return
         bounds = self._bounds(block)
         pending: list[DamagedRange] = []
         last = 0
@@ -284,6 +293,20 @@ class BlockCheck:
             last = max(last, _completed(found))
         if pending and (last < bounds.complete or self._is_footer(block, pending[0], last)):
             yield from pending
+
+    def _cold_damages(self, block: int, progress: Progress) -> Iterator[DamagedRange]:
+        """The same of a cold block, which was whole before anything pointed into it."""
+        size, position = self._blocks.size(block), BLOCK_HEADER_BYTES
+        last: FrameHeader | None = None
+        for found in FrameWalk(self._reading(block), size, block).frames():
+            if isinstance(found, DamagedRange):
+                yield found
+                position, last = found.end, None
+            else:
+                position, last = found.header.position + found.header.total_len, found.header
+                progress(position)
+        if position != size or (last is not None and last.kind != FrameKind.PARQUET_END):
+            yield DamagedRange(min(position, size), size, "the end of the Parquet file is missing")
 
     def _bounds(self, block: int) -> _Bounds:
         applied = None if self._view is None else self._view.applied
@@ -328,6 +351,9 @@ class BlockCheck:
     def _losses_in(self, block: int, begin: int, end: int) -> list[str]:
         if self._ledger is None:
             return []
+        if is_cold(block):
+            # Without its end nobody can read what stands before it.
+            begin, end = 0, max(end, self.size(block))
         entries = self._ledger.entries_at(block, begin, end, _SHOWN_MAX)
         told = [
             f"; records {first} to {last} of stream {stream!r} shard {shard} cannot be read"

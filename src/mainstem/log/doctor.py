@@ -272,7 +272,7 @@ class Doctor:
         for block in chosen:
             self._add(self._walk(check, block, total))
             self._report.checked_bytes += check.size(block)
-        self._report.block_bytes = sum(map(check.size, self._block_numbers()))
+        self._report.block_bytes = sum(map(check.size, (*self._block_numbers(), *self._blocks.list_cold())))
 
     def _walk(self, check: BlockCheck, block: int, total: int) -> list[Finding]:
         before = self._report.checked_bytes
@@ -411,5 +411,5 @@ def _contradictions(view: LedgerView) -> Iterator[str]:
 
 
 def _is_known(folder: str, name: str) -> bool:
-    pattern = {"blocks": r"[0-9]{16}\.block", "snapshots": r"ledger-[0-9]{16}\.db"}.get(folder)
+    pattern = {"blocks": r"[0-9]{16}\.(block|parquet)", "snapshots": r"ledger-[0-9]{16}\.db"}.get(folder)
     return bool(re.fullmatch(pattern, name) if pattern else _KNOWN_NAMES.fullmatch(name))

@@ -150,6 +150,33 @@ class ReplaceEntries(msgspec.Struct, frozen=True, tag="replace"):
         return sum(frames for _, frames in self.entries)
 
 
+class CoolEntries(msgspec.Struct, frozen=True, tag="cool"):
+    """The rows of offsets `base` to `end - 1` of a shard make room for one, whose records are in a cold block: the file
+    of `file_bytes` bytes is there, durably, before this is said. `rows`, `fingerprint`, `rewrite_us`: see
+    ReplaceEntries.
+
+    What follows from the frame of the records is carried along: applying this opens no file. `summary` is that of its
+    statistics.
+    """
+
+    stream: int
+    shard: int
+    base: int
+    end: int
+    rows: int
+    fingerprint: int
+    block: int
+    file_bytes: int
+    created_us: int
+    writer_epoch: int
+    position: int
+    length: int
+    count: int
+    schema_id: int
+    summary: bytes = b""
+    rewrite_us: int = 0
+
+
 class NoteUpkeep(msgspec.Struct, frozen=True, tag="note_upkeep"):
     """Up to these offsets a shard need not be looked at again by the merger and by compaction."""
 
@@ -337,6 +364,7 @@ Command = (
     | ForgetProducers
     | DropEntries
     | ReplaceEntries
+    | CoolEntries
     | NoteUpkeep
     | NoteMoment
     | HurryBlocks

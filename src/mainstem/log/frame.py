@@ -9,7 +9,8 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
          0    4 magic             b"MSF1"
          4    4 header_crc        crc32c of bytes 8 to header_len, statistics included
          8    1 version           1
-         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer, 6 staged
+         9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer, 6 staged,
+                                  7 the end of a cold block
         10    1 encoding          of the payload
         11    1 layout            of the payload
         12    4 header_len        136 + statistics
@@ -44,8 +45,9 @@ The payload of a commit frame (32 bytes): first_position u64, flush_crc u32 (crc
 in order), rules u32, checkpoint_begun u64, checkpoint_done u64 (see recovery.py). `rules` has bit 0 set if moments are
 noted when the flush is applied: what earlier programs wrote has none, however often it is applied.
 
-Block header, 64 bytes: magic b"MSBLOCK1", header_crc u32 (of bytes 12 to 64), version u32, block u64, log uuid 16
-bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64 (crc, then zero padding to 64).
+Block header, 64 bytes: magic b"MSBLOCK1", of a cold block (see cold.py) b"PAR1MSB1", header_crc u32 (of bytes 12 to
+64), version u32, block u64, log uuid 16 bytes, writer_epoch u32, ledger_epoch u32, first_flush u64, created_us i64
+(crc, then zero padding to 64).
 """
 
 import struct
@@ -59,7 +61,12 @@ import msgspec
 from mainstem.core.batch import BatchHeader, Buffer
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import FolderUnusable
-from mainstem.core.limits import COMMAND_BYTES_MAX, PAYLOAD_STORED_BYTES_MAX, STATISTICS_BYTES_MAX
+from mainstem.core.limits import (
+    COLD_STORED_BYTES_MAX,
+    COMMAND_BYTES_MAX,
+    PAYLOAD_STORED_BYTES_MAX,
+    STATISTICS_BYTES_MAX,
+)
 
 FRAME_MAGIC: Final = 0x3146534D
 FRAME_VERSION: Final = 1
@@ -72,13 +79,19 @@ _NOTES_MOMENTS: Final = 1
 BLOCK_HEADER = struct.Struct("<8sIIQ16sIIQq")
 BLOCK_HEADER_BYTES: Final = 64
 BLOCK_MAGIC: Final = b"MSBLOCK1"
+# A cold block is a Parquet file too, and begins as one.
+COLD_MAGIC: Final = b"PAR1MSB1"
+# Blocks are counted from 1; cold ones have the time when they were planned, in microseconds, for their number.
+COLD_BLOCK_FIRST: Final = 10**15
+# The payload of a frame of a cold block: row groups of Parquet, which only the whole file says how to read.
+PARQUET_ENCODING: Final = 6
 ALIGNMENT: Final = 8
 # How long a header is with its statistics, at most.
 HEADER_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX
 _HEADER_LEN = struct.Struct("<I")
 _HEADER_LEN_AT: Final = 12
 # No frame can be longer than this: `parse_header` holds its header and its payload to their limits.
-FRAME_TOTAL_BYTES_MAX: Final = HEADER_BYTES_MAX + PAYLOAD_STORED_BYTES_MAX + 2 * ALIGNMENT
+FRAME_TOTAL_BYTES_MAX: Final = HEADER_BYTES_MAX + COLD_STORED_BYTES_MAX + 2 * ALIGNMENT
 
 assert FRAME_BYTES == 136 and FRAME_BYTES % ALIGNMENT == 0
 assert BLOCK_HEADER.size <= BLOCK_HEADER_BYTES and COMMAND_BYTES_MAX <= PAYLOAD_STORED_BYTES_MAX
@@ -93,6 +106,7 @@ class FrameKind(IntEnum):
     COMMIT = 4
     FOOTER = 5
     STAGED = 6
+    PARQUET_END = 7
 
 
 # Frames that hold records.
@@ -236,6 +250,11 @@ class FlushWriter:
     def add_footer(self, payload: bytes, count: int, now_us: int) -> int:
         return self._add(FrameKind.FOOTER, _plain_header(payload, count, now_us), payload)
 
+    def add_parquet_end(self, payload: bytes, now_us: int) -> int:
+        """What a reader of Parquet looks for at the end of a file; so nothing may pad it."""
+        assert len(payload) % ALIGNMENT == 0, "padding would stand behind the end of the file"
+        return self._add(FrameKind.PARQUET_END, _plain_header(payload, 1, now_us), payload)
+
     def add_commit(self, now_us: int, checkpoint_begun: int, checkpoint_done: int) -> int:
         payload = COMMIT.pack(self._first, crc32c(self._crcs), _NOTES_MOMENTS, checkpoint_begun, checkpoint_done)
         return self._add(FrameKind.COMMIT, _plain_header(payload, len(self.positions), now_us), payload)
@@ -318,9 +337,19 @@ def parse_header(data: Buffer, at: int, position: int, block: int) -> FrameHeade
         raise FrameDamaged(position, f"frame belongs to block {header.block} byte {header.position}")
     if header.version != FRAME_VERSION:
         raise _of_version("frame", block, position, header.version)
-    if header.stored_len > PAYLOAD_STORED_BYTES_MAX:
+    if header.stored_len > stored_bytes_max(header.block):
         raise FrameDamaged(position, f"payload length {header.stored_len} over the limit")
     return header
+
+
+def is_cold(block: int) -> bool:
+    """Whether this is the number of a cold block."""
+    return block >= COLD_BLOCK_FIRST
+
+
+def stored_bytes_max(block: int) -> int:
+    """How long a payload in this block may be."""
+    return COLD_STORED_BYTES_MAX if is_cold(block) else PAYLOAD_STORED_BYTES_MAX
 
 
 def _of_version(what: str, block: int, position: int, version: int) -> Exception:
@@ -373,8 +402,9 @@ class BlockHeader:
     created_us: int
 
     def pack(self) -> bytes:
+        magic = _magic_of(self.block)
         rest = BLOCK_HEADER.pack(
-            BLOCK_MAGIC,
+            magic,
             0,
             FRAME_VERSION,
             self.block,
@@ -384,15 +414,21 @@ class BlockHeader:
             self.first_flush,
             self.created_us,
         ).ljust(BLOCK_HEADER_BYTES, b"\0")[12:]
-        return BLOCK_MAGIC + struct.pack("<I", crc32c(rest)) + rest
+        return magic + struct.pack("<I", crc32c(rest)) + rest
 
     @classmethod
     def parse(cls, data: bytes) -> "BlockHeader":
-        if len(data) < BLOCK_HEADER_BYTES or data[:8] != BLOCK_MAGIC:
+        if len(data) < BLOCK_HEADER_BYTES or data[:8] not in (BLOCK_MAGIC, COLD_MAGIC):
             raise FrameDamaged(0, "not a block")
-        _, crc, version, block, uuid, writer, ledger, first, created = BLOCK_HEADER.unpack_from(data)
+        magic, crc, version, block, uuid, writer, ledger, first, created = BLOCK_HEADER.unpack_from(data)
         if crc != crc32c(data[12:BLOCK_HEADER_BYTES]):
             raise FrameDamaged(0, "block header checksum does not match")
         if version != FRAME_VERSION:
             raise _of_version("block", block, 0, version)
+        if magic != _magic_of(block):
+            raise FrameDamaged(0, f"block {block} does not begin like this")
         return cls(block, uuid, writer, ledger, first, created)
+
+
+def _magic_of(block: int) -> bytes:
+    return COLD_MAGIC if is_cold(block) else BLOCK_MAGIC

@@ -8,7 +8,7 @@ import struct
 from typing import Final
 
 from mainstem.core.checksum import crc32c, crc32c_extended
-from mainstem.core.limits import PAYLOAD_STORED_BYTES_MAX, STATISTICS_BYTES_MAX
+from mainstem.core.limits import STATISTICS_BYTES_MAX
 from mainstem.log.frame import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
@@ -17,6 +17,7 @@ from mainstem.log.frame import (
     FRAME_VERSION,
     BlockHeader,
     FrameDamaged,
+    stored_bytes_max,
 )
 
 # Of a frame header: magic, header_crc, version, header_len, stored_len, payload_crc, block, position.
@@ -69,7 +70,7 @@ class FrameCheck:
         self._is_sound = (
             (magic, version, block, position) == (FRAME_MAGIC, FRAME_VERSION, self._block, self._position)
             and FRAME_BYTES <= length <= FRAME_BYTES + STATISTICS_BYTES_MAX
-            and stored <= PAYLOAD_STORED_BYTES_MAX
+            and stored <= stored_bytes_max(self._block)
         )
         if not self._is_sound or len(data) - at < length:
             return 0

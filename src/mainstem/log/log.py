@@ -30,6 +30,7 @@ from mainstem.log import staging
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.contents import Promote, never_promoted
+from mainstem.log.cooling import Cooling, sweep
 from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import (
@@ -139,7 +140,8 @@ class Log:
         self._file = file
         for block in recovered.ended:
             file.seal_later(block, _size_if_there(folder.blocks, block))
-        there = set(folder.blocks.list())
+        sweep(folder.blocks, (row.id for row in ledger.list_blocks()))
+        there = {*folder.blocks.list(), *folder.blocks.list_cold()}
         for row in ledger.list_blocks():
             if row.live_bytes and row.id not in there and row.id not in recovered.ended:
                 _tell_missing(folder.blocks, row.id)
@@ -172,6 +174,14 @@ class Log:
             options.pace,
             self.schemas.get,
             self._promote,
+        )
+        self.cooling = Cooling(
+            self.ledger,
+            folder.blocks,
+            _Cooled(self),
+            self.clock,
+            (log_uuid, identity.ledger_epoch, identity.writer_epoch),
+            str(folder.path.absolute()),
         )
         # What a read or a snapshot met; a commit that meets damage fails, and with it the log.
         self.ledger_damage: LedgerDamaged | None = None
@@ -217,12 +227,16 @@ class Log:
         return outcome
 
     def _outcome(self, item: Command | Replacement) -> Outcome:
-        waiter = Waiter()
-        self.batcher.submit(Submission((item,), waiter.set))
-        outcome = waiter.wait(self.batcher)[0]
+        outcome = self.attempt(item)
         if isinstance(outcome, Rejected):
             raise outcome.error
         return outcome
+
+    def attempt(self, item: Command | Replacement) -> Outcome:
+        """What became of a command: `Rejected` if it changed nothing. What is raised says nothing about that."""
+        waiter = Waiter()
+        self.batcher.submit(Submission((item,), waiter.set))
+        return waiter.wait(self.batcher)[0]
 
     # Transactions; see there.
 
@@ -426,6 +440,14 @@ class _Kept:
     def forget_hot(self, key: ShardKey, before: int) -> None:
         self._hot.forget(key, before)
         self.forget_shared(key)
+
+
+class _Cooled:
+    """The log as it is seen by who makes old records cold."""
+
+    def __init__(self, log: Log) -> None:
+        self.attempt = log.attempt
+        self.rewrite_us = lambda: log.upkeep.pace.rewrite_us(log.clock.now_us())
 
 
 class _Missing(NamedTuple):

@@ -10,6 +10,7 @@ from mainstem.core.batch import BatchHeader, Buffer, FetchedBatch
 from mainstem.core.errors import DataLoss, InvalidPayload, StreamDeleted, UnknownStream
 from mainstem.core.limits import (
     BATCH_OVERHEAD_BYTES,
+    COLD_READS_BYTES_MAX,
     PIECES_STORED_BYTES_MIN,
     READ_BYTES_MAX,
     READ_ENTRIES_MAX,
@@ -21,11 +22,13 @@ from mainstem.core.limits import (
 from mainstem.core.pieces import FetchedPart, Part
 from mainstem.core.statistics import length_of, pieces_in
 from mainstem.log.blocks.base import BlockMissing, BlockStore
+from mainstem.log.cold_reads import ColdReads
 from mainstem.log.frame import (
     BATCH_KINDS,
     FRAME_BYTES,
     FrameDamaged,
     FrameHeader,
+    is_cold,
     parse_header,
     payload_of,
     statistics_of,
@@ -67,6 +70,8 @@ class LogReader:
         # Only who hears of erasures may remember batches by their offsets: who has the hot tail.
         self.shared = SharedReads(SHARED_READS_BYTES_MAX if hot is not None else 0, SHARED_READS_BYTES_MIN)
         self._statistics = RecentReads(self._read_statistics, RECENT_STATISTICS_BYTES_MAX)
+        cold_bytes = COLD_READS_BYTES_MAX if recent_bytes is None else recent_bytes
+        self.cold = ColdReads(self._read_block, blocks, ledger, cold_bytes)
         self._ahead = ReadAhead()
         # Reads of blocks, and the bytes they brought.
         self.disk_reads = 0
@@ -248,7 +253,9 @@ class LogReader:
         DataLoss if one of them cannot be read."""
         for run in _neighbours(entries, READ_BYTES_MAX):
             try:
-                if run[0].length:
+                if is_cold(run[0].block):
+                    yield from self._cold_batches(stream, run[0], run[0].base)
+                elif run[0].length:
                     yield from self._frames(stream, run, run[0].base, with_statistics=True)
                 else:
                     yield from map(_without_records, run)
@@ -331,8 +338,24 @@ class LogReader:
         """The batches of neighbours."""
         if not run[0].length:
             return map(_without_records, run)
+        if is_cold(run[0].block):
+            return self._cold_batches(stream, run[0], offset)
         found = None if part is None else self._read_part(run[0], part)
         return self._frames(stream, run, offset) if found is None else [found]
+
+    def _cold_batches(self, stream: StreamRow, entry: Entry, offset: int) -> Iterator[FetchedBatch]:
+        """The batches of a cold block, from the one that holds `offset`."""
+        wanted = max(offset, entry.base)
+        try:
+            batches = self.cold.read(stream, entry)
+        except BlockMissing as error:
+            loss = self._damaged(stream, entry, wanted, entry.end - 1, entry.position, "the file is missing")
+            raise _FileMissing(loss) from error
+        except FrameDamaged as error:
+            raise self._damaged(stream, entry, wanted, entry.end - 1, error.position, error.reason) from error
+        except OSError as error:
+            raise self._damaged(stream, entry, wanted, entry.end - 1, entry.position, str(error)) from error
+        yield from (batch for batch in batches if batch.end > offset)
 
     def _read_part(self, entry: Entry, part: Part) -> FetchedPart | None:
         """Some columns of an entry's batch, checked; None if they cannot be had alone. Also if something is wrong with

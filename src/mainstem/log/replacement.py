@@ -101,7 +101,7 @@ def remade(old: Sequence[Entry], pieces: Iterable[Records], upshot: Upshot) -> R
         if not len(records.offsets):
             entries.append((records.stop - records.first, 0))
             continue
-        made = list(_batches(old[0].stream, old[0].shard, records))
+        made = list(batches_of(old[0].stream, old[0].shard, records))
         entries += [(batch.end - batch.base, int(batch.header.count > 0)) for batch in made]
         batches += [batch for batch in made if batch.header.count]
     return _replacement(old, entries, batches, upshot)
@@ -168,7 +168,7 @@ def _cut(batch: FetchedBatch, barriers: Collection[int], contents: Contents) -> 
     stream, shard = batch.header.stream, batch.header.shard
     for records in records_of([batch], contents).split(inside):
         if len(records.offsets):
-            made += _batches(stream, shard, records)
+            made += batches_of(stream, shard, records)
         else:
             made.append(_gap(stream, shard, records.first, records.stop))
     return made
@@ -262,7 +262,17 @@ def _column(field: pa.Field, parts: Sequence[_Part]) -> pa.Array:
 # Putting together.
 
 
-def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch]:
+class Making(NamedTuple):
+    """How batches are made: compressed by which codec, and with statistics or without."""
+
+    compression: str | None = _COMPRESSION
+    is_described: bool = True
+
+
+_STORED: Final = Making()
+
+
+def batches_of(stream: int, shard: int, records: Records, making: Making = _STORED) -> Iterator[FetchedBatch]:
     """Batches of about the same size that together stand for all the offsets; perhaps some without records."""
     count = len(records.offsets)
     cuts = _cuts(records)
@@ -272,29 +282,29 @@ def _batches(stream: int, shard: int, records: Records) -> Iterator[FetchedBatch
         first = records.first if begin == 0 else int(records.offsets[begin])
         stop = records.stop if end == count else int(records.offsets[end])
         assert stop - first <= _SPAN_MAX, "what is stored anew at a time covers fewer offsets"
-        yield from _fitting(stream, shard, records, begin, end, first, stop)
+        yield from _fitting(stream, shard, records, begin, end, first, stop, making)
 
 
 def _fitting(
-    stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int
+    stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int, making: Making
 ) -> Iterator[FetchedBatch]:
     """One batch of these records, or several where one would be over the limit. A record that fitted only without a
     column of offsets gets none, and what is without records around it stands alone."""
     try:
-        made = _batch(stream, shard, records, begin, end, first, stop)
+        made = _batch(stream, shard, records, begin, end, first, stop, making)
     except InvalidPayload:
         offset = int(records.offsets[begin])
         if end - begin > 1:
             middle = (begin + end) // 2
             cut = int(records.offsets[middle])
-            yield from _fitting(stream, shard, records, begin, middle, first, cut)
-            yield from _fitting(stream, shard, records, middle, end, cut, stop)
+            yield from _fitting(stream, shard, records, begin, middle, first, cut, making)
+            yield from _fitting(stream, shard, records, middle, end, cut, stop, making)
             return
         if stop - first == 1:
             raise
         if first < offset:
             yield _gap(stream, shard, first, offset)
-        yield _batch(stream, shard, records, begin, end, offset, offset + 1)
+        yield _batch(stream, shard, records, begin, end, offset, offset + 1, making)
         if offset + 1 < stop:
             yield _gap(stream, shard, offset + 1, stop)
         return
@@ -319,7 +329,9 @@ def _cuts(records: Records) -> list[int]:
     return cuts
 
 
-def _batch(stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int) -> FetchedBatch:
+def _batch(
+    stream: int, shard: int, records: Records, begin: int, end: int, first: int, stop: int, making: Making
+) -> FetchedBatch:
     count = end - begin
     times = records.times[begin:end]
     columns = {name: column.slice(begin, count) for name, column in records.columns.items()}
@@ -333,7 +345,7 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
         columns[f"{prefix}offset"] = pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(distances)])
     schema = records.contents.schema(records.schema_id)
     batch = layouts.narrow(columns) if schema is None else layouts.narrow_rows(columns, schema)
-    encoded = payload.encode(batch, _COMPRESSION, schema)
+    encoded = payload.encode(batch, making.compression, schema)
     header = encoded.header(
         stream=stream,
         shard=shard,
@@ -343,7 +355,7 @@ def _batch(stream: int, shard: int, records: Records, begin: int, end: int, firs
         time_high=high,
         span=stop - first if stop - first != count else 0,
     )
-    if is_worth_statistics(header):
+    if making.is_described and is_worth_statistics(header):
         table = records.contents.pieces(header, encoded.payload)
         header = records.contents.with_statistics(header, batch, pieces=table)
     return FetchedBatch(first, header, encoded.payload)

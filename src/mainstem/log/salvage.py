@@ -35,10 +35,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mainstem.core.errors import FolderUnusable, InvalidPayload, InvalidRequest, MainstemError
-from mainstem.core.layouts import FULL_SCHEMA, HEADERS_TYPE, SHAPES, TIMESTAMP_TYPE, widen, widen_rows
+from mainstem.core.layouts import (
+    FULL_SCHEMA,
+    HEADERS_TYPE,
+    ROW_HEADERS,
+    ROW_KEY,
+    SHAPES,
+    TIMESTAMP_TYPE,
+    widen,
+    widen_rows,
+)
 from mainstem.core.limits import FLUSH_BATCHES_MAX, SHARDS_PER_STREAM_MAX
 from mainstem.core.payload import check
 from mainstem.core.schema import Schema
+from mainstem.log import cold
+from mainstem.log.contents import Contents
 from mainstem.log.disk import LocalDisk
 from mainstem.log.flush import Command, CreateStream, DeleteStream, DescribeSchema, decode_command
 from mainstem.log.frame import (
@@ -53,9 +64,11 @@ from mainstem.log.frame import (
     FrameDamaged,
     FrameHeader,
     FrameKind,
+    is_cold,
     parse_header,
 )
 from mainstem.log.ledger.inspector import LedgerInspector
+from mainstem.log.replacement import Records
 from mainstem.log.walk import DamagedRange, FoundFrame, FrameWalk
 
 SALVAGED_SCHEMA: Final = pa.schema(
@@ -265,7 +278,7 @@ class Salvage:
             try:
                 if schema is None and header.schema_id:
                     raise InvalidPayload(f"rows of schema {header.schema_id}, which the block does not say")
-                records = _records(found, schema)
+                records = self._cold(header, schema) if is_cold(report.block) else _records(found, schema)
             except MainstemError as error:
                 report.note(header.position, header.position + header.total_len, str(error))
                 continue
@@ -275,6 +288,17 @@ class Salvage:
                 report.rows[header.schema_id] = report.rows.get(header.schema_id, 0) + len(records)
             report.records_without_offset += len(records) if base is None else 0
             yield SalvagedBatch(header, base, records, schema)
+
+    def _cold(self, header: FrameHeader, schema: Schema | None) -> pa.RecordBatch:
+        """The records of a cold block, of which every frame must be right, in the order of their offsets."""
+        if self._size > cold.FILE_BYTES_MAX:
+            raise InvalidPayload(f"{self._size} bytes are more than a cold block can have")
+        data = self._file.read(0, self._size)
+        try:
+            found = cold.records_in(cold.parse(data, header.block), Contents(lambda _: _known(schema)))
+        except FrameDamaged as error:
+            raise InvalidPayload(str(error)) from error
+        return _cold_records(found, schema)
 
     def _base(self, header: FrameHeader) -> int | None:
         if header.kind == FrameKind.MOVED:
@@ -463,6 +487,27 @@ def _records(frame: FoundFrame, schema: Schema | None) -> pa.RecordBatch:
     if "offset" in batch.schema.names:
         records = records.append_column("offset", batch.column("offset"))
     return records
+
+
+def _known(schema: Schema | None) -> Schema:
+    assert schema is not None, "rows have one, and who has none is not asked for it"
+    return schema
+
+
+def _cold_records(records: Records, schema: Schema | None) -> pa.RecordBatch:
+    """Records of a cold block with all columns, as `_records` has them."""
+    count = len(records.offsets)
+    times = pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(records.times.copy())])
+    distances = pa.array((records.offsets - records.first).astype(np.uint32))
+    names: tuple[str, ...] = ("key", "value", "headers")
+    beside = {"timestamp": times, "offset": distances}
+    if schema is None:
+        kinds = {name: FULL_SCHEMA.field(name).type for name in names}
+    else:
+        names, beside = (*schema.names, "_key", "_headers"), {"_timestamp": times, "_offset": distances}
+        kinds = {"_key": ROW_KEY.type, "_headers": ROW_HEADERS.type}
+    columns = [records.columns[name] if name in records.columns else pa.nulls(count, kinds[name]) for name in names]
+    return pa.RecordBatch.from_arrays([*columns, *beside.values()], names=[*names, *beside])
 
 
 def _with_place(batch: SalvagedBatch, name: str | None) -> pa.RecordBatch:

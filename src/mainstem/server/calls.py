@@ -13,10 +13,12 @@ from mainstem.server.line import Line
 from mainstem.transport.port import (
     Answer,
     Call,
+    CoolCall,
     EraseKeyCall,
     GetStreamCall,
     ListStreamsCall,
     OffsetsAtTimeCall,
+    PlanColdCall,
     RunsCall,
     TrimStreamCall,
 )
@@ -39,6 +41,8 @@ def _lane_of(call: Call) -> str:
         case OffsetsAtTimeCall() | TrimStreamCall() | RunsCall():
             return _LONG
         case GetStreamCall(details=True) | ListStreamsCall(oldest=True):
+            return _LONG
+        case PlanColdCall() | CoolCall():
             return _LONG
         case _:
             return _SHORT

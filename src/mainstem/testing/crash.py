@@ -342,6 +342,7 @@ class _Prefix(Sequence[Any]):
 
 def _durable_files(folder: Path) -> dict[str, Durable]:
     paths = [folder / "mainstem.json", *folder.glob("blocks/*.block"), *folder.glob("snapshots/*.db")]
+    paths += folder.glob("blocks/*.parquet")
     paths += [path for kept in folder.glob("before-format-*") for path in _files_in(kept)]
     contents = {str(path.relative_to(folder)): bytearray(path.read_bytes()) for path in paths if path.exists()}
     return {name: Durable(content, len(content)) for name, content in contents.items()}

@@ -34,6 +34,7 @@ from mainstem.log import (
     compaction,
     disk,
     folder,
+    log,
     reader,
     recovery,
     restore,
@@ -528,6 +529,15 @@ def share_what_was_erased() -> Iterator[None]:
 def free_too_early() -> Iterator[None]:
     """A block goes as soon as nothing points into it, though a rebuild of the ledger would need it."""
     with _patched(snapshots.Snapshots, "needed_from", lambda self: 1 << 62):
+        yield
+
+
+@_bug
+def sweep_too_much() -> Iterator[None]:
+    """A start takes away cold files that entries point to."""
+    sweep = log.sweep
+
+    with _patched(log, "sweep", lambda blocks, known: sweep(blocks, ())):
         yield
 
 

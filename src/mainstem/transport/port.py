@@ -226,6 +226,63 @@ class EraseKeyCall(msgspec.Struct, frozen=True, tag="erase"):
     key: bytes
 
 
+class ColdTask(msgspec.Struct, frozen=True):
+    """Entries of a shard, `rows` of them for offsets `base` to `end - 1`, that may become cold files. These get numbers
+    from `block` on. What has less than `bytes_min` as stored makes none."""
+
+    stream: U63
+    shard: U32
+    base: U63
+    end: U63
+    rows: U63
+    bytes: U63
+    block: U63
+    bytes_min: U63
+
+
+class ColdPlan(msgspec.Struct, frozen=True):
+    """Tasks for the log `log` in the folder `folder`, and what its files say of who has planned them."""
+
+    folder: str
+    log: str
+    epoch: U32
+    writer_epoch: U32
+    flush: U63
+    tasks: tuple[ColdTask, ...]
+
+
+class ColdFile(msgspec.Struct, frozen=True):
+    """A cold file that was written: which entries it was made of, and how large it is."""
+
+    stream: U63
+    shard: U32
+    base: U63
+    end: U63
+    rows: U63
+    fingerprint: U32
+    block: U63
+    bytes: U63
+    records: U63
+
+
+class PlanColdCall(msgspec.Struct, frozen=True, tag="plan_cold"):
+    """Answered with what there is to do so that the records of a stream that are older than `before_us` are in cold
+    files; `bytes_min`, as stored, are not worth one. Whoever asks sees the log's folder."""
+
+    name: str
+    before_us: TimeUs
+    bytes_min: U63 | None = None
+
+
+class CoolCall(msgspec.Struct, frozen=True, tag="cool"):
+    """A cold file that was planned is there: swap the entries that it was made of. `abandon`: take away what was
+    written for a task, if it is not swapped in; its `block` says which."""
+
+    name: str
+    file: ColdFile | None = None
+    abandon: U63 = 0
+
+
 class OffsetsAtTimeCall(msgspec.Struct, frozen=True, tag="offsets_at_time"):
     """Answered with one offset per shard: the first record of that time or later, else the end."""
 
@@ -322,6 +379,8 @@ Call = (
     | DeleteStreamCall
     | TrimStreamCall
     | EraseKeyCall
+    | PlanColdCall
+    | CoolCall
     | OffsetsAtTimeCall
     | MomentCall
     | RunsCall
@@ -428,6 +487,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     folder: str = ""
     word: str = ""
     flush: int = 0
+    cold: ColdPlan | None = None
 
 
 # Told what came of a call, from any thread; it must not block.

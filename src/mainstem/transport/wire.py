@@ -56,12 +56,14 @@ from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
     Call,
+    CoolCall,
     CreateStreamCall,
     DeleteStreamCall,
     GetStreamCall,
     ListStreamsCall,
     MomentCall,
     OffsetsAtTimeCall,
+    PlanColdCall,
     Query,
     RunsCall,
     SchemaCall,
@@ -294,7 +296,7 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
-        case RunsCall():
+        case RunsCall() | PlanColdCall() | CoolCall():
             return VERSION_OF_RUNS
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3

@@ -46,7 +46,32 @@ class BlockStore(Protocol):
         ...
 
     def list(self) -> Sequence[int]:
-        """The numbers of all blocks, ascending. Only recovery asks: garbage is never decided by listing."""
+        """The numbers of all blocks that are the journal, ascending; cold ones are not. Only recovery asks: garbage is
+        never decided by listing."""
+        ...
+
+    def list_cold(self) -> Sequence[int]:
+        """The numbers of all cold blocks, ascending."""
+        ...
+
+    def list_parts(self) -> Sequence[int]:
+        """The numbers of cold blocks that were written and not adopted."""
+        ...
+
+    def write_part(self, block: int, content: Sequence[Buffer]) -> None:
+        """A cold block that nobody sees before it is adopted. Any process may write one."""
+        ...
+
+    def read_part(self, block: int, bytes_max: int) -> bytes:
+        """The same, up to so many bytes. BlockMissing if there is none."""
+        ...
+
+    def adopt(self, block: int) -> None:
+        """What was written is a block from now on, durably."""
+        ...
+
+    def remove_part(self, block: int) -> None:
+        """Take one away that is not adopted; if there is none, that is fine."""
         ...
 
     def remove(self, block: int) -> None:

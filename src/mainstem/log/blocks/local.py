@@ -12,18 +12,20 @@ from mainstem.core.errors import Closed
 from mainstem.core.events import Event
 from mainstem.log.blocks.base import BlockMissing
 from mainstem.log.disk import Disk, DiskFile, is_out_of_space
-from mainstem.log.frame import BlockHeader
+from mainstem.log.frame import BlockHeader, is_cold
 
 logger = logging.getLogger("mainstem.log")
 
 _NAME = re.compile(r"([0-9]{16})\.block")
+_COLD_NAME = re.compile(r"([0-9]{16})\.parquet")
+_COLD_PART_NAME = re.compile(r"([0-9]{16})\.parquet\.part")
 # Open files kept for reading; the least recently used is closed beyond this.
 _OPEN_FILES_MAX = 64
 
 
 def block_name(block: int) -> str:
     """What the file of a block is called."""
-    return f"{block:016d}.block"
+    return f"{block:016d}.parquet" if is_cold(block) else f"{block:016d}.block"
 
 
 class LocalBlockWriter:
@@ -52,7 +54,7 @@ class LocalBlockWriter:
 
 
 class LocalBlocks:
-    """The block store of a data folder: `blocks/0000000000000001.block` and so on."""
+    """The block store of a data folder: `blocks/0000000000000001.block` and so on; cold ones end with `.parquet`."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
@@ -96,8 +98,36 @@ class LocalBlocks:
             self._file(block).sync()
 
     def list(self) -> list[int]:
-        matches = (_NAME.fullmatch(name) for name in self._disk.list(self._folder))
+        return [*self._named(_NAME)]
+
+    def list_cold(self) -> Sequence[int]:
+        return self._named(_COLD_NAME)
+
+    def list_parts(self) -> Sequence[int]:
+        return self._named(_COLD_PART_NAME)
+
+    def _named(self, pattern: re.Pattern[str]) -> Sequence[int]:
+        matches = (pattern.fullmatch(name) for name in self._disk.list(self._folder))
         return sorted(int(match[1]) for match in matches if match)
+
+    def write_part(self, block: int, content: Sequence[Buffer]) -> None:
+        self._disk.write_new(self._part(block), content)
+
+    def read_part(self, block: int, bytes_max: int) -> bytes:
+        try:
+            file = self._disk.open(self._part(block))
+        except FileNotFoundError:
+            raise BlockMissing(f"{self.where(block)}.part") from None
+        try:
+            return file.read(0, bytes_max)
+        finally:
+            file.close()
+
+    def adopt(self, block: int) -> None:
+        self._disk.replace(self._part(block), self._path(block))
+
+    def remove_part(self, block: int) -> None:
+        self._disk.remove(self._part(block))
 
     def where(self, block: int) -> str:
         return f"{self._folder.name}/{self._path(block).name}"
@@ -108,6 +138,9 @@ class LocalBlocks:
             self._is_closed = True
             while self._open:
                 self._open.popitem()[1].close()
+
+    def _part(self, block: int) -> Path:
+        return self._folder / f"{block_name(block)}.part"
 
     def _path(self, block: int) -> Path:
         return self._folder / block_name(block)

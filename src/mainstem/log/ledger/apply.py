@@ -16,6 +16,7 @@ from mainstem.log.flush import (
     ChangeAccess,
     CommitCursors,
     CommitTransaction,
+    CoolEntries,
     CreateStream,
     DeleteGroup,
     DeleteStream,
@@ -49,6 +50,7 @@ from mainstem.log.ledger.pending import PendingRows
 from mainstem.log.ledger.rules import (
     access,
     blocks,
+    cooling,
     epochs,
     groups,
     moments,
@@ -74,6 +76,7 @@ _RULES: dict[type, Callable[[PendingRows, Any], Outcome]] = {
     NoteUpkeep: shards.note,
     NoteMoment: moments.note,
     WrittenReplacement: replacement.replace,
+    CoolEntries: cooling.cool,
     OpenBlock: blocks.begin,
     SealBlock: blocks.seal,
     HurryBlocks: blocks.hurry,

@@ -11,6 +11,7 @@ from mainstem.core.events import Event
 from mainstem.core.limits import KIB, MIB
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.flush import ForgetBlock
+from mainstem.log.frame import is_cold
 from mainstem.log.ledger.base import BlockRow, Entry, StreamRow
 from mainstem.log.replacement import barriers_in, moved, remade
 from mainstem.log.snapshots import Snapshots
@@ -78,7 +79,7 @@ class Freeing:
         """Take the files away of blocks in which nothing was alive for a while."""
         dead = self._unpinned(dead)
         needed_from = self._snapshots.needed_from()
-        if any(row.id >= needed_from for row in dead):
+        if any(row.id >= needed_from and not is_cold(row.id) for row in dead):
             self._work.commits.request_snapshot()
             self._work.commits.commit_nothing()
         # What a row says is not taken on trust where bytes would be lost for good.
@@ -90,7 +91,8 @@ class Freeing:
                     Event("a block is said to hold nothing, yet entries point into it; it is kept", block=row.id)
                 )
                 self._work.counts["upkeep_errors"] += 1
-            elif row.id < needed_from:
+            elif row.id < needed_from or is_cold(row.id):
+                # A rebuild reads the journal, of which cold blocks are no part.
                 self._blocks.remove(row.id)
                 self._work.execute(ForgetBlock(row.id))
                 self._work.counts["blocks_freed"] += 1
@@ -147,7 +149,8 @@ class Freeing:
 
 
 def _is_to_rewrite(row: BlockRow, now_us: int) -> bool:
-    if row.state != "sealed" or not row.live_bytes:
+    # In a cold block all is alive or nothing is.
+    if row.state != "sealed" or not row.live_bytes or is_cold(row.id):
         return False
     return 2 * row.live_bytes < row.bytes or bool(row.rewrite_us and row.rewrite_us <= now_us)
 

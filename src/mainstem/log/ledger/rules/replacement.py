@@ -7,12 +7,13 @@ from itertools import islice, pairwise
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import Refused
 from mainstem.core.statistics import summary
-from mainstem.log.flush import Done, Outcome, ReplaceEntries, WrittenBatch, WrittenReplacement
+from mainstem.log.flush import CoolEntries, Done, Outcome, ReplaceEntries, WrittenBatch, WrittenReplacement
 from mainstem.log.ledger.base import Entry, barriers_of
 from mainstem.log.ledger.pending import PendingRows
 from mainstem.log.ledger.rules.shards import note_progress
 
 _ROW_PLACE = struct.Struct("<qqq")
+_OVERTAKEN = "these entries were replaced by others meanwhile"
 
 
 def replace(rows: PendingRows, item: WrittenReplacement) -> Outcome:
@@ -20,14 +21,9 @@ def replace(rows: PendingRows, item: WrittenReplacement) -> Outcome:
     rows.open_stream(command.stream)
     key = (command.stream, command.shard)
     rows.rearrange(key, command.base, command.end)
-    found = rows.current.ledger.entries_from(*key, command.base, command.rows)
-    if (
-        not found
-        or fingerprint(found) != command.fingerprint
-        or (found[0].base, found[-1].end) != (command.base, command.end)
-        or sum(span for span, _ in command.entries) != command.end - command.base
-    ):
-        raise Refused("these entries were replaced by others meanwhile")
+    found = rows_to_replace(rows, command)
+    if sum(span for span, _ in command.entries) != command.end - command.base:
+        raise Refused(_OVERTAKEN)
     # Before anything is changed: what is refused leaves everything as it is.
     made = _replacing(command, found, frames, rows.flush.block)
     _check_barriers(rows, command, frames)
@@ -44,6 +40,18 @@ def replace(rows: PendingRows, item: WrittenReplacement) -> Outcome:
     rows.changes.shards[key] = row._replace(bytes=row.bytes + added - sum(old.length for old in found))
     note_progress(rows, *key, command.merged, command.compacted)
     return Done(command.stream, len(found))
+
+
+def rows_to_replace(rows: PendingRows, command: ReplaceEntries | CoolEntries) -> Sequence[Entry]:
+    """The rows that a command means, if they are still what they were."""
+    found = rows.current.ledger.entries_from(command.stream, command.shard, command.base, command.rows)
+    if (
+        not found
+        or fingerprint(found) != command.fingerprint
+        or (found[0].base, found[-1].end) != (command.base, command.end)
+    ):
+        raise Refused(_OVERTAKEN)
+    return found
 
 
 def fingerprint(entries: Sequence[Entry]) -> int:

@@ -1,0 +1,54 @@
+"""The job `compact` on Spark, against a real server."""
+
+import pyarrow as pa
+import pytest
+
+import mainstem
+from mainstem.core.errors import FolderLocked
+from mainstem.log.cold_maker import cold_files
+from mainstem.spark.jobs.compact import compact, read_cold
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+ROWS = 3_000
+
+
+def write(url: str, *, shards: int = 2) -> None:
+    with mainstem.connect(url) as hub:
+        hub.streams.create("orders", shards=shards, schema={"id": "int64", "name": "string"}, key="id")
+        with hub.producer() as producer:
+            for first in range(0, ROWS, 100):
+                ids = [(7 * number) % ROWS for number in range(first, first + 100)]
+                producer.send_batch("orders", pa.table({"id": ids, "name": [f"n{number}" for number in ids]}))
+                producer.flush()
+
+
+def seen(url: str) -> list[tuple[int, int, int, str]]:
+    with mainstem.connect(url) as hub, hub.consumer("orders", start="earliest", follow=False) as consumer:
+        return sorted((one.shard, one.offset, one.value["id"], one.value["name"]) for one in consumer)
+
+
+def test_compacted_by_tasks_of_spark(spark, server):
+    write(server.url)
+    before = seen(server.url)
+    report = compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1)
+    assert report.records == ROWS
+    assert report.ranges_left == 0
+    assert seen(server.url) == before
+    files = cold_files(server.folder, "orders")
+    assert {file.path.name for file in files} == {f"{file.block:016d}.parquet" for file in report.files}
+    # Spark's own reader of Parquet, and ours, over the same records.
+    cold = read_cold(spark, server.folder, "orders")
+    assert cold is not None
+    ours = spark.read.format("mainstem").option("hub", server.url).option("stream", "orders").load()
+    total = "count(*) rows, sum(id) ids, min(name) first"
+    assert cold.selectExpr(*total.split(", ")).collect() == ours.selectExpr(*total.split(", ")).collect()
+    assert sorted(row[0] for row in cold.where("id = 17").select("name").collect()) == ["n17"]
+    # Nothing is left to do.
+    assert not compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1).files
+
+
+def test_a_folder_that_a_server_writes_is_refused(spark, server):
+    write(server.url, shards=1)
+    with pytest.raises(FolderLocked, match=r"mainstem\.connect"):
+        compact(str(server.folder), "orders", spark=spark)
