@@ -39,7 +39,18 @@ _WORKER = "worker"
 JOBS = {
     "append": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", "compact", _WORKER),
     "upsert": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", _WORKER),
-    "snapshot": ("settled", "planned", "prepared", "write", "wrote", "written", "tombstones", "committed", "done", _WORKER),
+    "snapshot": (
+        "settled",
+        "planned",
+        "prepared",
+        "write",
+        "wrote",
+        "written",
+        "tombstones",
+        "committed",
+        "done",
+        _WORKER,
+    ),
     "replay": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", _WORKER),
 }
 

@@ -351,10 +351,8 @@ class Administration(Lookup):
             case NoteCountsCall() | NoteVerifiedCall():
                 self._counted.note(call)
                 return Answer()
-            case TrimStreamCall():
-                return self._trim(call)
-            case EraseKeyCall():
-                return self._erase(call)
+            case TrimStreamCall() | EraseKeyCall():
+                return self._trim(call) if isinstance(call, TrimStreamCall) else self._erase(call)
             case PlanColdCall() | CoolCall():
                 return self._cool(call)
             case StatisticsCall():

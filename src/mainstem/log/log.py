@@ -26,11 +26,11 @@ from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_group_name, check_stream_name
 from mainstem.core.schema import Schema
-from mainstem.log import staging
+from mainstem.log import cooling, staging
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.contents import Promote, never_promoted
-from mainstem.log.cooling import Cooling, sweep
+from mainstem.log.cooling import Cooling
 from mainstem.log.disk import Disk, LocalDisk, is_out_of_space
 from mainstem.log.figures import folder_figures
 from mainstem.log.flush import (
@@ -140,7 +140,7 @@ class Log:
         self._file = file
         for block in recovered.ended:
             file.seal_later(block, _size_if_there(folder.blocks, block))
-        sweep(folder.blocks, (row.id for row in ledger.list_blocks()))
+        cooling.sweep(folder.blocks, (row.id for row in ledger.list_blocks()))
         there = {*folder.blocks.list(), *folder.blocks.list_cold()}
         for row in ledger.list_blocks():
             if row.live_bytes and row.id not in there and row.id not in recovered.ended:

@@ -32,9 +32,9 @@ from mainstem.log import (
     backup_folder,
     batcher,
     compaction,
+    cooling,
     disk,
     folder,
-    log,
     reader,
     recovery,
     restore,
@@ -535,9 +535,9 @@ def free_too_early() -> Iterator[None]:
 @_bug
 def sweep_too_much() -> Iterator[None]:
     """A start takes away cold files that entries point to."""
-    sweep = log.sweep
+    sweep = cooling.sweep
 
-    with _patched(log, "sweep", lambda blocks, known: sweep(blocks, ())):
+    with _patched(cooling, "sweep", lambda blocks, known: sweep(blocks, ())):
         yield
 
 

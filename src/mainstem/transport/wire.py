@@ -100,9 +100,6 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
-VERSION_OF_AUDITS: Final = 6
-VERSION_OF_PARTS: Final = 6
-VERSION_OF_RUNS: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -296,8 +293,8 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
-        case RunsCall() | PlanColdCall() | CoolCall():
-            return VERSION_OF_RUNS
+        case RunsCall() | PlanColdCall() | CoolCall() | NoteCountsCall() | NoteVerifiedCall() | CommitPartsCall():
+            return 6
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
@@ -312,10 +309,6 @@ def version_needed(call: Call) -> int:
             return 4
         case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
             return 4
-        case NoteCountsCall() | NoteVerifiedCall():
-            return VERSION_OF_AUDITS
-        case CommitPartsCall():
-            return VERSION_OF_PARTS
         case _:
             return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
