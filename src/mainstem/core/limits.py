@@ -202,7 +202,7 @@ HTTP_CALL_BYTES_MAX: Final = 2 * MIB
 # An answer that says where it ends before it begins is held in memory.
 HTTP_PAGE_BYTES_MAX: Final = 8 * MIB
 # What is made at once of an answer of any length, about, and how long its reader may take none of it.
-HTTP_PIECE_BYTES: Final = 512 * KIB
+HTTP_PIECE_BYTES: Final = 1 * MIB
 # What all answers under way may hold; beyond it they are made in small pieces, and keep nothing between two of them.
 HTTP_ANSWERS_BYTES_MAX: Final = 64 * MIB
 HTTP_PIECE_BYTES_MIN: Final = 32 * KIB
