@@ -19,6 +19,7 @@ from benchmarks.scenarios import (
     rows,
     send_batch,
     spark_read,
+    spark_sink,
     transactions,
     upkeep,
     written_rows,
@@ -51,6 +52,7 @@ _MODULES = (
     transactions,
     group_of_two,
     spark_read,
+    spark_sink,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

@@ -42,6 +42,7 @@ LENGTH = 200
 # What tests call their transactions and their writers.
 TRANSACTIONS = 40
 WRITERS = ("a", "b", "c")
+JOBS = ("loader", "other")
 SOON, LATER = NOW_US + 1_000, NOW_US + 9_000
 
 
@@ -182,6 +183,7 @@ def _rows(ledger: Ledger) -> dict[str, Any]:
         "group_id_max": ledger.group_id_max(),
         "transactions": [ledger.load_transaction(number) for number in range(TRANSACTIONS)],
         "writers": [ledger.load_writer(name) for name in WRITERS],
+        "deliveries": [ledger.load_deliveries((stream, job)) for stream in range(3) for job in JOBS],
     }
 
 

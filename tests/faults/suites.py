@@ -30,6 +30,7 @@ from tests.faults import (
     kill_http,
     kill_jobs,
     kill_server,
+    kill_spark,
     kill_transactions,
     kill_upkeep,
     ledger_lost,
@@ -138,6 +139,8 @@ SUITES: dict[str, Suite] = {
         measures=True,
         on_disk=True,
     ),
+    "kill_spark": Suite(
+        kill_spark.run, slice=2, full=60, chunk=18, bugs={"forget_deliveries": 1}, measures=True, on_disk=True
     "kill_jobs": Suite(
         kill_jobs.run, slice=1, full=60, chunk=30, bugs={"forget_loads": 0}, measures=True, on_disk=True
     ),

@@ -9,7 +9,7 @@
     │   └── ProtocolError
     ├── Refused                 the log keeps its promises by saying no
     │   ├── OutOfSequence, UnknownProducer, ProducerFenced
-    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten)
+    │   ├── Fenced, GroupBusy, TransactionAborted (UnknownTransaction, WriterForgotten), DeliveryRefused
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
     │   ├── Unauthenticated, Forbidden, LeftOut
@@ -227,6 +227,13 @@ class WriterForgotten(TransactionAborted):
     read; do its work again in a new one, which takes the name anew."""
 
     code = 214
+
+
+class DeliveryRefused(Refused):
+    """A numbered write of a job that does not follow what the log has of this job: it came before with other rows, is
+    older than what is remembered, or some before it are missing. Nothing was written; the message says what to do."""
+
+    code = 215
 
 
 class Unauthenticated(Refused):

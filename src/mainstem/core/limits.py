@@ -224,6 +224,11 @@ TRANSACTION_REMEMBERED_US_MAX: Final = 24 * 3600 * 1_000_000
 TRANSACTIONS_REMEMBERED_MAX: Final = 1_000_000
 # Names of writers in use at a time.
 WRITERS_MAX: Final = 10_000
+# Numbered writes of jobs: how many of each are remembered, the newest; of how many jobs, those that were seen last; and
+# how long the name of one may be.
+DELIVERIES_PER_JOB_MAX: Final = 64
+DELIVERY_JOBS_MAX: Final = 100_000
+DELIVERY_JOB_CHARS_MAX: Final = 256
 
 # Who may do what. A name of a principal may be the subject of a certificate.
 PRINCIPAL_NAME_CHARS_MAX: Final = 128

@@ -60,6 +60,8 @@ from mainstem.log.transactions import Writer
 from mainstem.transport.port import Answer, Answered, CommitCall, MembershipCall
 from mainstem.transport.sharing import (
     BeatGroupCall,
+    CommitCursorsCall,
+    CommitPartsCall,
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
@@ -152,7 +154,7 @@ class Coordinator:
 
     def commit(self, call: CommitCall, answered: Answered) -> None:
         """Move cursors of groups, and end a transaction if it is one; answered when that is durable."""
-        moved = call.cursors if isinstance(call, CommitTransactionCall) else (call,)
+        moved = _cursors_of(call)
 
         def done(result: Outcomes | MainstemError) -> None:
             error = _error(result)
@@ -167,6 +169,8 @@ class Coordinator:
         if isinstance(call, CommitTransactionCall):
             writer = Writer(call.writer, call.epoch)
             self._log.commit_transaction(call.transaction, call.batches, _group_cursors(call), done, writer=writer)
+        elif isinstance(call, CommitPartsCall):
+            self._log.commit_parts(call.transaction, call.parts, done, delivery=call.delivery)
         else:
             self._log.groups.commit(call.group, call.member, call.offsets, done, generation=call.generation)
         self._wake_log()
@@ -679,6 +683,16 @@ def _error(result: Outcomes | MainstemError) -> MainstemError | None:
     return outcome.error if isinstance(outcome, Rejected) else None
 
 
+def _cursors_of(call: CommitCall) -> tuple[CommitCursorsCall, ...]:
+    match call:
+        case CommitCursorsCall():
+            return (call,)
+        case CommitTransactionCall():
+            return call.cursors
+        case CommitPartsCall():
+            return ()
+
+
 def _group_cursors(call: CommitTransactionCall) -> list[GroupCursors]:
     return [GroupCursors(each.group, each.member, each.offsets, each.generation) for each in call.cursors]
 
@@ -687,7 +701,7 @@ def committed_answer(outcome: Outcome) -> Answer:
     """What a client hears of its commit."""
     if not isinstance(outcome, TransactionCommitted):
         return Answer()
-    return Answer(committed=tuple(CommittedRecords(*place) for place in outcome.offsets))
+    return Answer(committed=tuple(CommittedRecords(*place) for place in outcome.offsets), repeated=outcome.duplicate)
 
 
 def _beat(call: BeatGroupCall) -> Beat:

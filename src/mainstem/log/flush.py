@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from mainstem.core.batch import Batch, BatchHeader, FetchedBatch
+from mainstem.core.delivery import Delivery
 from mainstem.core.errors import MainstemError
 from mainstem.core.statistics import summary
 
@@ -299,6 +300,8 @@ class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
 
     A small one is staged and committed in one flush: then `frames` says how many staged frames stand right behind the
     command, and `staged` is empty.
+
+    `delivery` says which numbered write of a job it is, if it is one: a number that the ledger knows changes nothing.
     """
 
     id: int
@@ -309,15 +312,17 @@ class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
     writer: str = ""
     epoch: int = 0
     frames: int = 0
+    delivery: Delivery | None = None
 
 
 class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions"):
-    """The first `limit` of the transactions that ended before this time are forgotten, and all writers last seen before
-    another."""
+    """The first `limit` of the transactions that ended before this time are forgotten, all writers last seen before
+    another, and all deliveries of jobs last seen before a third."""
 
     before_us: int
     limit: int
     writers_before_us: int
+    jobs_before_us: int = 0
 
 
 Command = (

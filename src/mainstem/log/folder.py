@@ -32,7 +32,7 @@ from mainstem.log.upgrade import Backup
 
 logger = logging.getLogger("mainstem.log")
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 # What says which log a data folder holds.
 IDENTITY: Final = "mainstem.json"
 # What says who writes a data folder.

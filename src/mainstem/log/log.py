@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.delivery import Delivery
 from mainstem.core.errors import (
     DiskFull,
     FolderUnusable,
@@ -25,6 +26,7 @@ from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import BLOCK_BYTES_DEFAULT, FREE_BYTES_MIN_DEFAULT, MIB
 from mainstem.core.names import check_group_name, check_stream_name
 from mainstem.core.schema import Schema
+from mainstem.log import staging
 from mainstem.log.batcher import Batcher, Outcomes, Submission
 from mainstem.log.blocks.base import BlockMissing, BlockStore
 from mainstem.log.contents import Promote, never_promoted
@@ -155,6 +157,7 @@ class Log:
         self.batcher = Batcher(file, self._applier, self.hot, self._maintenance, self.space, self.clock)
         self.ledger = _LiveLedger(self._applier, self._entries, self.schemas, identity.ledger_epoch)
         self.reader = LogReader(self.ledger, folder.blocks, self.hot)
+        staging.collect(folder.path, self.clock.now_us())
         self.transactions = Transactions(self.batcher.submit, lambda: file.block, self.clock)
         self.groups = Groups(self.ledger, self.batcher.submit, self.execute, self.clock)
         self._upkeep_ledger = SqliteLedgerReader(folder.ledger)
@@ -262,6 +265,17 @@ class Log:
     ) -> None:
         """The same for a transaction of which nothing is written yet, in one flush."""
         self.transactions.commit_whole(transaction, batches, cursors, done, writer=writer, patience=patience)
+
+    def commit_parts(
+        self,
+        transaction: int,
+        parts: Sequence[tuple[int, int]],
+        done: Callable[[Outcomes | MainstemError], None],
+        *,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """The same for transactions of several clients, which become one."""
+        self.transactions.commit_parts(transaction, parts, done, delivery=delivery)
 
     def abort_transaction(self, transaction: int) -> bool:
         """Forget what was staged; whether the transaction was open."""

@@ -15,6 +15,9 @@ the ledger remembers for a while: a client that has got no answer repeats its co
 A transaction that its client hands over whole is never open: its frames and the command that commits them are one
 flush.
 
+Several clients can write one transaction: each stages a part, as a transaction of its own, and whoever commits names
+the parts. They are joined into one, which is committed like any other.
+
 A block that holds staged frames of an open transaction is *pinned*: its file stays, though nothing points into it yet.
 What was staged twice, because an answer got lost, is in the transaction once: stagings are numbered by their client.
 """
@@ -30,6 +33,7 @@ import msgspec
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import Clock
+from mainstem.core.delivery import Delivery
 from mainstem.core.errors import Busy, InvalidRequest, MainstemError, Refused, TransactionAborted, UnknownTransaction
 from mainstem.core.limits import (
     COMMAND_BYTES_MAX,
@@ -111,6 +115,7 @@ class _Commit:
     cursors: tuple[GroupCursors, ...]
     writer: Writer
     waiting: list[Answer]
+    delivery: Delivery | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -290,15 +295,17 @@ class Transactions:
         done: Answer,
         *,
         writer: Writer = NO_WRITER,
+        delivery: Delivery | None = None,
     ) -> None:
         """Commit; `done` gets one `TransactionCommitted`, or `Rejected`: then nothing of it has happened and it is
         over. With an error it is still open, and the commit can be repeated.
 
-        `batches` is how many were staged in all. What is being staged is waited for.
+        `batches` is how many were staged in all. What is being staged is waited for. `delivery`: see
+        CommitTransaction.
         """
         _check_id(transaction)
         _check_commit(batches, cursors, writer)
-        made = _Commit(batches, tuple(cursors), writer, [done])
+        made = _Commit(batches, tuple(cursors), writer, [done], delivery)
         with self._lock:
             opened = self._open.get(transaction)
             if opened is not None and opened.commit is None and opened.deadline <= self._clock.monotonic():
@@ -316,6 +323,51 @@ class Transactions:
                 if opened.under_way:
                     return
         self._submit_commit(opened, made, raises=True)
+
+    def commit_parts(
+        self,
+        transaction: int,
+        parts: Sequence[tuple[int, int]],
+        done: Answer,
+        *,
+        delivery: Delivery | None = None,
+    ) -> None:
+        """Commit what was staged in several transactions, given with how many batches each has, as one; `done` as for
+        `commit`. Repeated, it has the same answer."""
+        _check_id(transaction)
+        batches = sum(count for _, count in parts)
+        if batches > TRANSACTION_BATCHES_MAX:
+            raise InvalidRequest(
+                f"{batches} batches were written, and {TRANSACTION_BATCHES_MAX} can become visible together: each part "
+                "has at least one for each shard. Write fewer parts, or less at a time"
+            )
+        with self._lock:
+            self._end_overdue()
+            self._join(transaction, parts)
+        self.commit(transaction, batches, (), done, delivery=delivery)
+
+    def _join(self, transaction: int, parts: Sequence[tuple[int, int]]) -> None:
+        """Make one transaction of parts that are open. What is missing the ledger will miss, unless it has it."""
+        found = [self._open[part] for part, _ in parts if part in self._open and part != transaction]
+        if any(part.under_way or part.commit is not None for part in found):
+            raise InvalidRequest(
+                f"transaction {transaction:x}: a part of it is still being written, or committed alone"
+            )
+        if not found:
+            return
+        joined = self._open.get(transaction)
+        if joined is None:
+            joined = _Transaction(transaction, 0.0, NO_WRITER)
+        elif joined.commit is not None:
+            raise InvalidRequest(f"transaction {transaction:x} is being committed; nothing more can be added to it")
+        self._open[transaction] = joined
+        for part in found:
+            del self._open[part.id]
+            joined.stagings += part.stagings
+            joined.blocks |= part.blocks
+            joined.streams |= part.streams
+            joined.batches, joined.bytes = joined.batches + part.batches, joined.bytes + part.bytes
+            joined.deadline = max(joined.deadline, part.deadline)
 
     def commit_whole(
         self,
@@ -347,7 +399,13 @@ class Transactions:
     def _submit_commit(self, opened: _Transaction, commit: _Commit, *, raises: bool = False) -> None:
         frames = _that_fit(opened.frames(), commit.cursors)
         command = CommitTransaction(
-            opened.id, commit.batches, frames, commit.cursors, self._clock.now_us(), *commit.writer
+            opened.id,
+            commit.batches,
+            frames,
+            commit.cursors,
+            self._clock.now_us(),
+            *commit.writer,
+            delivery=commit.delivery,
         )
         try:
             self._submit(Submission((command,), partial(self._on_committed, opened, commit)))
@@ -433,11 +491,11 @@ class Transactions:
             held = {block for opened in self._open.values() for block in opened.blocks}
             return {block for block in blocks if block in held or (floor is not None and block >= floor)}
 
-    def streams(self, transaction: int) -> frozenset[int]:
-        """The streams that an open transaction writes to."""
+    def streams(self, *transactions: int) -> frozenset[int]:
+        """The streams that open transactions write to."""
         with self._lock:
-            opened = self._open.get(transaction)
-            return frozenset() if opened is None else frozenset(opened.streams)
+            opened = [self._open[each] for each in transactions if each in self._open]
+            return frozenset(stream for each in opened for stream in each.streams)
 
     def listing(self) -> list[OpenTransaction]:
         """What is open, the oldest first."""

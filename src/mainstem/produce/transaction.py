@@ -77,15 +77,16 @@ class Advancing(Protocol):
 class StagingPort:
     """A port whose appends are parts of a transaction. One transaction at a time, and one thread at a time.
 
-    The first of them are held back, as long as they are few, and count as taken; `check` says if something was wrong
-    with them. `seconds_left` is how long the transaction may still last.
+    The first of them are held back, as long as they are few and it `holds`, and count as taken; `check` says if
+    something was wrong with them. `seconds_left` is how long the transaction may still last.
     """
 
     # All of a transaction, or nothing.
     write_share = 1.0
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, *, holds: bool = True) -> None:
         self._port = port
+        self._holds = holds
         self.checks_values = port.checks_values
         self.ask = port.ask
         self.stage = port.stage
@@ -125,7 +126,7 @@ class StagingPort:
 
     def append(self, batches: Sequence[Batch], timeout: float, done: AppendDone) -> None:
         self.batches += len(batches)
-        if not self.is_begun and self._can_hold(batches):
+        if self._holds and not self.is_begun and self._can_hold(batches):
             self._held += batches
             done([0] * len(batches))
             return

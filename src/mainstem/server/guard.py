@@ -27,7 +27,7 @@ from mainstem.server.door import Held
 from mainstem.server.gate import Gate
 from mainstem.server.permits import Demand, demands_of, demands_of_stage
 from mainstem.transport.port import Answer, Call, ListStreamsCall, SchemaCall
-from mainstem.transport.sharing import CommitTransactionCall, ListGroupsCall
+from mainstem.transport.sharing import CommitPartsCall, CommitTransactionCall, ListGroupsCall
 from mainstem.transport.wire import Stage
 
 logger = logging.getLogger("mainstem.server")
@@ -71,9 +71,10 @@ class Guard:
         """Forbidden if who asks may not have this. Any thread."""
         for demand in demands_of(call):
             self._check_demand(gate, demand)
-        if isinstance(call, CommitTransactionCall) and self.authority.is_guarded:
+        if isinstance(call, CommitTransactionCall | CommitPartsCall) and self.authority.is_guarded:
             # What was allowed when it was staged may not be by now.
-            for stream in self._log.transactions.streams(call.transaction):
+            parts = [part for part, _ in call.parts] if isinstance(call, CommitPartsCall) else []
+            for stream in self._log.transactions.streams(call.transaction, *parts):
                 self._check_demand(gate, Demand(Action.WRITE, stream))
 
     def _check_demand(self, gate: Gate, demand: Demand) -> None:

@@ -39,6 +39,7 @@ from mainstem.transport.sharing import (
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
+    CommitPartsCall,
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
@@ -109,6 +110,12 @@ def _of_commit(call: CommitTransactionCall) -> Demands:
     return (Demand(Action.WRITE, is_for_any=True), *_of_writer(call.writer), *cursors)
 
 
+def _of_parts(call: CommitPartsCall) -> Demands:
+    """Beside what its batches demand, which the call does not name."""
+    stream = () if call.delivery is None else (Demand(Action.WRITE, call.delivery.stream),)
+    return (Demand(Action.WRITE, is_for_any=True), *stream)
+
+
 def _of_writer(name: str) -> Demands:
     """A transaction may be that of a writer, which has its name for itself."""
     return (Demand(Action.GROUP, name),) if name else ()
@@ -138,6 +145,7 @@ CALLS: Final[Mapping[type, Callable[[Any], Demands]]] = {
     ResetGroupCall: _of_reset,
     DeleteGroupCall: _of_stream(Action.GROUP),
     CommitTransactionCall: _of_commit,
+    CommitPartsCall: _of_parts,
     AbortTransactionCall: _of_any(Action.WRITE),
     OpenWriterCall: _of_stream(Action.GROUP),
     StatisticsCall: _of_log(Action.DESCRIBE),

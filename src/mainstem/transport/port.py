@@ -23,6 +23,7 @@ from mainstem.transport.sharing import (
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
+    CommitPartsCall,
     Committed,
     CommitTransactionCall,
     DeleteGroupCall,
@@ -335,6 +336,7 @@ Call = (
     | ResetGroupCall
     | DeleteGroupCall
     | CommitTransactionCall
+    | CommitPartsCall
     | AbortTransactionCall
     | OpenWriterCall
     | AccessCall
@@ -342,7 +344,7 @@ Call = (
 # What a member asks for. Answered when there is something to say, not when it was carried out.
 MembershipCall = JoinGroupCall | BeatGroupCall | LeaseGroupCall | LeaveGroupCall
 # What is answered by the flush that it becomes a part of.
-CommitCall = CommitCursorsCall | CommitTransactionCall
+CommitCall = CommitCursorsCall | CommitTransactionCall | CommitPartsCall
 
 
 _encode_call = msgspec.msgpack.Encoder().encode
@@ -417,6 +419,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     explanation: Explanation | None = None
     # Whether this call has made the stream.
     created: bool = False
+    # Whether what this call asks for had been done before.
+    repeated: bool = False
     runs: tuple[Run, ...] = ()
     # Of the log: where it is on its machine, the word of who writes it, and the number of the last flush applied.
     folder: str = ""

@@ -3,6 +3,7 @@
 import msgspec
 
 from mainstem.core.batch import U32, U63
+from mainstem.core.delivery import Delivery
 
 # Groups. A unit is (stream, shard), a place (stream, shard, offset); streams by their ids.
 
@@ -225,6 +226,17 @@ class CommitTransactionCall(msgspec.Struct, frozen=True, tag="commit_transaction
     cursors: tuple[CommitCursorsCall, ...] = ()
     writer: str = ""
     epoch: U63 = 0
+
+
+class CommitPartsCall(msgspec.Struct, frozen=True, tag="commit_parts"):
+    """Make visible what several clients have staged, each as a transaction of its own, together and in this order:
+    `parts` has the id of each and how many batches were staged in it. They become one transaction of the id
+    `transaction`. Answered with where its records stand. `delivery` says which numbered write of a job it is: one that
+    was made before changes nothing, lets go of the parts and is answered as `repeated`."""
+
+    transaction: U63
+    parts: tuple[tuple[U63, U32], ...]
+    delivery: Delivery | None = None
 
 
 class AbortTransactionCall(msgspec.Struct, frozen=True, tag="abort_transaction"):

@@ -19,6 +19,7 @@ must not send what the other would pass over and should not:
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access; the message share; ranges that a quota leaves out
+    6   transactions of many clients: the call commit_parts; where records lie: the call runs
 """
 
 import struct
@@ -70,6 +71,7 @@ from mainstem.transport.sharing import (
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
+    CommitPartsCall,
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
@@ -94,6 +96,7 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
+VERSION_OF_PARTS: Final = 6
 VERSION_OF_RUNS: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
@@ -304,6 +307,8 @@ def version_needed(call: Call) -> int:
             return 4
         case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
             return 4
+        case CommitPartsCall():
+            return VERSION_OF_PARTS
         case _:
             return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 

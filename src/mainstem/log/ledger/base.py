@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from mainstem.core.delivery import Fingerprint
 from mainstem.core.schema import Schema
 
 
@@ -187,6 +188,13 @@ class WriterRow(NamedTuple):
     seen_us: int
 
 
+class DeliveriesRow(NamedTuple):
+    """What a job has delivered to a stream: its last numbers and what came, the oldest first."""
+
+    seen_us: int
+    recent: tuple[tuple[int, Fingerprint], ...]
+
+
 class AppliedPlace(NamedTuple):
     """The last flush applied, and where its commit frame lies: replay goes on after it. (0, 0, 0) before the first."""
 
@@ -201,6 +209,8 @@ ProducerKey = tuple[int, int, int]
 AccessKey = tuple[str, str]
 # Group, stream, shard.
 GroupShardKey = tuple[int, int, int]
+# Stream, job.
+JobKey = tuple[int, str]
 
 
 @dataclass(slots=True)
@@ -216,10 +226,12 @@ class SharedChanges:
     group_id_max: int = 0
     transactions: dict[int, TransactionRow] = field(default_factory=dict)
     writers: dict[str, WriterRow] = field(default_factory=dict)
-    # Of the transactions that ended before this time the first so many go, and writers last seen before another.
+    deliveries: dict[JobKey, DeliveriesRow] = field(default_factory=dict)
+    # Of transactions that ended before this time the first so many go, and writers and jobs last seen before others.
     forget_transactions_before_us: int = 0
     forget_transactions_limit: int = 0
     forget_writers_before_us: int = 0
+    forget_jobs_before_us: int = 0
 
 
 @dataclass(slots=True)
@@ -407,6 +419,12 @@ class Ledger(LedgerReader, Protocol):
 
     def writers_before(self, time_us: int) -> int:
         """How many writers were last seen before this time."""
+        ...
+
+    def load_deliveries(self, key: JobKey) -> DeliveriesRow | None: ...
+
+    def job_seen_us(self, others: int) -> int:
+        """When the job was seen that was seen last before so many others; 0 if there is none."""
         ...
 
     def store(self, changes: Changes) -> None: ...

@@ -39,8 +39,8 @@ _STREAMS_1: Final = "id, uuid, name, shards, hash, generation, schema_id, retent
 _BLOCKS_2: Final = f"{_BLOCKS_1}, dead_us, rewrite_us"
 _STREAMS_2: Final = f"{_STREAMS_1}, retention_bytes, cleanup, tombstone_us"
 _STREAMS_3: Final = f"{_STREAMS_2}, schema_version, key_columns, index_columns, compatibility"
-_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: _BLOCKS_2, 3: _BLOCKS_2, 4: _BLOCKS_2, 5: _BLOCKS_2}
-_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: _STREAMS_2, 3: _STREAMS_3, 4: _STREAMS_3, 5: _STREAMS_3}
+_BLOCK_COLUMNS: Final = {1: _BLOCKS_1, 2: _BLOCKS_2, 3: _BLOCKS_2, 4: _BLOCKS_2, 5: _BLOCKS_2, 6: _BLOCKS_2}
+_STREAM_COLUMNS: Final = {1: _STREAMS_1, 2: _STREAMS_2, 3: _STREAMS_3, 4: _STREAMS_3, 5: _STREAMS_3, 6: _STREAMS_3}
 _SHARD_COLUMNS: Final = "start, next, stable, time_high, bytes"
 _ENTRY_COLUMNS: Final = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 # Rows that no flush can have made, and rows that do not begin where the one before them ends. -1: the first of a shard.

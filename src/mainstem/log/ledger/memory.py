@@ -12,11 +12,13 @@ from mainstem.log.ledger.base import (
     BlockRow,
     BlockTotals,
     Changes,
+    DeliveriesRow,
     Entry,
     GenerationRow,
     GroupRow,
     GroupShardKey,
     GroupShardRow,
+    JobKey,
     MomentRow,
     OldestEntries,
     ProducerKey,
@@ -55,6 +57,7 @@ class MemoryLedger:
         self._group_id_max = 0
         self._transactions: dict[int, TransactionRow] = {}
         self._writers: dict[str, WriterRow] = {}
+        self._deliveries: dict[JobKey, DeliveriesRow] = {}
         self._moments: dict[int, list[MomentRow]] = defaultdict(list)
         self._access: dict[AccessKey, bytes] = {}
         self._lock = threading.Lock()
@@ -217,6 +220,13 @@ class MemoryLedger:
     def writers_before(self, time_us: int) -> int:
         return sum(row.seen_us < time_us for row in self._writers.values())
 
+    def load_deliveries(self, key: JobKey) -> DeliveriesRow | None:
+        return self._deliveries.get(key)
+
+    def job_seen_us(self, others: int) -> int:
+        seen = sorted((row.seen_us for row in self._deliveries.values()), reverse=True)
+        return seen[others] if others < len(seen) else 0
+
     def load_access(self) -> dict[AccessKey, bytes]:
         with self._lock:
             return dict(self._access)
@@ -267,6 +277,7 @@ class MemoryLedger:
         self._versions.pop(stream, None)
         self._generations.pop(stream, None)
         self._moments.pop(stream, None)
+        self._deliveries = {key: row for key, row in self._deliveries.items() if key[0] != stream}
         self._shards = {key: row for key, row in self._shards.items() if key[0] != stream}
         self._dead = defaultdict(int, {key: size for key, size in self._dead.items() if key[0] != stream})
         self._forget_ends(stream)
@@ -295,6 +306,9 @@ class MemoryLedger:
         seen = changes.forget_writers_before_us
         self._writers = {name: row for name, row in self._writers.items() if row.seen_us >= seen} | changes.writers
         self._transactions |= changes.transactions
+        seen = changes.forget_jobs_before_us
+        kept = {key: row for key, row in self._deliveries.items() if row.seen_us >= seen}
+        self._deliveries = kept | changes.deliveries
 
     def _forget_ends(self, stream: int) -> None:
         left = {

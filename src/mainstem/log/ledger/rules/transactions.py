@@ -34,6 +34,7 @@ from mainstem.log.ledger.base import (
     WriterRow,
 )
 from mainstem.log.ledger.pending import PendingRows
+from mainstem.log.ledger.rules.deliveries import with_delivery
 from mainstem.log.ledger.rules.groups import moved_cursors
 from mainstem.log.ledger.rules.schemas import require_schema
 
@@ -58,6 +59,9 @@ def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
     if known is not None:
         return TransactionCommitted(known.offsets, duplicate=True)
     writer = _writer(rows, command)
+    delivered = None if command.delivery is None else with_delivery(rows, command.delivery, command.time_us)
+    if command.delivery is not None and delivered is None:
+        return TransactionCommitted((), duplicate=True)
     if len(command.staged) != command.batches:
         raise UnknownTransaction(
             f"transaction {command.id:x} has {len(command.staged)} of the {command.batches} batches that were staged: "
@@ -74,6 +78,8 @@ def commit(rows: PendingRows, command: CommitTransaction) -> Outcome:
     rows.shared.group_shards.update(moved)
     if writer is not None:
         rows.shared.writers[command.writer] = writer
+    if command.delivery is not None and delivered is not None:
+        rows.shared.deliveries[command.delivery.stream, command.delivery.job] = delivered
     row = rows.shared.transactions[command.id] = TransactionRow(command.time_us, made.offsets())
     return TransactionCommitted(row.offsets)
 
@@ -116,6 +122,7 @@ def forget(rows: PendingRows, command: ForgetTransactions) -> Outcome:
     rows.shared.forget_transactions_before_us = command.before_us
     rows.shared.forget_transactions_limit = command.limit
     rows.shared.forget_writers_before_us = command.writers_before_us
+    rows.shared.forget_jobs_before_us = command.jobs_before_us
     return Done(rows=ended)
 
 

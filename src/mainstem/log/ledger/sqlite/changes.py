@@ -8,6 +8,7 @@ from typing import Any
 from mainstem.log.ledger.base import Changes, SharedChanges
 from mainstem.log.ledger.sqlite.tables import (
     ENTRY_COLUMNS,
+    deliveries_values,
     pack_barriers,
     producer_values,
     stream_values,
@@ -76,7 +77,7 @@ def _store_rarities(execute: Execute, changes: Changes) -> None:
     for stream in changes.forgotten_streams:
         execute("DELETE FROM streams WHERE id = ?", (stream,))
         # Schemas stay: a reader may know one by its id, which then must not be another's.
-        for table in ("shards", "dead", "restored", "stream_schemas", "generations", "moments"):
+        for table in ("shards", "dead", "restored", "stream_schemas", "generations", "moments", "deliveries"):
             execute(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     _note_max(execute, "stream_id_max", changes.stream_id_max)
     _note_max(execute, "schema_id_max", changes.schema_id_max)
@@ -105,9 +106,13 @@ def _store_transactions(execute: Execute, changes: SharedChanges) -> None:
         ended = "SELECT id FROM transactions WHERE ended_us < ? ORDER BY ended_us, id LIMIT ?"
         execute(f"DELETE FROM transactions WHERE id IN ({ended})", (changes.forget_transactions_before_us, limit))
         execute("DELETE FROM writers WHERE seen_us < ?", (changes.forget_writers_before_us,))
+        execute("DELETE FROM deliveries WHERE seen_us < ?", (changes.forget_jobs_before_us,))
     rows = [transaction_values(item) for item in changes.transactions.items()]
     _insert(execute, "INSERT INTO transactions", rows)
     _insert(execute, "INSERT OR REPLACE INTO writers", [(name, *row) for name, row in changes.writers.items()])
+    _insert(
+        execute, "INSERT OR REPLACE INTO deliveries", [deliveries_values(item) for item in changes.deliveries.items()]
+    )
 
 
 def _note_max(execute: Execute, name: str, noted: int) -> None:

@@ -17,11 +17,13 @@ from mainstem.log.ledger.base import (
     AppliedPlace,
     BlockRow,
     BlockTotals,
+    DeliveriesRow,
     Entry,
     GenerationRow,
     GroupRow,
     GroupShardKey,
     GroupShardRow,
+    JobKey,
     MomentRow,
     OldestEntries,
     ProducerKey,
@@ -42,6 +44,7 @@ from mainstem.log.ledger.sqlite.tables import (
     LEDGER_FORMAT,
     SHARD_COLUMNS,
     STREAM_COLUMNS,
+    deliveries_row,
     entry_row,
     producer_row,
     stream_row,
@@ -261,6 +264,14 @@ class SqliteLedgerReader:
 
     def writers_before(self, time_us: int) -> int:
         return int(self._rows("SELECT count(*) FROM writers WHERE seen_us < ?", (time_us,))[0][0])
+
+    def load_deliveries(self, key: JobKey) -> DeliveriesRow | None:
+        rows = self._rows("SELECT seen_us, recent FROM deliveries WHERE stream = ? AND job = ?", key)
+        return deliveries_row(rows[0]) if rows else None
+
+    def job_seen_us(self, others: int) -> int:
+        rows = self._rows("SELECT seen_us FROM deliveries ORDER BY seen_us DESC LIMIT 1 OFFSET ?", (others,))
+        return int(rows[0][0]) if rows else 0
 
     def load_access(self) -> dict[AccessKey, bytes]:
         return {(row[0], row[1]): row[2] for row in self._rows("SELECT kind, name, value FROM access")}

@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from mainstem.core.limits import PRODUCER_RECENT_MAX
-from mainstem.log.ledger.base import Entry, ProducerKey, ProducerRow, StreamRow, TransactionRow
+import msgspec
 
-LEDGER_FORMAT: Final = 5
+from mainstem.core.delivery import Fingerprint
+from mainstem.core.limits import PRODUCER_RECENT_MAX
+from mainstem.log.ledger.base import (
+    DeliveriesRow,
+    Entry,
+    JobKey,
+    ProducerKey,
+    ProducerRow,
+    StreamRow,
+    TransactionRow,
+)
+
+LEDGER_FORMAT: Final = 6
 
 # What a ledger of format 1 had already, with the columns of today.
 _SCHEMA_1 = """
@@ -77,7 +88,14 @@ _SCHEMA_5 = """
 CREATE TABLE access(
     kind TEXT, name TEXT, value BLOB NOT NULL, PRIMARY KEY(kind, name)) WITHOUT ROWID;
 """
-SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4 + _SCHEMA_5
+# The same of format 6.
+_SCHEMA_6 = """
+CREATE TABLE deliveries(
+    stream INTEGER, job TEXT, seen_us INTEGER NOT NULL, recent BLOB NOT NULL,
+    PRIMARY KEY(stream, job)) WITHOUT ROWID;
+CREATE INDEX deliveries_by_time ON deliveries(seen_us);
+"""
+SCHEMA = _SCHEMA_1 + _SCHEMA_2 + _SCHEMA_3 + _SCHEMA_4 + _SCHEMA_5 + _SCHEMA_6
 
 # From format 1 to 2. The database puts new columns last, which is where the schema above has them.
 _UPGRADE_1 = (
@@ -108,7 +126,7 @@ ALTER TABLE streams ADD COLUMN compatibility TEXT NOT NULL DEFAULT 'backward';
 
 # From format 3 to 4. Nobody ever wrote to the table of cursors.
 _UPGRADE_3 = "DROP TABLE cursors;" + _SCHEMA_4
-UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2, 3: _UPGRADE_3, 4: _SCHEMA_5}
+UPGRADES = {1: _UPGRADE_1, 2: _UPGRADE_2, 3: _UPGRADE_3, 4: _SCHEMA_5, 5: _SCHEMA_6}
 
 ENTRY_COLUMNS = "stream, shard, base, span, count, block, position, length, time_high, schema_id, txn, stats"
 STREAM_COLUMNS = (
@@ -121,6 +139,8 @@ GROUP_COLUMNS = "id, name, generation, created_us, changed_us"
 GROUP_SHARD_COLUMNS = "offset, committed_us, owner, since"
 _PAIR = struct.Struct("<QQ")
 _SHARD_OFFSETS = struct.Struct("<QQQQ")
+_encode = msgspec.msgpack.Encoder().encode
+_recent = msgspec.msgpack.Decoder(tuple[tuple[int, Fingerprint], ...])
 _PAIRS = tuple(struct.Struct(f"<{2 * count}Q") for count in range(PRODUCER_RECENT_MAX + 1))
 
 
@@ -165,3 +185,13 @@ def transaction_values(item: tuple[int, TransactionRow]) -> tuple[Any, ...]:
 def transaction_row(row: Sequence[Any]) -> TransactionRow:
     ended_us, offsets = row
     return TransactionRow(ended_us, tuple(_SHARD_OFFSETS.iter_unpack(offsets)))
+
+
+def deliveries_values(item: tuple[JobKey, DeliveriesRow]) -> tuple[Any, ...]:
+    key, row = item
+    return (*key, row.seen_us, _encode(row.recent))
+
+
+def deliveries_row(row: Sequence[Any]) -> DeliveriesRow:
+    seen_us, recent = row
+    return DeliveriesRow(seen_us, _recent.decode(recent))

@@ -1,0 +1,52 @@
+"""Deliveries: the numbered writes of a job to a stream, each taken once.
+
+A job that is started again after a crash does its last piece of work again, and does not know whether the log has it.
+So it numbers what it delivers, and the log remembers of each job the last numbers with a *fingerprint* of what came: a
+delivery that comes again is recognised, and one that comes again with other rows is not taken for the first.
+
+A fingerprint does not depend on the order of rows, nor on who delivered which of them: after a shuffle both are other
+ones. Sums of floating-point numbers are compared with a tolerance, because added in another order they differ in their
+last bits.
+"""
+
+import math
+from typing import Annotated, Final
+
+import msgspec
+
+from mainstem.core.batch import U63
+from mainstem.core.limits import DELIVERY_JOB_CHARS_MAX
+
+# By which part of the sum of all magnitudes two sums of the same numbers may differ.
+_TOLERANCE: Final = 1e-9
+
+Job = Annotated[str, msgspec.Meta(min_length=1, max_length=DELIVERY_JOB_CHARS_MAX)]
+Digest = Annotated[bytes, msgspec.Meta(max_length=16)]
+
+
+class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is compared of two deliveries of one number: how many rows, a digest of everything that adds up exactly, and
+    of floating-point numbers their sum and that of their magnitudes."""
+
+    rows: U63
+    exact: Digest
+    total: float = 0.0
+    magnitude: float = 0.0
+
+    def matches(self, other: "Fingerprint") -> bool:
+        if (self.rows, self.exact) != (other.rows, other.exact):
+            return False
+        if not (math.isfinite(self.magnitude) and math.isfinite(other.magnitude)):
+            return math.isfinite(self.magnitude) == math.isfinite(other.magnitude)
+        return abs(self.total - other.total) <= _TOLERANCE * max(self.magnitude, other.magnitude)
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which delivery of a job to a stream this is. Numbers follow each other. `accept` takes what the log has of this
+    job as right: a number that it knows counts as delivered, whatever comes now, and numbers may be missing."""
+
+    stream: U63
+    job: Job
+    number: U63
+    fingerprint: Fingerprint
+    accept: bool = False

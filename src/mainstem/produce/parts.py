@@ -1,0 +1,74 @@
+"""Writing together: several processes write parts, one of them makes all parts visible at once.
+
+A part is staged like a transaction of its own: durable, numbered by nobody, seen by nobody. What is handed from whoever
+wrote it to whoever commits is two numbers. A part that nobody commits ends by its time.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.delivery import Delivery
+from mainstem.core.limits import TRANSACTION_SECONDS_MAX
+from mainstem.produce.options import ProducerOptions
+from mainstem.produce.producer import Producer
+from mainstem.produce.transaction import StagingPort, quietly
+from mainstem.transport.port import Answer, Port
+from mainstem.transport.sharing import AbortTransactionCall, CommitPartsCall, Staging
+
+
+class PartWritten(NamedTuple):
+    """A part that is durable: its id, and of how many batches it is."""
+
+    id: int
+    batches: int
+
+
+class Part:
+    """Tables on their way into one part. One thread. End it by `finish` or by `abort`."""
+
+    def __init__(
+        self,
+        port: Port,
+        *,
+        options: ProducerOptions | None = None,
+        seconds: float = TRANSACTION_SECONDS_MAX,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.id = secrets.randbits(62) + 1
+        self._port = port
+        self._staging = StagingPort(port, holds=False)
+        deadline = clock.monotonic() + seconds
+        self._staging.begin(Staging(self.id, 0, seconds), lambda: deadline - clock.monotonic())
+        self._producer = Producer(self._staging, options or ProducerOptions())
+
+    def send_batch(self, stream: str, data: Any, *, shard: int | None = None) -> None:
+        """Add a table: see Producer.send_batch."""
+        self._producer.send_batch(stream, data, shard=shard)
+
+    def finish(self) -> PartWritten:
+        """Wait until all of it is durable; raises what went wrong."""
+        self._producer.close()
+        return PartWritten(self.id, self._staging.batches)
+
+    def abort(self) -> None:
+        """Let go of what was written, as far as that can be said to the log."""
+        quietly(lambda: self._producer.abandon(0.0))
+        abort_parts(self._port, [PartWritten(self.id, self._staging.batches)])
+
+
+def commit_parts(port: Port, parts: Sequence[PartWritten], delivery: Delivery | None = None) -> Answer:
+    """Make parts visible together, in this order. The answer says where their records stand, or that this delivery was
+    made before: then these parts are let go. Refused, nothing has happened."""
+    written = tuple((part.id, part.batches) for part in parts if part.batches)
+    if not written and delivery is None:
+        return Answer()
+    return port.call(CommitPartsCall(secrets.randbits(62) + 1, written, delivery))
+
+
+def abort_parts(port: Port, parts: Sequence[PartWritten]) -> None:
+    """Let parts go that nobody will commit; what cannot be told to the log ends by its time."""
+    for part in parts:
+        if part.batches:
+            quietly(lambda id_=part.id: port.call(AbortTransactionCall(id_)))  # type: ignore[misc]

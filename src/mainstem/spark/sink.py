@@ -1,0 +1,160 @@
+"""Frames into streams: Spark's writers, batch and streaming.
+
+Exactly once. Tasks stage, and the driver commits in one step of the log what the tasks that Spark counts have staged;
+those of tasks that were lost, repeated or speculative are never named. The commit carries the number of the delivery:
+of a streaming query its id, which lives in its checkpoint, and the number of the micro-batch; of a batch write the
+`transactionId` that the user gives. A delivery that the log has already changes nothing (core/delivery.py).
+
+Spark makes a writer anew in every process, and in streaming also for the commit: only the messages of tasks connect
+them. So whatever a commit needs is in the messages.
+"""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from mainstem.core.delivery import Delivery
+from mainstem.core.errors import InternalError, InvalidSetting
+from mainstem.spark import types
+from mainstem.spark.destination import Destination, Staged
+from mainstem.spark.frames import by_shard, check_frame, gathered
+from mainstem.spark.sums import Sums
+from mainstem.spark.write_options import WriteOptions
+
+# Properties of a task that belongs to a streaming query.
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task has staged."""
+
+    job: str
+    partition: int
+    staged: Staged
+    sums: Sums
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query."""
+
+    def __init__(self, destination: Destination, *, accepts: bool) -> None:
+        self._destination = destination
+        self._accepts = accepts
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = TaskContext.get()
+        query = task.getLocalProperty(_QUERY) if task is not None else None
+        batch = task.getLocalProperty(_BATCH) if task is not None else None
+        if not query or not batch:
+            raise InternalError("Spark did not say to which query and batch this task belongs")
+        return _write(self._destination, query, int(batch), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        written = _written(messages)
+        if len(written) != len(messages) or not written:
+            raise InternalError(f"{len(messages) - len(written)} of {len(messages)} tasks did not say what they wrote")
+        job = written[0].job
+        _commit(self._destination, written, job, batchId, accepts=self._accepts)
+        self._destination.discard_up_to(job, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._destination.discard([message.staged for message in _written(messages)])
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Writes one frame, once if it has a `transaction`. It is pickled to the tasks, and the same one commits."""
+
+    def __init__(self, destination: Destination, transaction: str | None, *, accepts: bool) -> None:
+        self._destination = destination
+        self._transaction = transaction
+        self._accepts = accepts
+        # Of this run: under which it stages. Another run may write under the same transaction at the same time.
+        self._run = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _write(self._destination, self._run, 0, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _commit(self._destination, _written(messages), self._transaction, 0, accepts=self._accepts)
+        self._destination.discard_up_to(self._run, 0)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._destination.discard([message.staged for message in _written(messages)])
+        self._destination.discard_up_to(self._run, 0)
+
+
+def _write(destination: Destination, job: str, number: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    task: Any = TaskContext.get()
+    stream = destination.look_up()
+    part, sums = destination.begin(job, number), Sums()
+    try:
+        for table in gathered(stream, batches):
+            sums.add(table)
+            for shard, rows in by_shard(stream, table):
+                part.send_batch(stream.name, rows, shard=shard)
+        return Written(job, task.partitionId(), part.finish(), sums)
+    except BaseException:
+        part.abort()
+        raise
+
+
+def _commit(
+    destination: Destination, written: Sequence[Written], job: str | None, number: int, *, accepts: bool
+) -> None:
+    """Make visible what tasks have staged, in the order of their partitions. Refused, nothing of it is left."""
+    written = sorted(written, key=lambda message: message.partition)
+    sums = Sums()
+    for message in written:
+        sums.merge(message.sums)
+    delivery = None
+    if job is not None:
+        delivery = Delivery(destination.look_up().id, job, number, sums.fingerprint(), accepts)
+    staged = [message.staged for message in written]
+    try:
+        destination.commit(staged, delivery)
+    except BaseException:
+        destination.discard(staged)
+        raise
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]
+
+
+def stream_sink(options: WriteOptions, schema: StructType, *, overwrite: bool) -> StreamSink:
+    """The writer of a streaming query."""
+    if overwrite:
+        raise InvalidSetting(
+            'outputMode("complete") would replace the stream with every batch, and a stream is only appended to: use '
+            'outputMode("append"), or write what has changed by foreachBatch to a stream with cleanup="compact", which '
+            "keeps the newest row of each key"
+        )
+    if options.transaction is not None:
+        raise InvalidSetting("option transactionId is for df.write: a streaming query numbers its batches itself")
+    return StreamSink(_checked(options, schema), accepts=options.accepts)
+
+
+def batch_sink(options: WriteOptions, schema: StructType, *, overwrite: bool) -> BatchSink:
+    """The writer of a frame."""
+    if overwrite:
+        raise InvalidSetting(
+            'mode("overwrite") would replace the stream, and a stream is only appended to: use mode("append"); to '
+            "begin anew delete the stream and create it again, or write to another"
+        )
+    return BatchSink(_checked(options, schema), options.transaction, accepts=options.accepts)
+
+
+def _checked(options: WriteOptions, schema: StructType) -> Destination:
+    """Where to write to; refuses what can be known to fail before a task runs."""
+    destination = Destination(options.access, options.stream)
+    check_frame(destination.look_up(), types.to_arrow(schema))
+    destination.check_free()
+    return destination

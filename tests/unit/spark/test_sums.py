@@ -1,0 +1,111 @@
+"""Sums of frames: the same for the same rows in any order and in any tasks, others for other rows."""
+
+import datetime as dt
+import decimal
+import pickle
+import random
+
+import pyarrow as pa
+import pytest
+
+from mainstem.spark.sums import Sums
+
+ROWS = 1_000
+
+
+def column_of(kind: str, rng: random.Random) -> pa.Array:
+    values = [_VALUES[kind](rng) for _ in range(ROWS)]
+    return pa.array([None if rng.random() < 0.1 else value for value in values], _TYPES[kind])
+
+
+_TYPES = {
+    "long": pa.int64(),
+    "byte": pa.int8(),
+    "text": pa.string(),
+    "short text": pa.string(),
+    "binary": pa.binary(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "boolean": pa.bool_(),
+    "decimal": pa.decimal128(20, 3),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "date": pa.date32(),
+    "list": pa.list_(pa.string()),
+    "map": pa.map_(pa.string(), pa.int64()),
+    "struct": pa.struct([("a", pa.int32()), ("b", pa.string())]),
+}
+_VALUES = {
+    "long": lambda rng: rng.getrandbits(63) - (1 << 62),
+    "byte": lambda rng: rng.randrange(-128, 128),
+    "text": lambda rng: f"customer {rng.randrange(10**9):09}",
+    "short text": lambda rng: rng.choice(["", "DE", "FR", "US", "x" * 7]),
+    "binary": lambda rng: rng.randbytes(rng.randrange(40)),
+    "double": lambda rng: rng.uniform(-1e6, 1e6),
+    "float": lambda rng: rng.uniform(-1e6, 1e6),
+    "boolean": lambda rng: rng.random() < 0.5,
+    "decimal": lambda rng: decimal.Decimal(rng.getrandbits(60)) / 1000,
+    "timestamp": lambda rng: dt.datetime.fromtimestamp(rng.randrange(2**31), dt.UTC),
+    "date": lambda rng: dt.date(2000 + rng.randrange(30), 1, 1 + rng.randrange(28)),
+    "list": lambda rng: [f"item {rng.randrange(1000)}" for _ in range(rng.randrange(4))],
+    "map": lambda rng: {f"key {n}": rng.getrandbits(40) for n in range(rng.randrange(4))},
+    "struct": lambda rng: {"a": rng.getrandbits(31), "b": str(rng.getrandbits(80))},
+}
+
+
+def sums_of(*tables: pa.Table) -> Sums:
+    found = Sums()
+    for table in tables:
+        found.add(table)
+    return found
+
+
+def shuffled(table: pa.Table, rng: random.Random) -> pa.Table:
+    order = list(range(table.num_rows))
+    rng.shuffle(order)
+    return table.take(order)
+
+
+@pytest.mark.parametrize("kind", list(_TYPES))
+def test_order_and_pieces_do_not_matter_and_rows_do(kind):
+    rng = random.Random(f"sums of {kind}")
+    table = pa.table({"c": column_of(kind, rng)})
+    whole = sums_of(table).fingerprint()
+    assert whole.rows == ROWS
+    other = shuffled(table, rng)
+    pieces = [sums_of(other.slice(begin, 137)) for begin in range(0, ROWS, 137)]
+    merged = Sums()
+    for piece in pieces:
+        merged.merge(pickle.loads(pickle.dumps(piece)))
+    assert merged.fingerprint().matches(whole)
+    assert whole.matches(sums_of(table.slice(0, 400), table.slice(400)).fingerprint())
+    changed = pa.concat_tables([table.slice(1), pa.table({"c": pa.array([None], _TYPES[kind])})])
+    if table["c"][0].is_valid:
+        assert not sums_of(changed).fingerprint().matches(whole)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _TYPES if kind not in ("boolean", "short text")])
+def test_as_many_rows_of_another_range_have_other_sums(kind):
+    rng = random.Random(f"ranges of {kind}")
+    one, other = (pa.table({"c": column_of(kind, rng)}) for _ in range(2))
+    assert not sums_of(one).fingerprint().matches(sums_of(other).fingerprint())
+
+
+def test_columns_cannot_change_places():
+    one = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    other = pa.table({"a": [3.0, 4.0], "b": [1.0, 2.0]})
+    assert not sums_of(one).fingerprint().matches(sums_of(other).fingerprint())
+    renamed = one.rename_columns(["a", "c"])
+    ints = pa.table({"a": [1, 2]})
+    assert not sums_of(ints).fingerprint().matches(sums_of(ints.rename_columns(["c"])).fingerprint())
+    assert sums_of(one).fingerprint().matches(sums_of(renamed).fingerprint()), "floating-point columns by their place"
+
+
+def test_numbers_that_are_none_are_counted():
+    nan, inf = float("nan"), float("inf")
+    one = sums_of(pa.table({"a": [1.0, nan, inf]})).fingerprint()
+    assert one.matches(sums_of(pa.table({"a": [inf, 1.0, nan]})).fingerprint())
+    assert not one.matches(sums_of(pa.table({"a": [1.0, 1.0, inf]})).fingerprint())
+
+
+def test_nothing_has_a_fingerprint_too():
+    assert Sums().fingerprint().matches(sums_of(pa.table({"a": pa.array([], pa.string())})).fingerprint())
