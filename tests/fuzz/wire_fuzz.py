@@ -17,6 +17,7 @@ from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import ProtocolError
 from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_BEFORE_HELLO
 from mainstem.transport import wire
+from mainstem.transport.counting import Count, NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.guarding import (
     CreateTokenCall,
     DeleteQuotaCall,
@@ -120,6 +121,8 @@ def guarding_messages() -> list[bytes]:
         TrimStreamCall("healthy", None, 1 << 40),
         EraseKeyCall("healthy", b"k"),
         RunsCall("healthy", 0, 0, 1 << 40, 1, "1 = 1"),
+        NoteCountsCall(7, 0, "fuzz", 1_000_000, (Count("healthy", 0, 1, 1),)),
+        NoteVerifiedCall("healthy", 1 << 50, 3),
         JoinGroupCall("healthy", 7, ("healthy",)),
         CommitCursorsCall("healthy", 0, ((1, 0, 5),)),
         DeleteGroupCall("healthy"),
