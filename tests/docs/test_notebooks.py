@@ -56,10 +56,7 @@ def test_pipeline(tmp_path):
     cells = run(path, tmp_path)
     page = (path.parents[1] / "pipeline.md").read_text(encoding="utf-8")
     assert [cell.source for cell in cells] == [block.strip("\n") for block in BLOCK.findall(page)]
-    assert shown(cells, "import duckdb", "").splitlines() == [
-        "2026-03-01 12:00:00+00:00 2 398.00 398.00",
-        "2026-03-01 12:01:00+00:00 1 75.50 None",
-    ]
+    assert shown(cells, "import duckdb", "").splitlines() == ["2 398.00 398.00", "1 75.50 None"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
