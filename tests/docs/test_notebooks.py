@@ -1,6 +1,7 @@
 """The notebooks run from the first cell to the last, and show what they promise."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.slow("starts a kernel, which loads pandas and polars")
 
 
-def run(path: Path) -> list[Any]:
+def run(path: Path, folder: Path | None = None) -> list[Any]:
     """The cells of code, with what came out of them."""
     notebook = nbformat.read(path, as_version=4)
+    resources = {} if folder is None else {"metadata": {"path": str(folder)}}
     with warnings.catch_warnings():
         # The kernel's own libraries warn of each other.
         warnings.simplefilter("ignore")
-        NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -43,6 +46,17 @@ def test_typed_rows():
     assert "customer-321" in html
     assert shown(cells, "info = ", "text/plain") == "[{'id': 54321, 'channel': 'web'}]"
     assert "'id'" in shown(cells, "try:\n    hub.streams", "")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.xdist_group("spark")
+def test_pipeline(tmp_path):
+    """The page is the notebook, so this runs both: a Spark of its own, as in a notebook."""
+    [path] = [path for path in NOTEBOOKS if path.name == "pipeline.ipynb"]
+    cells = run(path, tmp_path)
+    page = (path.parents[1] / "pipeline.md").read_text(encoding="utf-8")
+    assert [cell.source for cell in cells] == [block.strip("\n") for block in BLOCK.findall(page)]
+    assert shown(cells, "import duckdb", "").splitlines() == ["2 398.00 398.00", "1 75.50 None"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -17,6 +17,7 @@ from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import ProtocolError
 from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_BEFORE_HELLO
 from mainstem.transport import wire
+from mainstem.transport.counting import Count, NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.guarding import (
     CreateTokenCall,
     DeleteQuotaCall,
@@ -126,6 +127,8 @@ def guarding_messages() -> list[bytes]:
         PlanColdCall("healthy", 1 << 50, 0),
         CoolCall("healthy", ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10)),
         CoolCall("healthy", abandon=1 << 50),
+        NoteCountsCall(7, 0, "fuzz", 1_000_000, (Count("healthy", 0, 1, 1),)),
+        NoteVerifiedCall("healthy", 1 << 50, 3),
         JoinGroupCall("healthy", 7, ("healthy",)),
         CommitCursorsCall("healthy", 0, ((1, 0, 5),)),
         DeleteGroupCall("healthy"),

@@ -177,7 +177,7 @@ def run(options: PipelineOptions, tell: Callable[..., None], end_us: Callable[[]
 
 def _follow(query: Any, tell: Callable[..., None], end_us: Callable[[], int | None]) -> None:
     """Say how it goes until the watermark is where it should be, and nothing is left to do."""
-    last, deadline, idle = -1, None, 0
+    last, deadline = -1, None
     while True:
         if query.exception() is not None:
             raise query.exception()
@@ -191,10 +191,8 @@ def _follow(query: Any, tell: Callable[..., None], end_us: Callable[[], int | No
         end = end_us()
         if end is not None:
             deadline = deadline or CLOCK.monotonic() + _END_SECONDS
-            status = query.status
-            is_idle = watermark_us >= end and not status["isDataAvailable"] and not status["isTriggerActive"]
-            idle = idle + 1 if is_idle else 0
-            if idle >= 5:
+            if watermark_us >= end:
+                query.processAllAvailable()
                 return
             if CLOCK.monotonic() > deadline:
                 raise MainstemError(f"Spark was not through after {_END_SECONDS:g} s")
