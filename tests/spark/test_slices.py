@@ -7,6 +7,8 @@ import pytest
 
 import mainstem
 from mainstem.core.errors import DataLoss, FolderUnusable, InvalidCursor
+from mainstem.hub.embedded import FolderPort
+from mainstem.hub.remote import RemotePort
 from mainstem.spark import origin, slices
 from mainstem.spark.origin import Access, Origin
 from mainstem.spark.slices import Slice, balance, joined, list_slices, read
@@ -88,7 +90,8 @@ def test_older_rows_come_in_the_newest_schema(folder):
         producer.send("s", {"id": 1}).result(10)
         hub.streams.set_schema("s", {"id": "int64", "note": "string"})
         producer.send("s", {"id": 1 << 40, "note": "new"}).result(10)
-    (batch,) = read(*joined(list_slices(access, "s")))
+    (piece,) = joined(list_slices(access, "s"))
+    (batch,) = read(piece)
     assert batch.to_pylist() == [{"id": 1, "note": None}, {"id": 1 << 40, "note": "new"}]
 
 
@@ -128,11 +131,11 @@ def test_a_reader_that_sees_the_folder_of_the_server_reads_it(server, monkeypatc
         plan = list_slices(Access.to(server.url), "orders")
         assert plan[0].origin.folder == str(server.folder)
         near = origin.opened_near(plan[0].origin)
-        assert isinstance(near, origin.FolderPort)
+        assert isinstance(near, FolderPort)
         assert sorted(ids(plan)) == list(range(2_000))
         # The control: with another word the folder is not taken for the server's.
         strange = Origin(plan[0].origin.access, plan[0].origin.folder, "another", plan[0].origin.flush)
-        assert isinstance(origin.opened_near(strange), origin.RemotePort)
+        assert isinstance(origin.opened_near(strange), RemotePort)
 
 
 def test_a_copy_of_the_folder_is_not_taken_for_it(server, tmp_path):
@@ -152,7 +155,7 @@ def test_a_copy_of_the_folder_is_not_taken_for_it(server, tmp_path):
             for piece in plan
         ]
         # The word is in the copy too, but it ends earlier: the server is asked.
-        assert isinstance(origin.opened_near(moved[0].origin), origin.RemotePort)
+        assert isinstance(origin.opened_near(moved[0].origin), RemotePort)
         assert sorted(ids(moved)) == list(range(2_000))
         # A folder that was named as such is refused instead.
         stale = Origin(Access.to(str(copy)), flush=plan[0].origin.flush)

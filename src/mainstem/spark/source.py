@@ -9,7 +9,6 @@ one for each task, and one that a streaming query asks for offsets. So nothing i
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -110,5 +109,4 @@ class PushdownReader(BatchReader):
 
 
 def look_up(options: ReadOptions) -> StreamInfo:
-    found: Any = opened(options.access).call(GetStreamCall(options.stream)).streams[0]
-    return found
+    return opened(options.access).call(GetStreamCall(options.stream)).streams[0]
