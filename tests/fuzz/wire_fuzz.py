@@ -124,7 +124,7 @@ def guarding_messages() -> list[bytes]:
         EraseKeyCall("healthy", b"k"),
         RunsCall("healthy", 0, 0, 1 << 40, 1, "1 = 1"),
         PlanColdCall("healthy", 1 << 50, 0),
-        CoolCall("healthy", ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10)),
+        CoolCall("healthy", ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10, "../../x")),
         CoolCall("healthy", abandon=1 << 50),
         JoinGroupCall("healthy", 7, ("healthy",)),
         CommitCursorsCall("healthy", 0, ((1, 0, 5),)),
