@@ -163,6 +163,9 @@ LABELS = {
     "work_per_s": "upkeep per second",
     "ledger_mb": "ledger",
     "times_faster": "times as fast as unmerged",
+    "times_tiny": "times as fast as tiny batches",
+    "made_rows_per_s": "rows/s made into files",
+    "share_of_bytes": "bytes, times those before",
     "times_one": "times as fast as one",
     "times_possible": "times that can be",
     "one_msg_per_s": "messages/s of one",
@@ -174,7 +177,7 @@ LABELS = {
 
 def amount(metric: str, value: float) -> str:
     """A value with its unit, short enough for a table."""
-    if metric.startswith(("msg_per", "rows_per", "one_msg_per", "open_msg_per")):
+    if metric.startswith(("msg_per", "rows_per", "one_msg_per", "open_msg_per", "made_rows_per")):
         return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
     if metric.endswith("_ms"):
         return f"{value:.2f} ms"

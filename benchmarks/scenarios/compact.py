@@ -31,11 +31,10 @@ def run(settings: Settings) -> Metrics:
         made = run_child(f"{here}:cool", timeout_s=1_800, folder=str(folder), rows=rows)
         after = run_child(f"{here}:read", timeout_s=600, folder=str(folder), rows=rows)
     return {
-        "times_faster": after["rows_per_s"] / before["rows_per_s"],
+        "times_tiny": after["rows_per_s"] / before["rows_per_s"],
         "rows_per_s": after["rows_per_s"],
-        "cooled_rows_per_s": made["rows_per_s"],
-        "size_ratio": made["bytes"] / written["bytes"],
-        "files": made["files"],
+        "made_rows_per_s": made["rows_per_s"],
+        "share_of_bytes": made["bytes"] / written["bytes"],
     }
 
 
@@ -108,7 +107,7 @@ def cool(talk: Talk, folder: str, rows: int) -> dict[str, float]:
     log.close()
     count = sum(file.records for file in files)
     check(count > 0.9 * rows, f"{count:,} of {rows:,} rows are cold")
-    return {"rows_per_s": count / took, "bytes": sum(file.bytes for file in files), "files": len(files)}
+    return {"rows_per_s": count / took, "bytes": sum(file.bytes for file in files)}
 
 
 def read(talk: Talk, folder: str, rows: int) -> dict[str, float]:
@@ -132,6 +131,6 @@ SCENARIO = Scenario(
     name="compact",
     title="2 million rows in batches of 100, read before and after they are in Parquet files",
     cases=(ours("batches of 100", run, "compared with the same rows as they were written"),),
-    shown=("times_faster", "rows_per_s", "cooled_rows_per_s", "size_ratio", "files"),
-    targets=(Target("batches of 100", "times_faster", 2),),
+    shown=("times_tiny", "rows_per_s", "made_rows_per_s", "share_of_bytes"),
+    targets=(Target("batches of 100", "times_tiny", 2),),
 )

@@ -125,7 +125,7 @@ def guarding_messages() -> list[bytes]:
         EraseKeyCall("healthy", b"k"),
         RunsCall("healthy", 0, 0, 1 << 40, 1, "1 = 1"),
         PlanColdCall("healthy", 1 << 50, 0),
-        CoolCall("healthy", ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10)),
+        CoolCall("healthy", ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10, "../../x")),
         CoolCall("healthy", abandon=1 << 50),
         NoteCountsCall(7, 0, "fuzz", 1_000_000, (Count("healthy", 0, 1, 1),)),
         NoteVerifiedCall("healthy", 1 << 50, 3),

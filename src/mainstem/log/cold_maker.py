@@ -87,7 +87,7 @@ class Cooler:
             place = {"stream": stream.name, "shard": shard, "first": records.first, "last": records.stop - 1}
             logger.warning(Event("records that make no cold file are left as they are", reason=error, **place))
             return None
-        self._blocks.write_part(block, [data])
+        part = self._blocks.write_part(block, [data])
         return ColdFile(
             stream.id,
             shard,
@@ -98,6 +98,7 @@ class Cooler:
             block,
             len(data),
             len(records.offsets),
+            part,
         )
 
 

@@ -15,7 +15,7 @@ from mainstem.log.frame import FrameDamaged
 from mainstem.log.ledger.base import Entry, LedgerReader, StreamRow
 from mainstem.log.replacement import Making, batches_of
 
-# Read for somebody who waits for them: as they are made they leave, or are opened at once.
+# Made for somebody who waits for them, and opened at once, or sent.
 _MAKING: Final = Making(compression=None, is_described=False)
 
 

@@ -1,7 +1,7 @@
 """Old entries become cold files: planned by the process that writes the log, made by anybody who sees its folder.
 
     plan      which entries, and under which numbers their files may be written        the log's own process
-    make      read them, write `blocks/<number>.parquet.part`                           any process: a Spark task
+    make      read them, write `blocks/<number>-<word>.part`                            any process: a Spark task
     commit    check the file, give it its name, swap the entries in one flush           the log's own process
 
 What a crash leaves: before the file has its name a part, behind it a file that no entry points to; the records are
@@ -64,7 +64,9 @@ class Cooling:
         self._lock = threading.Lock()
         # The first number of each task that may still be committed, its stream, and until when.
         self._planned: dict[int, tuple[int, float]] = {}
-        self._number_next = COLD_BLOCK_FIRST
+        # Above all that there are, though the clock was put back: a file is never written over.
+        known = (*(row.id for row in ledger.list_blocks()), *blocks.list_cold())
+        self._number_next = max(COLD_BLOCK_FIRST, *known, 0) + 1
 
     def plan(self, stream: StreamRow, before_us: int, bytes_min: int = COLD_FILE_BYTES_MIN) -> ColdPlan:
         """What there is to do for the records of a stream that are older than `before_us`. What was planned for it
@@ -110,7 +112,7 @@ class Cooling:
             self._planned = {first: plan for first, plan in self._planned.items() if is_kept(*plan)}
             for block in self._blocks.list_parts():
                 if not self._is_planned(block):
-                    self._blocks.remove_part(block)
+                    self._blocks.remove_parts(block)
 
     def commit(self, file: ColdFile) -> int:
         """Swap the entries that a file was made of; how many there were. Refused, and the file gone, if they are not
@@ -120,7 +122,9 @@ class Cooling:
         if not is_planned:
             raise Refused(f"cold file {file.block} was not planned by this process, or too long ago; plan again")
         command = self._command(file)
-        self._blocks.adopt(file.block)
+        if file.block in self._blocks.list_cold():
+            raise Refused(f"cold file {file.block} is there already")
+        self._blocks.adopt(file.block, file.part)
         # If this raises, the flush may be durable all the same: then the next start knows what the file is.
         outcome = self._committing.attempt(command)
         if isinstance(outcome, Rejected):
@@ -133,19 +137,19 @@ class Cooling:
         """What was written for a task and will not be committed goes."""
         with self._lock:
             self._planned.pop(block, None)
-            for part in self._blocks.list_parts():
-                if block <= part < block + COLD_TASK_FILES_MAX:
-                    self._blocks.remove_part(part)
+            for written in self._blocks.list_parts():
+                if block <= written < block + COLD_TASK_FILES_MAX:
+                    self._blocks.remove_parts(written)
 
     def _command(self, file: ColdFile) -> CoolEntries:
         """What is to be committed for a file, as the file itself says."""
         try:
-            data = self._blocks.read_part(file.block, cold.FILE_BYTES_MAX)
+            data = self._blocks.read_part(file.block, file.part, cold.FILE_BYTES_MAX)
             found = cold.parse(data, file.block)
         except BlockMissing:
             raise InvalidRequest(f"there is no cold file {file.block} to commit") from None
         except FrameDamaged as error:
-            self._blocks.remove_part(file.block)
+            self._blocks.remove_parts(file.block)
             raise InvalidRequest(f"cold file {file.block} is not what was written: {error}; it is gone") from error
         header, frame = found.header, found.frame
         told = (header.log_uuid.hex(), frame.stream, frame.shard, found.base, found.base + frame.span, len(data))
@@ -178,7 +182,7 @@ def sweep(blocks: BlockStore, known: Iterable[int]) -> int:
     for block in left:
         blocks.remove(block)
     for block in parts:
-        blocks.remove_part(block)
+        blocks.remove_parts(block)
     if left or parts:
         logger.info(Event("cold files taken away that were never swapped in", files=len(left) + len(parts)))
     return len(left) + len(parts)

@@ -10,7 +10,7 @@ Frame header, little-endian, 136 bytes, then statistics (a multiple of 8), then 
          4    4 header_crc        crc32c of bytes 8 to header_len, statistics included
          8    1 version           1
          9    1 kind              1 data, 2 moved, 3 command, 4 commit, 5 footer, 6 staged,
-                                  7 the end of a cold block
+                                  7 parquet_end, of a cold block
         10    1 encoding          of the payload
         11    1 layout            of the payload
         12    4 header_len        136 + statistics

@@ -93,7 +93,7 @@ class Backup:
         the ledger's files may differ, because a power cut takes from them what was not synced."""
         blocks = self._folder / "blocks"
         for name in self._disk.list(blocks):
-            if _head(blocks / name) != _head(self.path / "blocks" / name):
+            if not name.endswith(".part") and _head(blocks / name) != _head(self.path / "blocks" / name):
                 raise FolderUnusable(
                     f"{self.path} is from an earlier upgrade: it has another block {name}. If nobody needs it, delete "
                     f"it (rm -r {shlex.quote(str(self.path))}), else move it away, and start again; nothing was changed"

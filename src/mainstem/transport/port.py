@@ -252,7 +252,8 @@ class ColdPlan(msgspec.Struct, frozen=True):
 
 
 class ColdFile(msgspec.Struct, frozen=True):
-    """A cold file that was written: which entries it was made of, and how large it is."""
+    """A cold file that was written: which entries it was made of, how large it is, and the word in its name that tells
+    it from others of its number."""
 
     stream: U63
     shard: U32
@@ -263,6 +264,7 @@ class ColdFile(msgspec.Struct, frozen=True):
     block: U63
     bytes: U63
     records: U63
+    part: str
 
 
 class PlanColdCall(msgspec.Struct, frozen=True, tag="plan_cold"):

@@ -5,6 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,6 +23,7 @@ from mainstem.log.reader import LogReader
 from mainstem.log.restore import restore
 from mainstem.log.salvage import Salvage, write_parquet
 from mainstem.registry import compatibility
+from mainstem.testing.clock import SimulatedClock
 from mainstem.transport.port import ColdFile, ColdPlan, EraseKeyCall
 from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, marker, pass_time, set_barrier
 from tests.unit.log.typed import Rows, make_rows
@@ -55,7 +57,8 @@ def cold_path(keeping: Keeping, entry: Entry | ColdFile) -> Path:
 
 
 def cold_files(keeping: Keeping) -> set[str]:
-    return {path.name for path in (keeping.path / "blocks").iterdir() if ".parquet" in path.name}
+    """Those that are swapped in, and parts."""
+    return {path.name for path in (keeping.path / "blocks").iterdir() if path.suffix in (".parquet", ".part")}
 
 
 def fill(keeping: Keeping, stream: int, flushes: int = 50, *, first: int = 0, shard: int = 0) -> None:
@@ -224,7 +227,7 @@ def test_a_file_that_is_not_what_was_planned_is_refused(keeping):
     fill(keeping, stream, 5)
     seen = keeping.read(stream)
     _, (file,) = made(keeping, stream)
-    part = cold_path(keeping, file).with_suffix(".parquet.part")
+    part = keeping.path / "blocks" / f"{file.block:016d}-{file.part}.part"
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 4
     part.write_bytes(content)
@@ -237,6 +240,38 @@ def test_a_file_that_is_not_what_was_planned_is_refused(keeping):
         keeping.log.cooling.commit(file)
     assert cold_files(keeping) == set()
     assert keeping.read(stream) == seen
+
+
+def test_a_task_that_is_tried_again_does_not_write_over_the_first_try(keeping):
+    stream = keeping.create()
+    fill(keeping, stream, 5)
+    seen = keeping.read(stream)
+    plan, (file,) = made(keeping, stream)
+    maker = Cooler(keeping.log.ledger, keeping.log._folder.blocks, keeping.log.schemas.get, keeping.clock)
+    (again,) = maker.make(plan, plan.tasks[0])
+    assert again.block == file.block
+    assert again.part != file.part
+    keeping.log.cooling.commit(file)
+    with pytest.raises(Refused, match="there already"):
+        keeping.log.cooling.commit(again)
+    for word in ("0" * 16, "../../../etc/passwd", ""):
+        with pytest.raises(InvalidRequest, match="no cold file"):
+            keeping.log.cooling.commit(msgspec.structs.replace(file, part=word))
+    keeping.log.cooling.abandon(plan.tasks[0].block)
+    assert cold_files(keeping) == {f"{file.block:016d}.parquet"}
+    assert keeping.read(stream) == seen
+
+
+def test_numbers_are_never_given_twice_whatever_the_clock_says(keeping):
+    stream = keeping.create()
+    fill(keeping, stream, 5)
+    (first,) = cool(keeping, stream)
+    fill(keeping, stream, 5, first=5)
+    keeping.reopen()
+    keeping.clock = keeping.log.clock = SimulatedClock(keeping.clock.now_us() - 10**12)
+    keeping.log.cooling._clock = keeping.clock
+    (second,) = cool(keeping, stream)
+    assert second.block > first.block
 
 
 def test_an_abandoned_task_leaves_nothing(keeping):

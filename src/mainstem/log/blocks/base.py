@@ -58,20 +58,21 @@ class BlockStore(Protocol):
         """The numbers of cold blocks that were written and not adopted."""
         ...
 
-    def write_part(self, block: int, content: Sequence[Buffer]) -> None:
-        """A cold block that nobody sees before it is adopted. Any process may write one."""
+    def write_part(self, block: int, content: Sequence[Buffer]) -> str:
+        """A cold block that nobody sees before it is adopted, and a word that tells it from others of this number: a
+        task that is tried again never writes where the first try has written. Any process may write one."""
         ...
 
-    def read_part(self, block: int, bytes_max: int) -> bytes:
+    def read_part(self, block: int, part: str, bytes_max: int) -> bytes:
         """The same, up to so many bytes. BlockMissing if there is none."""
         ...
 
-    def adopt(self, block: int) -> None:
-        """What was written is a block from now on, durably."""
+    def adopt(self, block: int, part: str) -> None:
+        """What was written is the block from now on, durably."""
         ...
 
-    def remove_part(self, block: int) -> None:
-        """Take one away that is not adopted; if there is none, that is fine."""
+    def remove_parts(self, block: int) -> None:
+        """Take away what was written under this number and is not adopted; if there is nothing, that is fine."""
         ...
 
     def remove(self, block: int) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ logger = logging.getLogger("mainstem.log")
 
 _NAME = re.compile(r"([0-9]{16})\.block")
 _COLD_NAME = re.compile(r"([0-9]{16})\.parquet")
-_COLD_PART_NAME = re.compile(r"([0-9]{16})\.parquet\.part")
+_PART_NAME = re.compile(r"([0-9]{16})-([0-9a-f]{16})\.part")
 # Open files kept for reading; the least recently used is closed beyond this.
 _OPEN_FILES_MAX = 64
 
@@ -104,30 +105,36 @@ class LocalBlocks:
         return self._named(_COLD_NAME)
 
     def list_parts(self) -> Sequence[int]:
-        return self._named(_COLD_PART_NAME)
+        return self._named(_PART_NAME)
 
     def _named(self, pattern: re.Pattern[str]) -> Sequence[int]:
         matches = (pattern.fullmatch(name) for name in self._disk.list(self._folder))
         return sorted(int(match[1]) for match in matches if match)
 
-    def write_part(self, block: int, content: Sequence[Buffer]) -> None:
-        self._disk.write_new(self._part(block), content)
+    def write_part(self, block: int, content: Sequence[Buffer]) -> str:
+        part = secrets.token_hex(8)
+        self._disk.write_new(self._part(block, part), content)
+        return part
 
-    def read_part(self, block: int, bytes_max: int) -> bytes:
+    def read_part(self, block: int, part: str, bytes_max: int) -> bytes:
+        path = self._part(block, part)
         try:
-            file = self._disk.open(self._part(block))
+            file = self._disk.open(path)
         except FileNotFoundError:
-            raise BlockMissing(f"{self.where(block)}.part") from None
+            raise BlockMissing(f"{self._folder.name}/{path.name}") from None
         try:
             return file.read(0, bytes_max)
         finally:
             file.close()
 
-    def adopt(self, block: int) -> None:
-        self._disk.replace(self._part(block), self._path(block))
+    def adopt(self, block: int, part: str) -> None:
+        self._disk.replace(self._part(block, part), self._path(block))
 
-    def remove_part(self, block: int) -> None:
-        self._disk.remove(self._part(block))
+    def remove_parts(self, block: int) -> None:
+        for name in self._disk.list(self._folder):
+            match = _PART_NAME.fullmatch(name)
+            if match and int(match[1]) == block:
+                self._disk.remove(self._folder / name)
 
     def where(self, block: int) -> str:
         return f"{self._folder.name}/{self._path(block).name}"
@@ -139,8 +146,11 @@ class LocalBlocks:
             while self._open:
                 self._open.popitem()[1].close()
 
-    def _part(self, block: int) -> Path:
-        return self._folder / f"{block_name(block)}.part"
+    def _part(self, block: int, part: str) -> Path:
+        name = f"{block:016d}-{part}.part"
+        if not _PART_NAME.fullmatch(name):
+            raise BlockMissing(f"{name!r}, which is no name of a part")
+        return self._folder / name
 
     def _path(self, block: int) -> Path:
         return self._folder / block_name(block)
