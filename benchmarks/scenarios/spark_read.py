@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import product
 from benchmarks.child import Talk
 from benchmarks.harness import check, run_child
 from benchmarks.scenarios.base import Metrics, Scenario, Settings, Target, ours

@@ -59,7 +59,8 @@ def daemon(folder: Path, kind: str, *arguments: str) -> Iterator[str]:
                 r"Starting Spark master at (spark://\S+)|(Successfully registered) with master", log.read_text()
             )
         ):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3_000:]
+            assert process.poll() is None, log.read_text()[-3_000:]
+            assert time.monotonic() < deadline, log.read_text()[-3_000:]
             time.sleep(0.1)
         yield ready[1] or ""
     finally:

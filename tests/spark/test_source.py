@@ -44,7 +44,8 @@ def test_through_a_server_and_by_sql(spark, server):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=5_000)
     spark.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW o USING mainstem OPTIONS (hub '{server.url}', stream 'orders', includeMetadata true)"
+        "CREATE OR REPLACE TEMPORARY VIEW o USING mainstem "
+        f"OPTIONS (hub '{server.url}', stream 'orders', includeMetadata true)"
     )
     found = spark.sql("SELECT count(*), count(DISTINCT _shard), max(_offset) FROM o WHERE id >= 1000").first()
     assert found[0] == 4_000
@@ -53,10 +54,11 @@ def test_through_a_server_and_by_sql(spark, server):
 
 
 def test_filters_reach_the_predicate_and_the_plan(spark, orders):
-    _, folder = orders
-    narrowed = table(spark, folder).where("day >= '2026-01-10' AND day < '2026-01-11' AND v LIKE 'value 6%'")
-    assert narrowed.count() == len([n for n in range(6_000, 6_667) if str(n).startswith("6")])
-    reader = PushdownReader(read_options({"hub": folder, "stream": "orders"}, streaming=False), types.to_spark(SCHEMA))
+    hub, folder = orders
+    fill(hub, "dated", 60_000, shards=1, batch=1_500)
+    narrowed = table(spark, folder, "dated").where("day >= '2026-01-10' AND day < '2026-01-11' AND v LIKE 'value 19%'")
+    assert narrowed.count() == len([n for n in range(18_000, 20_000) if str(n).startswith("19")])
+    reader = PushdownReader(read_options({"hub": folder, "stream": "dated"}, streaming=False), types.to_spark(SCHEMA))
     whole = sum(piece.bytes for part in reader.partitions() for piece in part.slices)
     day = [
         ds.GreaterThanOrEqual(("day",), dt.datetime(2026, 1, 10, tzinfo=dt.UTC)),
@@ -161,7 +163,7 @@ TYPED_ROW = {
     "fixed": b"abcd",
     "day": dt.date(2026, 1, 31),
     "at": dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC),
-    "local": dt.datetime(2026, 1, 31, 12, 30),
+    "local": dt.datetime(2026, 1, 31, 12, 30),  # noqa: DTZ001  # without a zone on purpose
     "clock": dt.time(12, 30, 0, 5),
     "span": dt.timedelta(hours=5, microseconds=7),
     "tags": ["a", None, "c"],

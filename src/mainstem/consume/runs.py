@@ -1,7 +1,7 @@
 """What is stored of a shard, without reading it: for whoever divides a stream among many readers before they begin.
 
-The rows of the ledger say which offsets lie where and how many bytes they are; tiny ones that follow each other are told
-as one run. What cannot hold a match is left out, by the sieves that a consumer's selection has.
+The rows of the ledger say which offsets lie where and how many bytes they are; tiny ones that follow each other are
+told as one run. What cannot hold a match is left out, by the sieves that a consumer's selection has.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """Spark's filters as a predicate, so that what cannot match is not read.
 
-Spark gets every filter back and checks again what it is given, so a filter that has no words here is left out: then more
-is read than needed, never less.
+Spark gets every filter back and checks again what it is given, so a filter that has no words here is left out: then
+more is read than needed, never less.
 """
 
 import math

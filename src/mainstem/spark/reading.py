@@ -41,7 +41,7 @@ class Partition(InputPartition):
 
     def __repr__(self) -> str:
         places = ", ".join(f"{piece.shard}:{piece.first}-{piece.end - 1}" for piece in self.slices[:4])
-        more = ", ..." if len(self.slices) > 4 else ""  # noqa: PLR2004
+        more = ", ..." if len(self.slices) > 4 else ""
         return f"<Partition {self.slices[0].stream if self.slices else ''} {places}{more}>"
 
 

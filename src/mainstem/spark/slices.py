@@ -4,8 +4,8 @@
     parts = balance(plan, 8)                               # as many lists, of about the same bytes
     for batch in read(parts[0][0]): ...                    # anywhere: a slice can be pickled
 
-A slice is a range of offsets of one shard, so who reads all slices of a plan has every record once, however often one is
-read again.
+A slice is a range of offsets of one shard, so who reads all slices of a plan has every record once, however often one
+is read again.
 """
 
 import heapq
@@ -131,8 +131,8 @@ def _of_shard(port: Port, access: Access, info: StreamInfo, call: RunsCall, on_l
 
 
 def balance(slices: Iterable[Slice], parts: int) -> list[list[Slice]]:
-    """The slices as `parts` lists of about the same bytes, fewer if there are fewer slices; in each list in the order of
-    their places, those next to each other made one."""
+    """The slices as `parts` lists of about the same bytes, fewer if there are fewer slices; in each list in the order
+    of their places, those next to each other made one."""
     heaviest = sorted(slices, key=lambda piece: (-piece.bytes, piece.shard, piece.first))
     found: list[list[Slice]] = [[] for _ in range(min(max(1, parts), len(heaviest)))]
     loads = [(0, index) for index in range(len(found))]

@@ -3,8 +3,8 @@
     spark.read.format("mainstem").option("hub", "./data").load("orders")
     spark.readStream.format("mainstem").option("hub", "./data").load("orders")
 
-Spark builds the source anew in every process that has a part in a read: one that looks up the schema, one that plans, one
-for each task, and one that a streaming query asks for offsets. So nothing is kept here but the options.
+Spark builds the source anew in every process that has a part in a read: one that looks up the schema, one that plans,
+one for each task, and one that a streaming query asks for offsets. So nothing is kept here but the options.
 """
 
 import sys

@@ -36,7 +36,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.group and options.access.data:
             raise InvalidSetting(
                 f"option group: progress is written, and only the process that writes {options.access.data} can do "
-                f"that; start a server there (mainstem serve --data {options.access.data}) and give its address as the hub"
+                f"that; start a server there (mainstem serve --data {options.access.data}), whose address is the hub"
             )
         self._options = options
         info = self._look_up()
@@ -65,10 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = QueryOffset.from_json(start)
         info = self._look_up()
-        if before is None:
-            first = self._first(info)
-        else:
-            first = replace(self._at(before, info), begins=None, lost=())
+        first = self._first(info) if before is None else replace(self._at(before, info), begins=None, lost=())
         first, is_moved = self._published(info, first, before)
         found = self._next(info, first, is_limited=not isinstance(limit, ReadAllAvailable))
         if before is not None and not is_moved and not found.lost and found.offsets == first.offsets:

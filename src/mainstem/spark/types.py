@@ -1,8 +1,8 @@
 """Types both ways: what a stream's columns are in Spark, and batches cast to exactly what Spark expects.
 
-Spark takes an Arrow batch only if its schema equals the one that it makes of its own types, to the order, the nullability
-and the time zone. Every value has its place there, but for decimals of more than 38 digits, and moments between two
-microseconds: those are refused with the column's name.
+Spark takes an Arrow batch only if its schema equals the one that it makes of its own types, to the order, the
+nullability and the time zone. Every value has its place there, but for decimals of more than 38 digits, and moments
+between two microseconds: those are refused with the column's name.
 """
 
 import functools
@@ -103,8 +103,8 @@ def check_castable(given: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch, whose columns are named like those of `schema`, as one of exactly that schema. SchemaMismatch names the
-    column that has a value which is none of its type."""
+    """The batch, whose columns are named like those of `schema`, as one of exactly that schema. SchemaMismatch names
+    the column that has a value which is none of its type."""
     kinds = tuple(batch.schema.types)
     if not _to_cast(kinds, schema):
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
