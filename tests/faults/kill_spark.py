@@ -126,7 +126,8 @@ class _Pipeline:
 
     def _add_file(self) -> None:
         lines = [
-            json.dumps({"id": number, "text": f"row {number}"}) for number in range(self._rows, self._rows + _ROWS_PER_FILE)
+            json.dumps({"id": number, "text": f"row {number}"})
+            for number in range(self._rows, self._rows + _ROWS_PER_FILE)
         ]
         part = self._folder / "part"
         part.write_text("\n".join(lines))

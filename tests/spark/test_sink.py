@@ -180,9 +180,9 @@ def test_types_are_kept(spark, served):
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ("CAST(id AS string) AS id, name, amount", "'id'"),
-        ("id, name, amount, 1 AS extra", "'extra'"),
-        ("id, name, array(amount) AS amount", "'amount'"),
+        ("CAST(id AS string) AS id, name, amount", "id must be int64"),
+        ("id, name, amount, 1 AS extra", "extra"),
+        ("id, name, array(amount) AS amount", "amount must be"),
         ("id, name, amount, 'x' AS _shard", "'_shard'"),
     ],
 )
@@ -229,7 +229,10 @@ class Query:
         self.checkpoint = folder / "checkpoint"
 
     def add(self, name: str, first: int, count: int) -> None:
-        lines = [json.dumps({"id": number, "name": f"name {number}", "amount": 1.5}) for number in range(first, first + count)]
+        lines = [
+            json.dumps({"id": number, "name": f"name {number}", "amount": 1.5})
+            for number in range(first, first + count)
+        ]
         part = self.files.parent / name
         part.write_text("\n".join(lines))
         part.rename(self.files / f"{name}.json")
@@ -238,15 +241,17 @@ class Query:
         """All that is there, then end."""
         rows = self._spark.readStream.schema("id bigint, name string, amount double").option("maxFilesPerTrigger", 1)
         writing = rows.json(str(self.files)).writeStream.format("mainstem").trigger(availableNow=True)
-        writing = writing.options(hub=self._place.hub, stream="orders", checkpointLocation=str(self.checkpoint), **options)
+        writing = writing.options(
+            hub=self._place.hub, stream="orders", checkpointLocation=str(self.checkpoint), **options
+        )
         query = writing.start()
         query.awaitTermination(120)
         assert not query.isActive
 
-    def forget(self, batch: int, *, planned: bool = False) -> None:
-        """As a driver leaves its checkpoint that dies before it has noted that a batch is done, or, if it is not even
-        `planned`, as an older copy of the checkpoint is."""
-        names = [f"commits/{batch}"] if not planned else [f"commits/{batch}", f"offsets/{batch}", f"sources/0/{batch}"]
+    def forget(self, batch: int, *, plan: bool = False) -> None:
+        """Leave the checkpoint as a driver does that dies before it has noted that a batch is done; without its `plan`
+        too, as an older copy of it is."""
+        names = [f"commits/{batch}", *([f"offsets/{batch}", f"sources/0/{batch}"] if plan else [])]
         for name in names:
             path = self.checkpoint / name
             path.unlink()
@@ -285,7 +290,7 @@ def test_a_checkpoint_that_was_set_back_is_refused(query, place):
     # The batch is planned anew, and now there is another file.
     (query.files / "f1.json").unlink()
     query.add("f2", 20, 10)
-    query.forget(1, planned=True)
+    query.forget(1, plan=True)
     with pytest.raises(PySparkException, match="number 1 of job .* comes with 10 others.*checkpoint was set back"):
         query.run()
     assert ids(place) == list(range(20))

@@ -701,9 +701,7 @@ def committed_answer(outcome: Outcome) -> Answer:
     """What a client hears of its commit."""
     if not isinstance(outcome, TransactionCommitted):
         return Answer()
-    return Answer(
-        committed=tuple(CommittedRecords(*place) for place in outcome.offsets), repeated=outcome.duplicate
-    )
+    return Answer(committed=tuple(CommittedRecords(*place) for place in outcome.offsets), repeated=outcome.duplicate)
 
 
 def _beat(call: BeatGroupCall) -> Beat:

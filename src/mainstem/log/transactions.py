@@ -350,7 +350,9 @@ class Transactions:
         """Make one transaction of parts that are open. What is missing the ledger will miss, unless it has it."""
         found = [self._open[part] for part, _ in parts if part in self._open and part != transaction]
         if any(part.under_way or part.commit is not None for part in found):
-            raise InvalidRequest(f"transaction {transaction:x}: a part of it is still being written, or committed alone")
+            raise InvalidRequest(
+                f"transaction {transaction:x}: a part of it is still being written, or committed alone"
+            )
         if not found:
             return
         joined = self._open.get(transaction)

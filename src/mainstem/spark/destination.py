@@ -63,7 +63,9 @@ class Destination:
     def commit(self, staged: Sequence[Staged], delivery: Delivery | None) -> Answer:
         """Make parts visible together, in this order."""
         if self.access.data:
-            return commit_files(Path(self.access.data), [each for each in staged if isinstance(each, StagedFile)], delivery)
+            return commit_files(
+                Path(self.access.data), [each for each in staged if isinstance(each, StagedFile)], delivery
+            )
         return commit_parts(self._port(), [each for each in staged if isinstance(each, PartWritten)], delivery)
 
     def discard(self, staged: Sequence[Staged]) -> None:

@@ -33,7 +33,9 @@ def check_frame(stream: StreamInfo, schema: pa.Schema) -> None:
     if column in schema.names:
         kind = schema.field(column).type
         if not pa.types.is_integer(kind):
-            raise SchemaMismatch(f"stream {stream.name!r}: column {column!r} is {kind}; a shard is an integer", path=column)
+            raise SchemaMismatch(
+                f"stream {stream.name!r}: column {column!r} is {kind}; a shard is an integer", path=column
+            )
         schema = schema.remove(schema.get_field_index(column))
         # Whether this stream takes a chosen shard at all.
         check_shard(stream, 0)

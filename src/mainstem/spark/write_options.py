@@ -29,7 +29,9 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     options = Options({name: value for name, value in given.items() if name.lower() not in _OF_SPARK}, WRITE_OPTIONS)
     transaction = options.get("transactionId")
     if transaction is not None and not 1 <= len(transaction) <= DELIVERY_JOB_CHARS_MAX:
-        raise InvalidSetting(f"option transactionId has 1 to {DELIVERY_JOB_CHARS_MAX} characters, not {len(transaction)}")
+        raise InvalidSetting(
+            f"option transactionId has 1 to {DELIVERY_JOB_CHARS_MAX} characters, not {len(transaction)}"
+        )
     return WriteOptions(
         access=options.access(),
         stream=options.stream(),

@@ -110,7 +110,9 @@ def _store_transactions(execute: Execute, changes: SharedChanges) -> None:
     rows = [transaction_values(item) for item in changes.transactions.items()]
     _insert(execute, "INSERT INTO transactions", rows)
     _insert(execute, "INSERT OR REPLACE INTO writers", [(name, *row) for name, row in changes.writers.items()])
-    _insert(execute, "INSERT OR REPLACE INTO deliveries", [deliveries_values(item) for item in changes.deliveries.items()])
+    _insert(
+        execute, "INSERT OR REPLACE INTO deliveries", [deliveries_values(item) for item in changes.deliveries.items()]
+    )
 
 
 def _note_max(execute: Execute, name: str, noted: int) -> None:
