@@ -39,6 +39,7 @@ SERVER_PACKAGES = ("log", "server")
 # Libraries that stay behind one door, and where the door is.
 DOORS = {
     "apsw": ("mainstem.log.ledger",),
+    "deltalake": ("mainstem.spark.jobs",),
     "fastavro": ("mainstem.registry",),
     "pyspark": ("mainstem.spark",),
     "rich": ("mainstem.cli",),

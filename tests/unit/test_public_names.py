@@ -72,8 +72,8 @@ NAMES = {
     ),
     Record: "headers key offset shard stream timestamp timestamp_us undecoded value",
     RecordBatch: (
-        "count end first last offset offsets records shard slice stream to_arrow to_avro to_csv to_dicts to_ndjson "
-        "to_pandas to_parquet to_polars undecoded values"
+        "count end first last offset offsets records select shard slice stream to_arrow to_avro to_csv to_dicts to_ndjson "
+        "to_pandas to_parquet to_polars tombstones undecoded values"
     ),
     Found: (
         "count index opened seconds skipped to_arrow to_avro to_csv to_dicts to_ndjson to_pandas to_parquet to_polars "

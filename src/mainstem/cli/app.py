@@ -19,6 +19,7 @@ from mainstem.cli import (
     doctor,
     find,
     groups,
+    job,
     quota,
     redrive,
     restore,
@@ -43,7 +44,7 @@ class _InOrder(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = (
-            *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top"),
+            *("serve", "demo", "stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "job"),
             *("token", "access", "quota"),
             *("backup", "restore", "doctor", "config", "bench", "version"),
         )
@@ -74,6 +75,7 @@ app.command("find")(find.find)
 app.add_typer(groups.app, name="groups")
 app.command("redrive")(redrive.redrive)
 app.command("top")(top.top)
+app.add_typer(job.app, name="job")
 app.add_typer(token.app, name="token")
 app.add_typer(access.app, name="access")
 app.add_typer(quota.app, name="quota")

@@ -1,4 +1,4 @@
-"""How far a long copy is, on a terminal; nothing where nobody watches."""
+"""How far a long copy or a job is, on a terminal; nothing where nobody watches."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -18,3 +18,28 @@ def byte_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def job_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Something to call with a step of a job, what is done of it, and of how much."""
+    if not sys.stderr.isatty():
+        yield lambda step, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        whole = bar.add_task(f"{name}: starting Spark", total=None)
+        tasks = bar.add_task("tasks of this load", total=None, visible=False)
+
+        def on_step(step: str, done: int, total: int) -> None:
+            if step == "load":
+                bar.update(whole, description=f"{name}: records", completed=done, total=total)
+            elif step in ("write", "wrote"):
+                bar.update(tasks, completed=done, total=total, visible=True)
+            elif step == "compact":
+                bar.update(whole, description=f"{name}: making large files of small ones")
+
+        yield on_step

@@ -121,6 +121,12 @@ class RecordBatch(Tabular):
         names = with_metadata(view.given).names if metadata else view.names
         return view.assemble(self._narrow(), names, self.shard, self.offsets(), self._fetched.header.time_low)
 
+    def select(self, names: Sequence[str]) -> pa.RecordBatch:
+        """These columns alone, _shard, _offset, _timestamp, _key and _headers among them: what is not named is not
+        made."""
+        offsets, time = self.offsets(), self._fetched.header.time_low
+        return self._view.assemble(self._narrow(), names, self.shard, offsets, time)
+
     # As records.
 
     def values(self) -> list[Any]:
@@ -177,6 +183,16 @@ class RecordBatch(Tabular):
             for index in (*found, *(row.index for row in self.undecoded())):
                 rows[index] = None
         return rows
+
+    def tombstones(self) -> np.ndarray:
+        """Of every record, whether it is a tombstone: as columns it looks like a row of nulls."""
+        columns = self._narrow()
+        assert self._opened is not None
+        if self._view.schema is None:
+            return np.asarray(columns.column("value").is_null().to_numpy(zero_copy_only=False))
+        if self._opened.tombstones is None:
+            return np.zeros(self.count, bool)
+        return self._opened.tombstones[self._skip : self._skip + self.count]
 
     # Rows that could not be made.
 

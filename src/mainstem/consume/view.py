@@ -182,9 +182,8 @@ class View:
         if name == "_shard":
             return pa.array(np.full(count, shard, np.int32))
         if name == "_offset":
-            return pa.array(
-                np.fromiter(offsets, np.int64, count) if isinstance(offsets, range) else offsets, pa.int64()
-            )
+            is_dense = isinstance(offsets, range) and offsets.step == 1
+            return pa.array(np.arange(offsets.start, offsets.stop) if is_dense else offsets, pa.int64())
         if name == "_key":
             return self.keys(columns)
         stored = name if self.schema is not None else _COMPANIONS.get(name, name)

@@ -13,7 +13,7 @@
     │   ├── ReadOnly, FolderLocked, FolderUnusable (LedgerDamaged)
     │   ├── BackupUnusable
     │   ├── Unauthenticated, Forbidden, LeftOut
-    │   └── MissingRequirement
+    │   └── MissingRequirement, TableUnusable
     ├── Retriable               the same call may succeed later
     │   ├── StaleGeneration, Busy, BufferFull, DiskFull, QuotaExceeded
     │   └── Unavailable         the other side cannot be reached or is stopping
@@ -260,6 +260,13 @@ class MissingRequirement(Refused):
     it."""
 
     code = 230
+
+
+class TableUnusable(Refused):
+    """A table that a job cannot write as asked: it is another kind of table, another run writes it, or somebody else
+    changed it meanwhile. The message says which, and what to do."""
+
+    code = 240
 
 
 class Retriable(MainstemError):

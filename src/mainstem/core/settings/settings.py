@@ -27,7 +27,7 @@ from mainstem.core.settings.setting import Setting, check
 # The commands that run a server, and those that talk to one.
 SERVER: Final = ("serve", "demo")
 CLIENT: Final = (
-    *("stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "bench"),
+    *("stream", "schema", "write", "tail", "find", "groups", "redrive", "top", "job", "bench"),
     *("token", "access", "quota"),
 )
 

@@ -1,0 +1,325 @@
+"""`mainstem job`: run jobs on Spark, and see what they have done."""
+
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mainstem.cli import hubs
+from mainstem.cli.exits import UsageProblem
+from mainstem.cli.flags import with_settings
+from mainstem.cli.hubs import Data, Json
+from mainstem.cli.printing import counted, print_json, print_table, time_text
+from mainstem.cli.progress import job_progress
+from mainstem.cli.times import parse_time
+from mainstem.core.cursor import Cursor
+from mainstem.core.kinds import parse_bytes
+from mainstem.core.plain import size_text
+from mainstem.core.settings import Loaded
+
+if TYPE_CHECKING:
+    from mainstem.spark.jobs.loading import JobResult
+
+app = typer.Typer(help="Run jobs on Spark, and see what they have done.", rich_markup_mode=None)
+run = typer.Typer(help="Run a job: mainstem job run NAME --help says what it takes.", rich_markup_mode=None)
+app.add_typer(run, name="run")
+
+Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream to read.")]
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the Delta table.")]
+Columns = Annotated[str | None, typer.Option("--columns", metavar="NAME,...", help="Only these columns of the stream.")]
+Where = Annotated[str | None, typer.Option(metavar="WHERE", help="Only records for which this expression is true.")]
+Sql = Annotated[
+    str | None, typer.Option(metavar="QUERY", help="A query of Spark over the stream by its name, load by load.")
+]
+Partition = Annotated[
+    str, typer.Option(metavar="none|shard|day|hour", help="What the table is partitioned by.", show_default=True)
+]
+Time = Annotated[str, typer.Option(metavar="COLUMN", help="The time that day and hour are of.", show_default=True)]
+LoadRows = Annotated[
+    int | None, typer.Option(metavar="COUNT", min=1, help="Records that become visible together, at most.")
+]
+FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get.", show_default=True)]
+OnBad = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
+OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
+Master = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077; here if not said.")
+]
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the jobs there are."""
+    from mainstem.spark.jobs.catalogue import JOBS
+
+    if json:
+        print_json([{"job": name, "does": text} for name, text in JOBS.items()])
+        return
+    print_table(("job", "what it does"), list(JOBS.items()))
+
+
+@app.command()
+def loads(table: Table, json: Json = False) -> None:
+    """List what jobs have loaded into a table: each line is one commit, with the cursor up to which it goes."""
+    from pathlib import Path
+
+    import msgspec
+
+    from mainstem.spark.jobs.catalogue import loads_of
+
+    found = list(loads_of(Path(table)))
+    if json:
+        print_json([msgspec.to_builtins(manifest) for manifest in found])
+        return
+    rows = [
+        (
+            one.job,
+            one.stream,
+            str(one.number),
+            one.state,
+            f"{one.rows_read:,}",
+            f"{one.rows_written:,}",
+            str(len(one.files)),
+            size_text(one.bytes_written),
+            time_text(one.done_us or one.planned_us)[:19] + "Z",
+            one.end,
+        )
+        for one in found
+    ]
+    names = ("job", "stream", "load", "state", "read", "written", "files", "bytes", "time", "up to")
+    print_table(names, rows, right=("load", "read", "written", "files", "bytes"))
+    if not found:
+        print(f"no job has written {table}", file=sys.stderr)
+
+
+@run.command()
+@with_settings("job")
+def warehouse(
+    loaded: Loaded,
+    stream: Stream,
+    table: Table,
+    mode: Annotated[
+        str, typer.Option(metavar="append|upsert", help="Every record a row, or one row for each key.")
+    ] = "append",
+    partition: Partition = "none",
+    time: Time = "_timestamp",
+    columns: Columns = None,
+    where: Where = None,
+    sql: Sql = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="earliest|latest|TIME|CURSOR", help="Where the first run begins; later ones go on where it ended."
+        ),
+    ] = "earliest",
+    no_places: Annotated[bool, typer.Option("--no-places", help="Leave out _shard, _offset and _timestamp.")] = False,
+    no_compact: Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")] = False,
+    load_rows: LoadRows = None,
+    file_size: FileSize = "128MiB",
+    on_bad: OnBad = "raise",
+    on_loss: OnLoss = "raise",
+    master: Master = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Load what came to a stream since the last run into a Delta table, exactly once.
+
+    A run that was killed is simply run again. Late rows go to the partition of their time; columns that the stream gets
+    are added to the table; small files are made into large ones.
+    """
+
+    def work(on_step: Any, given: dict[str, Any]) -> "JobResult":
+        from mainstem.spark.jobs.warehouse import warehouse as job
+
+        return job(
+            stream=stream,
+            table=table,
+            mode=mode,  # type: ignore[arg-type]  # checked there
+            partition=partition,  # type: ignore[arg-type]
+            time=time,
+            columns=_names(columns),
+            where=where,
+            sql=sql,
+            places=not no_places,
+            start=_start(start),
+            compact=not no_compact,
+            load_rows=load_rows,
+            file_bytes=_bytes("--file-size", file_size),
+            on_bad=on_bad,  # type: ignore[arg-type]
+            on_loss=on_loss,  # type: ignore[arg-type]
+            on_step=on_step,
+            **given,
+        )
+
+    _run("warehouse", loaded, data, master, json, work)
+
+
+@run.command()
+@with_settings("job")
+def snapshot(
+    loaded: Loaded,
+    stream: Stream,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Gets two tables: rows and tombstones.")],
+    at: Annotated[str | None, typer.Option(metavar="CURSOR", help="As of this cursor; the end if not said.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="CURSOR", help="Only what happened after this cursor.")] = None,
+    columns: Columns = None,
+    on_bad: OnBad = "raise",
+    on_loss: OnLoss = "raise",
+    master: Master = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Write the newest row of each key as of a cursor, tombstones apart.
+
+    What is printed at the end is the cursor: who takes the rows and reads the stream from there misses nothing. With
+    --since it is the consolidated delta: of all that happened after that, the last of each key.
+    """
+
+    def work(on_step: Any, given: dict[str, Any]) -> "JobResult":
+        from mainstem.spark.jobs.snapshot import snapshot as job
+
+        return job(
+            stream=stream,
+            folder=folder,
+            at=None if at is None else Cursor.parse(at),
+            since=None if since is None else Cursor.parse(since),
+            columns=_names(columns),
+            on_bad=on_bad,  # type: ignore[arg-type]
+            on_loss=on_loss,  # type: ignore[arg-type]
+            on_step=on_step,
+            **given,
+        )
+
+    _run("snapshot", loaded, data, master, json, work)
+
+
+@run.command()
+@with_settings("job")
+def replay(
+    loaded: Loaded,
+    stream: Stream,
+    table: Table,
+    since: Annotated[str, typer.Option(metavar="TIME", help="The first time that counts.")],
+    until: Annotated[str, typer.Option(metavar="TIME", help="The first time that counts no more.")],
+    sql: Sql = None,
+    function: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="A function of Arrow batches, instead of a query.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put what comes out in the place of everything in the table.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Tells replays into one table apart.")] = None,
+    columns: Columns = None,
+    where: Where = None,
+    partition: Partition = "none",
+    time: Time = "_timestamp",
+    load_rows: LoadRows = None,
+    file_size: FileSize = "128MiB",
+    on_bad: OnBad = "raise",
+    on_loss: OnLoss = "raise",
+    master: Master = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Run a time range of history through a function or a query into a table, exactly once.
+
+    A run that was killed is simply run again; one that was done does nothing the second time. With --replace readers
+    see the old rows or the new ones, never both.
+    """
+
+    def work(on_step: Any, given: dict[str, Any]) -> "JobResult":
+        from mainstem.spark.jobs.replay import replay as job
+        from mainstem.spark.jobs.warehouse import LOAD_ROWS
+
+        return job(
+            stream=stream,
+            table=table,
+            since=parse_time("--since", since),
+            until=parse_time("--until", until),
+            sql=sql,
+            function=function,
+            replace=replace,
+            name=name,
+            columns=_names(columns),
+            where=where,
+            partition=partition,  # type: ignore[arg-type]
+            time=time,
+            load_rows=load_rows or LOAD_ROWS,
+            file_bytes=_bytes("--file-size", file_size),
+            on_bad=on_bad,  # type: ignore[arg-type]
+            on_loss=on_loss,  # type: ignore[arg-type]
+            on_step=on_step,
+            **given,
+        )
+
+    _run("replay", loaded, data, master, json, work)
+
+
+def _run(
+    name: str,
+    loaded: Loaded,
+    data: str | None,
+    master: str | None,
+    json: bool,
+    work: "Callable[[Any, dict[str, Any]], JobResult]",
+) -> None:
+    """Start Spark, do the work, say what was done."""
+    import dataclasses
+
+    if data is not None and loaded.origins["url"].startswith("flag"):
+        raise UsageProblem("--url and --data name two logs; give one of them")
+    hubs.log_as_told(loaded)
+    where = data if data is not None else loaded.settings.url
+    with hubs.noted(where), job_progress(name) as on_step:
+        on_step("start", 0, 1)
+        from mainstem.spark import session
+
+        given: dict[str, Any] = {"hub": where, "spark": session(f"mainstem job {name}", master)}
+        if data is None:
+            given |= {"token_file": _text(loaded.settings.token_file), "ca": _text(loaded.settings.tls_ca)}
+        result = work(on_step, given)
+    if json:
+        print_json(dataclasses.asdict(result))
+        return
+    _print_result(result)
+
+
+def _print_result(result: "JobResult") -> None:
+    rate = f", {result.rows_read / result.seconds:,.0f} a second" if result.seconds and result.rows_read else ""
+    print(
+        f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
+        f"{result.seconds:.1f} s{rate}\n"
+        f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, "
+        f"to {result.table}, version {result.table_version}"
+    )
+    if result.rows_deleted:
+        print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")
+    if result.undecoded:
+        print(f"passed over {counted(result.undecoded, 'record')} that are no rows of the schema", file=sys.stderr)
+    for shard, first, end in result.lost:
+        print(f"passed over records {first} to {end - 1} of shard {shard}, which are gone", file=sys.stderr)
+    print(f"up to {result.end}")
+
+
+def _start(text: str) -> "datetime | Cursor | Any":
+    if text in ("earliest", "latest"):
+        return text
+    if text.startswith("ms1:"):
+        return Cursor.parse(text)
+    return parse_time("--start", text, "earliest, latest, a cursor")
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageProblem(f"{option} {text}: {error}") from None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

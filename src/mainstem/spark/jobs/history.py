@@ -1,0 +1,158 @@
+"""What a job reads: a stretch of a stream between two cursors, in pieces that tasks read by themselves.
+
+The driver looks the stream up once: its ends and its newest schema are of one moment, so every record before those ends
+can be read in that schema, whatever is written or changed meanwhile.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal
+
+import pyarrow as pa
+
+from mainstem.consume.consumer import Consumer
+from mainstem.consume.places import offsets_at
+from mainstem.consume.view import METADATA_SCHEMA, View
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting, SchemaMismatch
+from mainstem.spark.jobs.lake import DELETED_COLUMN
+from mainstem.spark.jobs.loads import Load
+from mainstem.spark.origin import Access, opened, opened_near
+from mainstem.spark.slices import Slice, balance, slices_of
+from mainstem.transport.port import GetStreamCall
+
+if TYPE_CHECKING:
+    from mainstem.transport.port import StreamInfo
+
+Start = Literal["earliest", "latest"] | datetime | Cursor
+OnBad = Literal["raise", "skip"]
+OnLoss = Literal["raise", "skip"]
+# Beside the columns of a row, what says where a record stands.
+PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of every record is wanted. `columns` are names of rows and of what is beside them; None is every column of
+    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone."""
+
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    on_bad: OnBad = "raise"
+    on_loss: OnLoss = "raise"
+    is_deleted: bool = False
+
+
+class Tally:
+    """What was met on the way: how many records were read, how many were no rows, which ranges were gone."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.undecoded = 0
+        self.lost: list[tuple[int, int, int]] = []
+
+
+class History:
+    """A stream as it was at one moment. One thread."""
+
+    def __init__(self, hub: object, stream: str, **credentials: str | None) -> None:
+        given = {name: str(value) for name, value in credentials.items() if value is not None}
+        self._access = Access.to(str(hub), **given)
+        self._port = opened(self._access)
+        self.info: StreamInfo = self._port.call(GetStreamCall(stream)).streams[0]
+
+    def cursor(self, offsets: Sequence[int]) -> Cursor:
+        return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))
+
+    def offsets(self, start: Start) -> tuple[int, ...]:
+        """Where a start is in every shard. InvalidCursor if it is a cursor of something else."""
+        found = offsets_at(self._port, start, self.info)
+        return tuple(min(offset, end) for offset, end in zip(found, self.info.ends, strict=False))
+
+    def cut(self, load: Load, wanted: "Wanted", parts: int) -> list[list[Slice]]:
+        """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted."""
+        pieces = slices_of(
+            self._port, self._access, self.info, load.start, load.end, where=wanted.where or "", parts=parts
+        )
+        return balance(pieces, parts)
+
+    def schema(self, wanted: Wanted) -> pa.Schema:
+        """The columns of what is wanted."""
+        rows = View(self.info.schema).given
+        names = rows.names if wanted.columns is None else wanted.columns
+        known = pa.schema([*rows, *(field for field in METADATA_SCHEMA if field.name not in rows.names)])
+        for name in names:
+            if name not in known.names:
+                raise InvalidSetting(
+                    f"stream {self.info.name!r} has no column {name!r}; there are {', '.join(known.names)}"
+                )
+        found = pa.schema([known.field(name) for name in names])
+        return found.append(pa.field(DELETED_COLUMN, pa.bool_())) if wanted.is_deleted else found
+
+
+def lost_before(load_start: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Ranges that a job stood before and that the stream has no more: shard, first, and the one after the last."""
+    return [(shard, at, start) for shard, (at, start) in enumerate(zip(load_start, starts, strict=True)) if at < start]
+
+
+def require_kept(stream: str, lost: Sequence[tuple[int, int, int]], on_loss: OnLoss) -> None:
+    """DataLoss names the first range that is gone, unless that is to be passed over."""
+    if lost and on_loss == "raise":
+        shard, first, end = lost[0]
+        raise DataLoss(
+            f"stream {stream!r} shard {shard}: records {first} to {end - 1} were trimmed before this job read them; "
+            "run it with on_loss='skip' to go on after them, and keep them longer next time (retention)",
+            stream=stream,
+            shard=shard,
+            first=first,
+            last=end - 1,
+        )
+
+
+def read(piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally) -> Iterator[pa.RecordBatch]:
+    """The records of a slice, with the columns of `schema`, in the order of their offsets."""
+    port = opened_near(piece.origin)
+    info = port.call(GetStreamCall(piece.stream)).streams[0]
+    if info.uuid != piece.uuid:
+        raise InvalidCursor(f"stream {piece.stream!r} was deleted and created again while a job read it; run it anew")
+    offsets, ends = list(info.ends), list(info.ends)
+    offsets[piece.shard], ends[piece.shard] = piece.first, piece.end
+    consumer = Consumer(
+        port,
+        piece.stream,
+        Cursor(piece.uuid, piece.epoch, tuple(offsets)),
+        ends=ends,
+        where=wanted.where,
+        columns=None if wanted.where is None else wanted.columns,
+        on_bad=wanted.on_bad,
+    )
+    with consumer:
+        yield from _batches(consumer, piece, wanted, schema, tally)
+    tally.undecoded += consumer.undecoded
+
+
+def _batches(
+    consumer: Consumer, piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    names = [name for name in schema.names if name != DELETED_COLUMN]
+    while True:
+        try:
+            batch = consumer.poll_batch(None)
+        except DataLoss as loss:
+            if wanted.on_loss == "raise":
+                raise
+            tally.lost.append((loss.shard, loss.first, min(loss.last + 1, piece.end)))
+            continue
+        if batch is None:
+            return
+        try:
+            rows = batch.select(names)
+        except KeyError as error:
+            raise SchemaMismatch(
+                f"stream {piece.stream!r} got a schema without the column {error} while this job ran; run it again"
+            ) from None
+        if wanted.is_deleted:
+            rows = rows.append_column(DELETED_COLUMN, pa.array(batch.tombstones()))
+        tally.rows += rows.num_rows
+        yield rows

@@ -1,0 +1,242 @@
+"""The loop that jobs share: from the last load to the end of the stream, load by load, each exactly once.
+
+    settled   what a run before left behind is finished or given up
+    planned   the manifest says from where to where
+    written   the tasks' files are on disk, the manifest names them
+    committed the table has them, and the load's number
+    done      the manifest says so
+
+A kill between any two leaves what `Manifests` describes; the next run goes on from there.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import TableUnusable
+from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
+from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Lake
+from mainstem.spark.jobs.loads import Load, plan_loads
+from mainstem.spark.jobs.manifest import Manifest, Manifests
+from mainstem.spark.jobs.part_files import WrittenFile
+from mainstem.spark.jobs.tasks import Answer, OnStep
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What a run has done. `start` and `end` are cursors of the stream: `end` is where the next run begins."""
+
+    job: str
+    stream: str
+    table: str
+    loads: int
+    rows_read: int
+    rows_written: int
+    rows_deleted: int
+    undecoded: int
+    lost: tuple[tuple[int, int, int], ...]
+    files: int
+    bytes: int
+    start: str
+    end: str
+    table_version: int
+    seconds: float
+    manifests: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a load: its name, and the file that is there as long as it may write."""
+
+    name: str
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the tasks of a load have done, and what is to be committed of it."""
+
+    answers: Sequence[Answer]
+    # Files that become part of the table; those of an upsert only carry its rows to the merge.
+    is_staged: bool = False
+
+    @property
+    def files(self) -> tuple[WrittenFile, ...]:
+        return tuple(file for answer in self.answers for file in answer.files)
+
+    @property
+    def apart(self) -> tuple[WrittenFile, ...]:
+        """Files of another table."""
+        return tuple(file for answer in self.answers for file in answer.apart)
+
+
+# Write a load under an attempt, whose marker is there; commit what was written as a load's number, and say how many
+# rows went away.
+Write = Callable[[Load, "Attempt"], Written]
+Commit = Callable[[Written, int, dict[str, Any]], int]
+
+
+class Loading:
+    """The loads of one job into one table. One thread."""
+
+    def __init__(
+        self,
+        job: str,
+        history: History,
+        table: Path,
+        *,
+        on_step: OnStep,
+        on_loss: OnLoss = "raise",
+        name: str | None = None,
+        notes: Path | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._history = history
+        self._on_step = on_step
+        self._on_loss = on_loss
+        self._clock = clock
+        self._job = job
+        # Of the job in the table's log: another stream, or one that was made anew, is another job.
+        self.name = name or f"{job}-{history.info.uuid}"
+        self.lake = Lake(table, clock)
+        self.manifests = Manifests(notes or table, self.name)
+
+    def run(
+        self,
+        start: Start,
+        write: Write,
+        commit: Commit,
+        *,
+        offsets_max: int,
+        end: Sequence[int] | None = None,
+    ) -> JobResult:
+        """Load everything from where the last load ended, or from `start` if there was none, to `end`."""
+        began = self._clock.monotonic()
+        info = self._history.info
+        with self.manifests.locked():
+            number = self._settled()
+            place = self._place(number, start)
+            stop = tuple(info.ends if end is None else end)
+            first, lost = self._kept(place)
+            total = max(0, sum(stop) - sum(first))
+            done: list[Manifest] = []
+            for load in plan_loads(first, stop, info.generations, offsets_max):
+                self._on_step("load", sum(load.start) - sum(first), total)
+                done.append(self._load(load, number + len(done) + 1, lost, write, commit))
+                lost = []
+            self._on_step("load", total, total)
+        return self._result(done, place, stop if done else place, self._clock.monotonic() - began)
+
+    def run_whole(self, start: Start, end: Sequence[int], write: Write, commit: Commit) -> JobResult:
+        """One load of everything from `start` to `end`, whatever was loaded before."""
+        began = self._clock.monotonic()
+        with self.manifests.locked():
+            number = self._settled()
+            first, lost = self._kept(self._history.offsets(start))
+            done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit)
+        return self._result([done], first, end, self._clock.monotonic() - began)
+
+    def _settled(self) -> int:
+        """How many loads the table has, once what a run before left behind is dealt with."""
+        number = self.lake.number_of(self.name)
+        self.manifests.settle(number, self._clock.now_us())
+        self._on_step("settled", number, number)
+        return number
+
+    def _kept(self, place: Sequence[int]) -> tuple[tuple[int, ...], list[tuple[int, int, int]]]:
+        """Where a load can begin, and what is gone before that. DataLoss unless it may be passed over."""
+        starts = self._history.info.starts
+        lost = lost_before(place, starts)
+        require_kept(self._history.info.name, lost, self._on_loss)
+        return tuple(max(at, kept) for at, kept in zip(place, starts, strict=True)), lost
+
+    def _place(self, number: int, start: Start) -> tuple[int, ...]:
+        """Where the loads that the table has end."""
+        if not number:
+            return self._history.offsets(start)
+        manifest = self.manifests.get(number)
+        text = self.lake.end_of(number, self.name) if manifest is None else manifest.end
+        if text is None:
+            raise TableUnusable(
+                f"table {self.lake.folder} has {number} loads of this stream, and neither its history nor "
+                f"{self.manifests.folder} says where the last one ended; write to a new table"
+            )
+        return self._history.offsets(Cursor.parse(text))
+
+    def _load(
+        self, load: Load, number: int, lost: Sequence[tuple[int, int, int]], write: Write, commit: Commit
+    ) -> Manifest:
+        start, end = str(self._history.cursor(load.start)), str(self._history.cursor(load.end))
+        manifest = self.manifests.begin(
+            Manifest(
+                job=self._job,
+                stream=self._history.info.name,
+                number=number,
+                attempt="",
+                state="planned",
+                start=start,
+                end=end,
+                planned_us=self._clock.now_us(),
+            )
+        )
+        self._on_step("planned", number, number)
+        marker = self.manifests.marker(manifest.attempt).absolute()
+        written = write(load, Attempt(manifest.attempt, str(marker)))
+        manifest = msgspec.structs.replace(
+            manifest,
+            state="written",
+            files=() if written.is_staged else (*written.files, *written.apart),
+            **_counts(written.answers, lost),
+        )
+        self.manifests.advance(manifest)
+        self._on_step("written", number, number)
+        deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
+        self._on_step("committed", number, number)
+        if written.is_staged or any(answer.attempt for answer in written.answers):
+            # What merges have used up, and what tasks left that were tried again.
+            self.manifests.sweep(manifest.attempt, [file.path for file in manifest.files])
+        manifest = msgspec.structs.replace(
+            manifest,
+            state="done",
+            rows_deleted=deleted,
+            table_version=self.lake.version,
+            done_us=self._clock.now_us(),
+        )
+        self.manifests.advance(manifest)
+        self._on_step("done", number, number)
+        return manifest
+
+    def _result(self, done: Sequence[Manifest], start: Sequence[int], end: Sequence[int], seconds: float) -> JobResult:
+        return JobResult(
+            job=self._job,
+            stream=self._history.info.name,
+            table=str(self.lake.folder),
+            loads=len(done),
+            rows_read=sum(manifest.rows_read for manifest in done),
+            rows_written=sum(manifest.rows_written for manifest in done),
+            rows_deleted=sum(manifest.rows_deleted for manifest in done),
+            undecoded=sum(manifest.undecoded for manifest in done),
+            lost=tuple(lost for manifest in done for lost in manifest.lost),
+            files=sum(len(manifest.files) for manifest in done),
+            bytes=sum(manifest.bytes_written for manifest in done),
+            start=str(self._history.cursor(start)),
+            end=str(self._history.cursor(end)),
+            table_version=self.lake.version if self.lake.exists else -1,
+            seconds=seconds,
+            manifests=str(self.manifests.folder),
+        )
+
+
+def _counts(answers: Iterable[Answer], lost: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+    found = list(answers)
+    return {
+        "rows_read": sum(answer.rows_read for answer in found),
+        "rows_written": sum(answer.rows_written for answer in found),
+        "undecoded": sum(answer.undecoded for answer in found),
+        "lost": (*lost, *(gone for answer in found for gone in answer.lost)),
+    }

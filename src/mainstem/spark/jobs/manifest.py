@@ -1,0 +1,150 @@
+"""What a job has done and is doing, as files next to its table: one manifest for each load.
+
+    <table>/_mainstem/<job>/000001.json     the first load of the job, the second, ...
+    <table>/_mainstem/<job>/lock            held while a run writes
+    <table>/_mainstem/attempts/<attempt>    there while an attempt may write files
+
+A manifest is written three times, each time as a whole: *planned* (from where to where), *written* (the files are
+there), *done* (the table has them). The table's own log decides which loads it has: a load's number is the version of
+the job's transaction there, committed together with the load's files. So what a kill leaves is always one of these:
+
+- a manifest whose number the table has: it is done, whatever it says;
+- one manifest above that: its attempt is given up, its files are deleted, and the load is planned anew.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from mainstem.core.errors import TableUnusable
+from mainstem.core.identity import new_stream_uuid
+from mainstem.log.disk import LocalDisk
+from mainstem.spark.jobs.part_files import WrittenFile
+
+NOTES: Final = "_mainstem"
+_DISK: Final = LocalDisk()
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One load. `start` and `end` are cursors of the stream; `rows_read` are records, `rows_written` rows of the table.
+    Times are in microseconds since 1970."""
+
+    job: str
+    stream: str
+    number: int
+    attempt: str
+    state: Literal["planned", "written", "done"]
+    start: str
+    end: str
+    planned_us: int
+    rows_read: int = 0
+    rows_written: int = 0
+    rows_deleted: int = 0
+    # Records that were no rows and were passed over, and ranges that were gone: shard, first, the one after the last.
+    undecoded: int = 0
+    lost: tuple[tuple[int, int, int], ...] = ()
+    files: tuple[WrittenFile, ...] = ()
+    table_version: int = -1
+    done_us: int = 0
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+class Manifests:
+    """The manifests of one job in one folder, which is its table or has its tables. One thread; changed only while
+    `locked`."""
+
+    def __init__(self, place: Path, name: str) -> None:
+        self._place = place
+        self.folder = place / NOTES / name
+
+    def marker(self, attempt: str) -> Path:
+        """What says that an attempt may still write."""
+        return self._place / NOTES / "attempts" / attempt
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else runs this job on this table meanwhile. The lock is the process's: a kill lets go of it."""
+        _DISK.make_dirs(self.folder)
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TableUnusable(
+                    f"another run of this job writes {self._place} now; wait until it has ended, then run this one"
+                ) from None
+            yield
+        finally:
+            os.close(fd)
+
+    def get(self, number: int) -> Manifest | None:
+        """The manifest of a load; None if there is none."""
+        path = self._path(number)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise TableUnusable(
+                f"{path} is no manifest ({error}); remove it: the table's log has what is needed of it"
+            ) from None
+
+    def all(self) -> Iterator[Manifest]:
+        """Every manifest, oldest first."""
+        numbers = (path.stem for path in self.folder.glob("*.json")) if self.folder.is_dir() else iter(())
+        for number in sorted(int(stem) for stem in numbers if stem.isdecimal()):
+            if (found := self.get(number)) is not None:
+                yield found
+
+    def begin(self, manifest: Manifest) -> Manifest:
+        """Plan a load under an attempt of its own."""
+        begun = msgspec.structs.replace(manifest, attempt=new_stream_uuid(), state="planned")
+        self._write(begun)
+        marker = self.marker(begun.attempt)
+        _DISK.make_dirs(marker.parent)
+        marker.touch()
+        return begun
+
+    def advance(self, manifest: Manifest) -> None:
+        """Say more of a load that was begun."""
+        self._write(manifest)
+        if manifest.state == "done":
+            self.marker(manifest.attempt).unlink(missing_ok=True)
+
+    def settle(self, number: int, now_us: int) -> None:
+        """After a kill: the table has the first `number` loads. Finish what it has, give up what it has not."""
+        have = self.get(number)
+        if have is not None and have.state == "written":
+            self.advance(msgspec.structs.replace(have, state="done", done_us=now_us))
+            self.sweep(have.attempt, [file.path for file in have.files])
+        begun = self.get(number + 1)
+        if begun is not None:
+            self.marker(begun.attempt).unlink(missing_ok=True)
+            self.sweep(begun.attempt, ())
+            self._path(number + 1).unlink()
+
+    def sweep(self, attempt: str, kept: Iterable[str]) -> int:
+        """Delete the files of an attempt that are not of its load; how many there were. Names alone say which: no two
+        files have the same."""
+        names = {path.rpartition("/")[2] for path in kept}
+        left = [path for path in self._place.rglob(f"{attempt}-*.parquet") if path.name not in names]
+        for path in left:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.json"
+
+    def _write(self, manifest: Manifest) -> None:
+        path = self._path(manifest.number)
+        part = path.with_suffix(".part")
+        _DISK.write_new(part, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)])
+        _DISK.replace(part, path)

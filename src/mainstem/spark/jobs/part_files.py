@@ -1,0 +1,244 @@
+"""The files that one task writes for a table: Parquet, one partition each, of a sensible size, durable when closed.
+
+A file's name begins with the attempt it belongs to. While an attempt may still write, a marker with its name is in the
+table's folder of notes; who gives an attempt up takes the marker away first, then deletes its files. A task makes its
+file first and looks for the marker then: either the file is found by who deletes, or the marker is found missing. So a
+worker that outlives its driver leaves nothing behind.
+"""
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mainstem.core.checksum import crc32c_extended
+from mainstem.core.errors import TableUnusable
+from mainstem.core.identity import new_stream_uuid
+from mainstem.core.limits import MIB
+from mainstem.log.disk import sync_dir
+from mainstem.spark.jobs.columns import as_table_rows
+from mainstem.spark.jobs.partitions import Partition, Partitioning
+
+FILE_BYTES: Final = 128 * MIB
+# What is gathered before it is written as a row group.
+_GROUP_ROWS: Final = 256 * 1024
+_GROUP_BYTES: Final = 64 * MIB
+# Files of a task that are open at once; the one that was not written to for longest is closed for another.
+_OPEN_MAX: Final = 24
+# Offsets and times grow by little: as differences they take next to nothing.
+_GROWING: Final = ("_offset", "_timestamp")
+_CHUNK_BYTES: Final = 4 * MIB
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    """A file that belongs to no commit yet. `path` is relative to the table; `stats` as the table's log has them."""
+
+    path: str
+    rows: int
+    bytes: int
+    crc32c: int
+    partition: dict[str, str | None]
+    stats: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a task writes: the table's folder, the attempt and its marker, the columns and the partitions. Workers get
+    it."""
+
+    folder: str
+    attempt: str
+    marker: str
+    schema: pa.Schema
+    partitioning: Partitioning
+    file_bytes: int = FILE_BYTES
+    # A folder in that of the table, for files that only carry rows to a merge.
+    within: str = ""
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Partition columns are in the names of folders, not in the files."""
+        return pa.schema([field for field in self.schema if field.name not in self.partitioning.columns])
+
+
+def write_parts(target: Target, part: int, batches: Iterable[pa.RecordBatch]) -> tuple[list[WrittenFile], int]:
+    """Write the rows of one task; its files, and how many rows there were."""
+    with PartFiles(target, part) as files:
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            files.write(batch)
+    return files.written, rows
+
+
+class PartFiles:
+    """The open files of one task, one for each partition. One thread; leaving the block closes them, an error deletes
+    them."""
+
+    def __init__(self, target: Target, part: int) -> None:
+        self._target = target
+        self._part = part
+        # A task that is tried again, or by two at once, has other files each time.
+        self._task = new_stream_uuid()[:8]
+        self._open: OrderedDict[Partition, _PartFile] = OrderedDict()
+        self._made = 0
+        self.written: list[WrittenFile] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        schema = self._target.file_schema
+        for partition, part in self._target.partitioning.split(rows):
+            file = self._file(partition)
+            file.write(as_table_rows(part, schema))
+            if file.is_full(self._target.file_bytes):
+                self._close(partition)
+
+    def _file(self, partition: Partition) -> "_PartFile":
+        if partition in self._open:
+            self._open.move_to_end(partition)
+            return self._open[partition]
+        if len(self._open) >= _OPEN_MAX:
+            self._close(next(iter(self._open)))
+        name = f"{self._target.attempt}-{self._part:05d}-{self._task}-{self._made:04d}.parquet"
+        self._made += 1
+        file = _PartFile(self._target, partition, name)
+        self._open[partition] = file
+        return file
+
+    def _close(self, partition: Partition) -> None:
+        self.written.append(self._open.pop(partition).close())
+
+    def __enter__(self) -> "PartFiles":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            for partition in list(self._open):
+                self._close(partition)
+            return
+        for file in self._open.values():
+            file.discard()
+        for done in self.written:
+            Path(self._target.folder, done.path).unlink(missing_ok=True)
+
+
+class _PartFile:
+    """One file that is being written."""
+
+    def __init__(self, target: Target, partition: Partition, name: str) -> None:
+        self._partition = partition
+        self._schema = target.file_schema
+        self._path = "/".join(filter(None, (target.within, partition.path, name)))
+        self._place = Path(target.folder, self._path)
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        self._sink = pa.OSFile(str(self._place), "wb")
+        if not Path(target.marker).exists():
+            self._sink.close()
+            self._place.unlink(missing_ok=True)
+            raise TableUnusable(
+                f"attempt {target.attempt} to write {target.folder} was given up: another run has taken its place"
+            )
+        growing = [name for name in _GROWING if name in self._schema.names]
+        others = [name for name in self._schema.names if name not in growing]
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=others or False,
+            column_encoding=dict.fromkeys(growing, "DELTA_BINARY_PACKED") or None,
+        )
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
+        self._gathered_bytes = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._gathered.append(rows)
+        self._gathered_rows += rows.num_rows
+        self._gathered_bytes += rows.nbytes
+        if self._gathered_rows >= _GROUP_ROWS or self._gathered_bytes >= _GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._gathered:
+            table = pa.Table.from_batches(self._gathered, self._schema)
+            self._writer.write_table(table, row_group_size=len(table))
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+
+    def is_full(self, file_bytes: int) -> bool:
+        return bool(self._sink.tell() >= file_bytes)
+
+    def close(self) -> WrittenFile:
+        self._write_group()
+        self._writer.close()
+        self._sink.close()
+        sync_dir(self._place)
+        sync_dir(self._place.parent)
+        size, checksum = _checked(self._place)
+        footer = pq.read_metadata(self._place)
+        stats = json.dumps(footer_statistics(footer), separators=(",", ":"))
+        return WrittenFile(self._path, footer.num_rows, size, checksum, dict(self._partition.values), stats)
+
+    def discard(self) -> None:
+        self._writer.close()
+        self._sink.close()
+        self._place.unlink(missing_ok=True)
+
+
+def _checked(path: Path) -> tuple[int, int]:
+    """The size of a file and its checksum."""
+    size = checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(chunk)
+            checksum = crc32c_extended(checksum, chunk)
+    return size, checksum
+
+
+def footer_statistics(footer: pq.FileMetaData) -> dict[str, Any]:
+    """What a table's log says of a file, so that readers need not open it: rows, and of every plain column its bounds
+    and how many are null. Texts and bytes are left out: their bounds may be of any length."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name, column in _plain_columns(footer):
+        if all(part is not None and part.has_null_count for part in column):
+            nulls[name] = sum(part.null_count for part in column)
+        known = [part for part in column if part is not None and part.has_min_max]
+        # A group of nulls alone has no bounds, and needs none.
+        if known and all(part is not None and (part.has_min_max or part.num_values == 0) for part in column):
+            least, most = min(part.min for part in known), max(part.max for part in known)
+            if _is_bound(least) and _is_bound(most):
+                low[name], high[name] = _bound_text(least, is_upper=False), _bound_text(most, is_upper=True)
+    return {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def _plain_columns(footer: pq.FileMetaData) -> Iterator[tuple[str, list[Any]]]:
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path
+        if footer.schema.column(index).max_repetition_level == 0 and "." not in name:
+            yield name, [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+
+
+def _is_bound(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int | date | datetime) and not isinstance(value, bool)
+
+
+def _bound_text(value: Any, *, is_upper: bool) -> Any:
+    """Times have milliseconds there: an upper bound is the next one."""
+    if isinstance(value, datetime):
+        if is_upper and value.microsecond % 1_000:
+            value += timedelta(milliseconds=1)
+        moment = value.replace(microsecond=value.microsecond // 1_000 * 1_000)
+        text = moment.replace(tzinfo=None).isoformat(timespec="milliseconds")
+        return f"{text}Z" if value.tzinfo is not None else text
+    return value.isoformat() if isinstance(value, date) else value

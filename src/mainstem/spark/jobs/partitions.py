@@ -1,0 +1,141 @@
+"""Which partition of a table a row belongs to: by the time of its event, or by the shard it came from.
+
+Nothing is exchanged between tasks for it: every task writes a file of its own in each partition that its rows are of. A
+row that comes late goes where its time says, whatever the others of its load are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mainstem.core.errors import InvalidSetting, SchemaMismatch
+from mainstem.registry.types import type_text
+
+By = Literal["none", "shard", "day", "hour"]
+CHOICES: Final[tuple[By, ...]] = ("none", "shard", "day", "hour")
+
+DATE_COLUMN: Final = "_date"
+HOUR_COLUMN: Final = "_hour"
+SHARD_COLUMN: Final = "_shard"
+# What the table calls the partition of rows without a time.
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+
+_COLUMNS: Final[dict[str, tuple[pa.Field, ...]]] = {
+    "none": (),
+    "shard": (pa.field(SHARD_COLUMN, pa.int32()),),
+    "day": (pa.field(DATE_COLUMN, pa.date32()),),
+    "hour": (pa.field(DATE_COLUMN, pa.date32()), pa.field(HOUR_COLUMN, pa.int32())),
+}
+_STEP_US: Final = {"day": 86_400_000_000, "hour": 3_600_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition: the values of the partition columns, as the table's log writes them."""
+
+    values: tuple[tuple[str, str | None], ...]
+
+    @property
+    def path(self) -> str:
+        """Its folder in the table; empty if the table has no partitions."""
+        return "/".join(f"{name}={_NO_VALUE if value is None else value}" for name, value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """How a table is partitioned. `time` is the column with the time of the event."""
+
+    by: By = "none"
+    time: str = "_timestamp"
+
+    def __post_init__(self) -> None:
+        if self.by not in CHOICES:
+            raise InvalidSetting(f"partition must be one of {', '.join(CHOICES)}, not {self.by!r}")
+
+    @property
+    def columns(self) -> list[str]:
+        return [field.name for field in _COLUMNS[self.by]]
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        return list(_COLUMNS[self.by])
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Columns that rows must have to be told apart."""
+        return {"none": (), "shard": (SHARD_COLUMN,)}.get(self.by, (self.time,))
+
+    def check(self, schema: pa.Schema) -> None:
+        """Say what is wrong with these columns, if rows of them cannot be told apart."""
+        for name in self.columns:
+            if name in schema.names and name != SHARD_COLUMN:
+                raise InvalidSetting(
+                    f"the rows have a column {name!r}, which partition={self.by!r} would make: leave it out with "
+                    "columns=, or choose another partition"
+                )
+        for name in self.needs:
+            if name not in schema.names:
+                raise InvalidSetting(
+                    f"partition={self.by!r} needs the column {name!r}; there are {', '.join(schema.names)}"
+                )
+        if self.by in _STEP_US:
+            kind = schema.field(self.time).type
+            if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+                raise SchemaMismatch(
+                    f"partition={self.by!r} needs a time, and column {self.time!r} is {type_text(kind)}; name another "
+                    "with time=",
+                    path=self.time,
+                )
+
+    def split(self, rows: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+        """The rows by partition, each part in the order that it had."""
+        if self.by == "none" or not rows.num_rows:
+            if rows.num_rows:
+                yield Partition(()), rows
+            return
+        if self.by == "shard":
+            steps = rows.column(SHARD_COLUMN).cast(pa.int64())
+        else:
+            steps = _steps(rows.column(self.time), _STEP_US[self.by])
+        for step, part in _by_step(rows, steps):
+            yield self._partition(step), part
+
+    def _partition(self, step: int | None) -> Partition:
+        if step is None:
+            return Partition(tuple((name, None) for name in self.columns))
+        if self.by == "shard":
+            return Partition(((SHARD_COLUMN, str(step)),))
+        hours = step if self.by == "hour" else step * 24
+        date = str(np.datetime64(hours // 24, "D"))
+        values = ((DATE_COLUMN, date),)
+        return Partition(values if self.by == "day" else (*values, (HOUR_COLUMN, str(hours % 24))))
+
+
+def _steps(times: pa.Array, step_us: int) -> pa.Array:
+    """Which day or hour since 1970 each time is in; before it, too."""
+    zone = times.type.tz if pa.types.is_timestamp(times.type) else None
+    moments = times.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+    # Arrow divides towards zero.
+    before = pc.multiply(pc.less(moments, 0).cast(pa.int64()), step_us - 1)
+    return pc.divide(pc.subtract(moments, before), step_us)
+
+
+def _by_step(rows: pa.RecordBatch, steps: pa.Array) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+    if not steps.null_count:
+        bounds = pc.min_max(steps)
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        if low == high:  # nearly always: rows come in the order of time, or are of one shard
+            yield low, rows
+            return
+    order = pc.array_sort_indices(steps)
+    ordered = steps.take(order)
+    ends = pc.run_end_encode(ordered)
+    sorted_rows = rows.take(order)
+    first = 0
+    for value, end in zip(ends.values.to_pylist(), ends.run_ends.to_pylist(), strict=True):
+        yield value, sorted_rows.slice(first, end - first)
+        first = end

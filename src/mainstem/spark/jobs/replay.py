@@ -1,0 +1,133 @@
+"""The job `replay`: history once more, through a function or a query, into a table.
+
+A mistake in what was made of a stream is corrected by making it again. The range is of time, so it has an end, and its
+records are those of that time, however late they came. A replay that was killed goes on where its last load ended; one
+that is run again does nothing, but for records that came late meanwhile.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mainstem.core.errors import InvalidSetting
+from mainstem.spark.jobs.copying import Copying, Function
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
+from mainstem.spark.jobs.lake import KEY_COLUMN
+from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.part_files import FILE_BYTES
+from mainstem.spark.jobs.partitions import By, Partitioning
+from mainstem.spark.jobs.tasks import OnStep, no_step
+from mainstem.spark.jobs.warehouse import LOAD_ROWS
+from mainstem.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def replay(
+    hub: str | Path,
+    stream: str,
+    table: str | Path,
+    *,
+    since: datetime,
+    until: datetime,
+    sql: str | None = None,
+    function: Function | str | None = None,
+    name: str | None = None,
+    replace: bool = False,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    partition: By = "none",
+    time: str = "_timestamp",
+    on_bad: OnBad = "raise",
+    on_loss: OnLoss = "raise",
+    load_rows: int = LOAD_ROWS,
+    file_bytes: int = FILE_BYTES,
+    token: str | None = None,
+    token_file: str | None = None,
+    ca: str | None = None,
+    spark: "SparkSession | None" = None,
+    on_step: OnStep = no_step,
+) -> JobResult:
+    """Run the records from `since` to before `until`, by their own time, through `function` or `sql` into the Delta
+    table in folder `table`.
+
+    `function` gets Arrow batches with the stream's columns and _key, _shard, _offset, _timestamp, and gives batches or
+    tables; as text it is "module:name". `sql` is a query over the stream by its name, which sees one load at a time.
+    Neither: the records as they are.
+
+    With `replace` everything is one load that takes the place of what is in the table: readers see the old rows or the
+    new ones, and the old ones stay as the table's version before. Without it, rows are added, load by load; `name` then
+    tells replays into one table apart: another name is another replay, which adds its rows too.
+    """
+    _check_range(since, until)
+    if replace and name is not None:
+        raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
+    spark = spark or session()
+    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    names = list(history.schema(Wanted()).names if columns is None else columns)
+    names += [place for place in (*PLACE_COLUMNS, KEY_COLUMN) if place not in names]
+    wanted = Wanted(tuple(names), _within(since, until, where), on_bad, on_loss)
+    job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where)}"
+    loading = Loading("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
+    work = Copying(
+        spark,
+        history,
+        wanted,
+        loading.lake,
+        Partitioning(partition, time),
+        job=job,
+        file_bytes=file_bytes,
+        on_step=on_step,
+        sql=sql,
+        function=_found(function) if isinstance(function, str) else function,
+        overwrite=replace,
+    )
+    # The first record of that time or later: every one before it is older.
+    start = history.cursor(history.offsets(since))
+    if replace:
+        return loading.run_whole(start, history.info.ends, work.write, work.commit)
+    return loading.run(start, work.write, work.commit, offsets_max=load_rows)
+
+
+def _check_range(since: datetime, until: datetime) -> None:
+    for what, time in (("since", since), ("until", until)):
+        if time.tzinfo is None:
+            raise InvalidSetting(f"{what}: a time needs a time zone, for example datetime(2026, 1, 31, tzinfo=UTC)")
+    if since >= until:
+        raise InvalidSetting(f"since ({since.isoformat()}) must be before until ({until.isoformat()})")
+
+
+def _within(since: datetime, until: datetime, where: str | None) -> str:
+    first, end = since.isoformat(" "), until.isoformat(" ")
+    times = f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{end}'"
+    return times if where is None else f"{times} AND ({where})"
+
+
+def _digest(*parts: object) -> str:
+    """The same replay has the same name."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def _text(function: Function | str | None) -> str:
+    if function is None or isinstance(function, str):
+        return function or ""
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(type(function)))}"
+
+
+def _found(path: str) -> Function:
+    """The function that "module:name" names."""
+    module, _, name = path.partition(":")
+    try:
+        found: Function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidSetting(
+            f"function {path!r} cannot be found ({error}); give it as module:name, in a module that this process and "
+            "Spark's workers can import"
+        ) from None
+    if not callable(found):
+        raise InvalidSetting(f"function {path!r} is {type(found).__name__}, not a function")
+    return found

@@ -1,0 +1,162 @@
+"""The job `snapshot`: the newest row of each key as of a cursor, tombstones apart.
+
+    <folder>/rows          a Delta table: the newest row of each key
+    <folder>/tombstones    a Delta table: keys whose newest record is a tombstone
+
+Both are replaced as a whole by every run; the commit of `rows` is the one that counts, and names the version of the
+other that belongs to it. Who takes the rows and then reads the stream from the snapshot's cursor has everything:
+nothing is missing and nothing comes twice.
+
+With `since` it is a consolidated delta: of everything that happened after that cursor, only the last of each key. Who
+had the state of then puts the rows in, takes the tombstones' keys out, and has the state of the end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import InvalidSetting
+from mainstem.spark.jobs.columns import table_schema
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Tally, Wanted
+from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
+from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
+from mainstem.spark.jobs.loads import Generations, Load
+from mainstem.spark.jobs.newest import GENERATION_COLUMN
+from mainstem.spark.jobs.part_files import FILE_BYTES, PartFiles, Target
+from mainstem.spark.jobs.partitions import Partitioning
+from mainstem.spark.jobs.query import ByPart, spark_schema
+from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded, mapped, no_step, parts_of
+from mainstem.spark.jobs.upserting import newest_records
+from mainstem.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS: Final = "rows"
+TOMBSTONES: Final = "tombstones"
+# The version of the tombstones' table that belongs to a commit of the rows.
+TOMBSTONES_NOTE: Final = "mainstem.tombstones"
+
+
+def snapshot(
+    hub: str | Path,
+    stream: str,
+    folder: str | Path,
+    *,
+    at: Cursor | None = None,
+    since: Cursor | None = None,
+    columns: Sequence[str] | None = None,
+    on_bad: OnBad = "raise",
+    on_loss: OnLoss = "raise",
+    token: str | None = None,
+    token_file: str | None = None,
+    ca: str | None = None,
+    spark: "SparkSession | None" = None,
+    on_step: OnStep = no_step,
+) -> JobResult:
+    """The newest row of each key of a stream, in `folder`; see the module for what is there.
+
+    `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
+    `since` leaves out what was before it. `rows_deleted` of the result are the tombstones.
+    """
+    spark = spark or session()
+    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    if not (history.info.key or history.info.schema is None):
+        raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
+    names = list(history.schema(Wanted()).names if columns is None else columns)
+    names += [name for name in (KEY_COLUMN, *PLACE_COLUMNS) if name not in names]
+    wanted = Wanted(tuple(names), None, on_bad, on_loss, is_deleted=True)
+    place = Path(folder)
+    loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
+    work = _Snapshot(spark, history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
+    end = history.info.ends if at is None else history.offsets(at)
+    return loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """One snapshot written and committed."""
+
+    spark: "SparkSession"
+    history: History
+    wanted: Wanted
+    rows: Lake
+    tombstones: Lake
+    job: str
+    on_step: OnStep
+
+    def write(self, load: Load, attempt: Attempt) -> Written:
+        tasks = self.history.cut(load, self.wanted, parts_of(self.spark))
+        read_schema = self.history.schema(self.wanted)
+        table = pa.schema([field for field in table_schema(read_schema) if field.name != DELETED_COLUMN])
+        apart = pa.schema([table.field(name) for name in (KEY_COLUMN, *PLACE_COLUMNS)])
+        targets = (self._target(self.rows, table, attempt), self._target(self.tombstones, apart, attempt))
+        self.on_step("prepared", 0, 0)
+        found = context_of(self.spark).accumulator({}, ByPart())
+        wanted, generations = self.wanted, _generations(self.history)
+
+        def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for part in (part for batch in batches for part in batch.column(0).to_pylist()):
+                tally = Tally()
+                yield from newest_records(tasks[part], wanted, read_schema, generations, tally)
+                found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
+
+        schema = spark_schema(read_schema.append(pa.field(GENERATION_COLUMN, pa.int32())))
+        numbers = self.spark.range(0, len(tasks), 1, max(1, len(tasks)))
+        newest = _newest(mapped(numbers, records, schema))
+        written = collect(self.spark, mapped(newest, _writer(targets), ANSWER), len(tasks), self.on_step)
+        return Written([*written, *found.value.values()])
+
+    def _target(self, lake: Lake, schema: pa.Schema, attempt: Attempt) -> Target:
+        has = lake.prepare(schema, [])
+        kept = pa.schema([has.field(field.name) for field in schema])
+        folder = str(lake.folder.absolute())
+        return Target(folder, attempt.name, attempt.marker, kept, Partitioning("none"), FILE_BYTES)
+
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+        version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True)
+        self.on_step("tombstones", number, number)
+        self.rows.append(written.files, self.job, number, {**notes, TOMBSTONES_NOTE: version}, overwrite=True)
+        return sum(file.rows for file in written.apart)
+
+
+def _newest(records: "DataFrame") -> "DataFrame":
+    """Of all records of a key the newest, by the same order as `newest_of`; Spark spills where they are many."""
+    from pyspark.sql import functions
+
+    order = functions.struct(GENERATION_COLUMN, "_offset", "_shard")
+    whole = functions.struct(*(f"`{name}`" for name in records.columns))
+    return records.groupBy(KEY_COLUMN).agg(functions.max_by(whole, order).alias("newest")).select("newest.*")
+
+
+def _generations(history: History) -> Generations:
+    """What decides between records of a key in two shards."""
+    return history.info.generations
+
+
+def _writer(targets: tuple[Target, ...]) -> Any:
+    """What writes the records of a partition to one of two tables."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        part = 0 if context is None else context.partitionId()
+
+        def work() -> Answer:
+            with PartFiles(targets[0], part) as rows, PartFiles(targets[1], part) as tombstones:
+                for batch in batches:
+                    is_deleted = batch.column(DELETED_COLUMN)
+                    rows.write(batch.filter(pc.invert(is_deleted)))
+                    tombstones.write(batch.filter(is_deleted))
+            kept = sum(file.rows for file in rows.written)
+            return Answer(tuple(rows.written), rows_written=kept, apart=tuple(tombstones.written))
+
+        yield guarded(work)
+
+    return write

@@ -1,0 +1,94 @@
+"""Rows put in the place of older ones of their keys: the table has one row for each key, or none."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mainstem.spark.jobs.columns import merged_schema, table_schema
+from mainstem.spark.jobs.history import History, Tally, Wanted, read
+from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
+from mainstem.spark.jobs.loading import Attempt, Written
+from mainstem.spark.jobs.loads import Generations, Load
+from mainstem.spark.jobs.newest import GENERATION_COLUMN, newest_batches, newest_of, with_generation
+from mainstem.spark.jobs.part_files import FILE_BYTES, Target, write_parts
+from mainstem.spark.jobs.partitions import Partitioning
+from mainstem.spark.jobs.tasks import Answer, OnStep, parts_of, run_parts
+from mainstem.spark.slices import Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Next to the manifests: what is here is no part of the table.
+_STAGED: Final = "_mainstem/staged"
+
+
+class Upserting:
+    """Loads merged into a table, for one run of a job. Tasks find the newest record of each key in what they read; the
+    driver has those of one load in memory. One thread."""
+
+    def __init__(
+        self, spark: "SparkSession", history: History, wanted: Wanted, lake: Lake, *, job: str, on_step: OnStep
+    ) -> None:
+        self._spark = spark
+        self._history = history
+        self._wanted = wanted
+        self._lake = lake
+        self._job = job
+        self._on_step = on_step
+        self._read_schema = history.schema(wanted)
+
+    def write(self, load: Load, attempt: Attempt) -> Written:
+        """The newest record of each key of a load, as files that are no part of the table."""
+        tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
+        table = table_schema(self._read_schema)
+        self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [])
+        self._on_step("prepared", 0, 0)
+        staged = pa.schema([*table, pa.field(GENERATION_COLUMN, pa.int32())])
+        folder = str(self._lake.folder.absolute())
+        target = Target(folder, attempt.name, attempt.marker, staged, Partitioning("none"), FILE_BYTES, _STAGED)
+        work = partial(_stage, tasks, self._wanted, self._read_schema, self._history.info.generations, target)
+        return Written(run_parts(self._spark, len(tasks), work, self._on_step), is_staged=True)
+
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+        """Merge what was staged; how many rows went away."""
+        tables = [pq.read_table(self._lake.folder / file.path, partitioning=None) for file in written.files]
+        if not tables:
+            self._lake.append([], self._job, number, notes)
+            return 0
+        newest = newest_of(pa.concat_tables(tables)).drop_columns([GENERATION_COLUMN])
+        schema = merged_schema(self._lake.schema(), newest.schema)
+        newest = newest.cast(pa.schema([schema.field(name) for name in newest.column_names]))
+        done = self._lake.upsert(newest, self._job, number, notes)
+        return int(done["num_target_rows_deleted"])
+
+
+def _stage(
+    tasks: Sequence[Sequence[Slice]],
+    wanted: Wanted,
+    read_schema: pa.Schema,
+    generations: Generations,
+    target: Target,
+    part: int,
+) -> Answer:
+    """One task: read its slices, write the newest record of each key."""
+    tally = Tally()
+    records = newest_records(tasks[part], wanted, read_schema, generations, tally)
+    files, count = write_parts(target, part, records)
+    return Answer(tuple(files), tally.rows, count, tally.undecoded, tuple(tally.lost))
+
+
+def newest_records(
+    pieces: Sequence[Slice], wanted: Wanted, read_schema: pa.Schema, generations: Generations, tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    """The newest record of each key of these slices, with its generation; of very many keys, perhaps older ones
+    before it."""
+    records = (
+        with_generation(batch, piece.shard, generations)
+        for piece in pieces
+        for batch in read(piece, wanted, read_schema, tally)
+    )
+    for table in newest_batches(records):
+        yield from table.to_batches()

@@ -1,0 +1,134 @@
+"""The job `warehouse`: a stream becomes a Delta table, and stays one.
+
+Every run loads what came since the last one. Where rows are only moved, Spark gives out pieces of the log and Python
+workers copy them to Parquet; with `sql` the rows go through a query. In mode "upsert" the table has one row for each
+key, the newest; a tombstone takes it away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from mainstem.core.errors import InvalidSetting
+from mainstem.spark.jobs.copying import Copying
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
+from mainstem.spark.jobs.lake import KEY_COLUMN
+from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.part_files import FILE_BYTES
+from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
+from mainstem.spark.jobs.tasks import OnStep, no_step
+from mainstem.spark.jobs.upserting import Upserting
+from mainstem.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Mode = Literal["append", "upsert"]
+# Records of one load. An upsert's are in the driver's memory, the newest of each key.
+LOAD_ROWS: Final = 20_000_000
+UPSERT_ROWS: Final = 2_000_000
+
+
+def warehouse(
+    hub: str | Path,
+    stream: str,
+    table: str | Path,
+    *,
+    mode: Mode = "append",
+    partition: By = "none",
+    time: str = "_timestamp",
+    sql: str | None = None,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    places: bool = True,
+    start: Start = "earliest",
+    on_bad: OnBad = "raise",
+    on_loss: OnLoss = "raise",
+    load_rows: int | None = None,
+    file_bytes: int = FILE_BYTES,
+    compact: bool = True,
+    token: str | None = None,
+    token_file: str | None = None,
+    ca: str | None = None,
+    spark: "SparkSession | None" = None,
+    on_step: OnStep = no_step,
+) -> JobResult:
+    """Load what a stream has into the Delta table in folder `table`, from where the last run ended; see JobResult.
+
+    `hub` is a folder or an address. The table has the stream's columns, or those of `columns`, or what `sql` makes of
+    them; `where` takes some of the records. `places` adds _shard, _offset and _timestamp, so that every row says where
+    it is from. `partition` is "day" or "hour" of the column `time`, or "shard". Columns that the stream gets later are
+    added to the table.
+
+    `sql` is a query over the stream by its name; it sees the records of one load at a time, at most `load_rows`.
+    `mode="upsert"` keeps the newest row of each key, in a table that has the key as `_key`.
+
+    The first run begins at `start`. `on_bad="skip"` passes over records that are no rows of the schema, and
+    `on_loss="skip"` over ranges that the stream has lost; both are counted in the result.
+    """
+    options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None)
+    options.check()
+    spark = spark or session()
+    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    if mode == "upsert" and not (history.info.key or history.info.schema is None):
+        raise InvalidSetting(
+            f"stream {stream!r} has no key, so there is nothing to tell its rows apart by: mode='upsert' needs one "
+            "(streams.create(key=...)); mode='append' does not"
+        )
+    wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
+    loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
+    work: Upserting | Copying
+    if mode == "upsert":
+        work = Upserting(spark, history, wanted, loading.lake, job=loading.name, on_step=on_step)
+    else:
+        work = Copying(
+            spark,
+            history,
+            wanted,
+            loading.lake,
+            Partitioning(partition, time),
+            job=loading.name,
+            file_bytes=file_bytes,
+            on_step=on_step,
+            sql=sql,
+        )
+    rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
+    result = loading.run(start, work.write, work.commit, offsets_max=rows_max)
+    if compact and result.loads and mode == "append":
+        on_step("compact", 0, 1)
+        loading.lake.compact(file_bytes)
+        on_step("compact", 1, 1)
+        result = replace(result, table_version=loading.lake.version)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What was asked for, checked before anything is begun."""
+
+    mode: str
+    partition: str
+    sql: str | None
+    columns: tuple[str, ...] | None
+
+    def check(self) -> None:
+        if self.mode not in ("append", "upsert"):
+            raise InvalidSetting(f"mode must be 'append' or 'upsert', not {self.mode!r}")
+        if self.mode == "upsert" and (self.partition != "none" or self.sql is not None):
+            raise InvalidSetting("mode='upsert' takes neither partition nor sql: a row is replaced where its key is")
+        if self.sql is not None and self.columns is not None:
+            raise InvalidSetting("give columns or sql, not both: a query names its columns itself")
+
+    def names(self, history: History, places: bool) -> tuple[str, ...]:
+        """The columns to read."""
+        rows = history.schema(Wanted()).names
+        asked = list(rows if self.columns is None else self.columns)
+        beside = list(PLACE_COLUMNS)
+        if self.mode == "upsert" or self.sql is not None:
+            beside.append(KEY_COLUMN)
+        if places or self.mode == "upsert" or self.sql is not None:
+            asked += [name for name in beside if name not in asked]
+        elif self.partition == "shard" and SHARD_COLUMN not in asked:
+            asked.append(SHARD_COLUMN)
+        return tuple(asked)

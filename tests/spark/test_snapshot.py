@@ -1,0 +1,134 @@
+"""The job `snapshot`: the newest row of each key as of a cursor, and only what changed since another."""
+
+import random
+
+import pytest
+
+import mainstem
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import InvalidSetting
+from mainstem.spark.jobs import newest
+from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
+from tests.spark.lakes import CutShort, cut_at, table_of
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+class Shop:
+    """A keyed stream, and a dict that says what it means after each step."""
+
+    def __init__(self, hub) -> None:
+        self._hub = hub
+        self._rng = random.Random(5)
+        self.state: dict[str, int] = {}
+        hub.streams.create("stock", shards=2, schema={"item": "string", "left": "int64"}, key="item")
+
+    def change(self, count: int, keys: int) -> Cursor:
+        """Change keys at random; the cursor after it."""
+        with self._hub.producer() as producer:
+            for _ in range(count):
+                item = f"item{self._rng.randrange(keys)}"
+                if self._rng.random() < 0.2:
+                    producer.send("stock", None, key=item.encode())
+                    self.state.pop(item, None)
+                else:
+                    self.state[item] = self._rng.randrange(1_000)
+                    producer.send("stock", {"item": item, "left": self.state[item]})
+        info = self._hub.streams.get("stock")
+        return Cursor(info.uuid, info.epoch, info.ends)
+
+
+def rows_of(folder) -> dict[str, int]:
+    found = table_of(folder / ROWS).to_pylist()
+    rows = {row["item"]: row["left"] for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+def tombstones_of(folder) -> set[str]:
+    return {row["_key"].decode() for row in table_of(folder / TOMBSTONES).to_pylist()}
+
+
+@pytest.mark.mechanism("P5")
+@pytest.mark.slow("four snapshots")
+def test_the_state_at_a_cursor_and_what_changed_since(tmp_path, spark, monkeypatch):
+    """Row by row what a dict says, also where the stream got more shards; the state of before and the delta since
+    make the state of after. Without an order between shards, they do not."""
+    with mainstem.open(tmp_path / "log") as hub:
+        shop = Shop(hub)
+        middle = shop.change(3_000, 300)
+        before = dict(shop.state)
+        hub.streams.alter("stock", shards=5)
+        end = shop.change(3_000, 350)
+
+        done = snapshot(tmp_path / "log", "stock", tmp_path / "all", spark=spark)
+        assert Cursor.parse(done.end) == end
+        assert rows_of(tmp_path / "all") == shop.state
+        assert (done.rows_read, done.rows_written) == (6_000, len(shop.state))
+        assert tombstones_of(tmp_path / "all").isdisjoint(shop.state)
+        assert done.rows_deleted == len(tombstones_of(tmp_path / "all"))
+
+        earlier = snapshot(tmp_path / "log", "stock", tmp_path / "earlier", at=middle, spark=spark)
+        assert earlier.rows_read == 3_000
+        assert rows_of(tmp_path / "earlier") == before
+
+        delta = snapshot(tmp_path / "log", "stock", tmp_path / "delta", since=middle, spark=spark)
+        assert delta.rows_read == 3_000
+        changed, gone = rows_of(tmp_path / "delta"), tombstones_of(tmp_path / "delta")
+        assert len(changed) + len(gone) <= 350
+        state = {item: left for item, left in {**before, **changed}.items() if item not in gone}
+        assert state == shop.state
+
+        # The control: offsets alone, of which those in new shards are small.
+        monkeypatch.setattr("mainstem.spark.jobs.snapshot._generations", lambda history: ())
+        snapshot(tmp_path / "log", "stock", tmp_path / "wrong", spark=spark)
+        assert rows_of(tmp_path / "wrong") != shop.state
+
+
+def test_the_tail_goes_on_where_the_snapshot_ends(tmp_path, spark):
+    with mainstem.open(tmp_path / "log") as hub:
+        shop = Shop(hub)
+        shop.change(500, 50)
+        done = snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark)
+        shop.change(300, 50)
+        state = rows_of(tmp_path / "snap")
+        with hub.consumer("stock", start=Cursor.parse(done.end), follow=False) as consumer:
+            for record in consumer:
+                if record.value is None:
+                    state.pop((record.key or b"").decode(), None)
+                else:
+                    state[record.value["item"]] = record.value["left"]
+        assert state == shop.state
+
+
+def test_a_snapshot_takes_the_place_of_the_last_one(tmp_path, spark):
+    with mainstem.open(tmp_path / "log") as hub:
+        shop = Shop(hub)
+        shop.change(200, 30)
+        for step in ("planned", "written", "tombstones", "committed"):
+            with pytest.raises(CutShort):
+                snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark, on_step=cut_at(step))
+            shop.change(50, 30)
+            snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark)
+            assert rows_of(tmp_path / "snap") == shop.state, step
+        left = [path.name for path in (tmp_path / "snap" / "_mainstem" / "attempts").glob("*")]
+        assert left == []
+
+
+def test_a_stream_without_a_key_has_none(tmp_path, spark):
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("clicks", schema={"x": "int64"})
+        with pytest.raises(InvalidSetting, match="stream 'clicks' has no key"):
+            snapshot(tmp_path / "log", "clicks", tmp_path / "snap", spark=spark)
+
+
+def test_an_empty_stream_is_an_empty_table(tmp_path, spark):
+    with mainstem.open(tmp_path / "log") as hub:
+        Shop(hub)
+        done = snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark)
+    assert (done.rows_read, rows_of(tmp_path / "snap")) == (0, {})
+
+
+def test_the_order_is_one_of_a_module():
+    """Both ways to the newest record, Arrow's here and Spark's there, order by the same columns."""
+    assert newest.GENERATION_COLUMN == "_generation"

@@ -1,0 +1,310 @@
+"""The job `warehouse`: a stream in a Delta table, exactly once, in the right partitions, for every reader."""
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import mainstem
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch, TableUnusable
+from mainstem.spark.jobs.loading import Loading
+from mainstem.spark.jobs.manifest import Manifests
+from mainstem.spark.jobs.warehouse import warehouse
+from tests.spark.lakes import STEPS, CutShort, cut_at, strays, table_of
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+TIME = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema([("id", pa.int64()), ("ts", TIME), ("country", pa.string()), ("x", pa.float64())])
+START = datetime(2026, 1, 31, 22, tzinfo=UTC)
+
+
+def orders(first: int, count: int) -> pa.Table:
+    """A row every second."""
+    ids = range(first, first + count)
+    return pa.table(
+        [
+            pa.array(ids, pa.int64()),
+            pa.array([START + timedelta(seconds=at) for at in ids], SCHEMA.field("ts").type),
+            pa.array([("DE", "FR", "IT")[at % 3] for at in ids]),
+            pa.array([at / 4 for at in ids]),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def send(hub, rows: pa.Table, stream: str = "orders") -> None:
+    with hub.producer() as producer:
+        producer.send_batch(stream, rows)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log with 3,000 orders in two shards."""
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("orders", shards=2, schema=SCHEMA, key="id")
+        send(hub, orders(0, 3_000))
+        yield hub
+
+
+def ids(table: Path) -> list[int]:
+    return sorted(table_of(table)["id"].to_pylist())
+
+
+def test_every_run_loads_what_is_new(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    done = warehouse(tmp_path / "log", "orders", table, spark=spark)
+    assert (done.loads, done.rows_read, done.rows_written, done.table_version) == (1, 3_000, 3_000, 1)
+    assert Cursor.parse(done.end).offsets == log.streams.get("orders").ends
+    send(log, orders(3_000, 500))
+    more = warehouse(tmp_path / "log", "orders", table, spark=spark)
+    assert (more.loads, more.rows_read, more.start) == (1, 500, done.end)
+    nothing = warehouse(tmp_path / "log", "orders", table, spark=spark)
+    assert (nothing.loads, nothing.rows_written, nothing.end) == (0, 0, more.end)
+    found = table_of(table).sort_by("id")
+    assert found.select(SCHEMA.names).cast(SCHEMA).equals(orders(0, 3_500).combine_chunks())
+    assert len(set(zip(found["_shard"].to_pylist(), found["_offset"].to_pylist(), strict=True))) == 3_500
+    manifests = list(Manifests(table, f"warehouse-{log.streams.get('orders').uuid}").all())
+    assert [(one.number, one.state, one.rows_written) for one in manifests] == [(1, "done", 3_000), (2, "done", 500)]
+    assert sum(file.rows for one in manifests for file in one.files) == 3_500
+    assert strays(table) == []
+
+
+def test_duckdb_polars_and_spark_read_it(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    warehouse(tmp_path / "log", "orders", table, partition="hour", time="ts", spark=spark)
+    send(log, orders(3_000, 3_000))
+    warehouse(tmp_path / "log", "orders", table, partition="hour", time="ts", spark=spark)
+    wanted = {(country, count) for country, count in (("DE", 2_000), ("FR", 2_000), ("IT", 2_000))}
+    rows = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841  # DuckDB finds it by its name
+    assert set(duckdb.sql("SELECT country, count(*) FROM rows GROUP BY country").fetchall()) == wanted
+    assert duckdb.sql("SELECT count(*) FROM rows WHERE _hour = 23").fetchone() == (2_400,)
+    assert set(pl.scan_delta(str(table)).group_by("country").len().collect().rows()) == wanted
+    files = DeltaTable(str(table)).file_uris()
+    frame = spark.read.option("basePath", str(table)).parquet(*files)
+    assert {tuple(row) for row in frame.groupBy("country").count().collect()} == wanted
+    assert frame.where("_hour = 23").count() == 2_400
+    assert frame.agg({"x": "sum"}).collect()[0][0] == sum(at / 4 for at in range(6_000))
+
+
+def test_late_rows_go_to_the_partition_of_their_time(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    warehouse(tmp_path / "log", "orders", table, partition="day", time="ts", spark=spark)
+    late = orders(90_000, 10).set_column(
+        1, SCHEMA.field("ts"), pa.array([START - timedelta(days=3)] * 10, SCHEMA[1].type)
+    )
+    send(log, late)
+    send(log, orders(9_000, 10))
+    warehouse(tmp_path / "log", "orders", table, partition="day", time="ts", spark=spark)
+    found = table_of(table)
+    assert all(day == ts.date() for day, ts in zip(found["_date"].to_pylist(), found["ts"].to_pylist(), strict=True))
+    assert found.num_rows == 3_020
+    assert DeltaTable(str(table)).partitions()[0].keys() == {"_date"}
+
+
+@pytest.mark.slow("a run cut short at each of its steps, and one more for each")
+def test_a_run_that_is_cut_short_anywhere_is_done_once(log, tmp_path, spark):
+    for step in STEPS:
+        for mode in ("append", "upsert"):
+            table = tmp_path / f"{step}-{mode}"
+            with pytest.raises(CutShort):
+                warehouse(
+                    tmp_path / "log", "orders", table, mode=mode, load_rows=2_000, spark=spark, on_step=cut_at(step)
+                )
+            done = warehouse(tmp_path / "log", "orders", table, mode=mode, load_rows=2_000, spark=spark)
+            assert ids(table) == list(range(3_000)), (step, mode)
+            assert strays(table) == [], (step, mode)
+            assert done.loads == (1 if step in ("committed", "done") else 2), (step, mode)
+
+
+@pytest.mark.mechanism("K25", "P3")
+@pytest.mark.slow("loads 200,000 rows three times, and again without what is tested")
+def test_a_load_that_is_killed_and_run_again_changes_nothing(tmp_path, spark, monkeypatch):
+    """Offsets are committed with the rows: every load is in the table once. Without that, a load comes twice."""
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("orders", shards=4, schema=SCHEMA, key="id")
+        for first in range(0, 200_000, 20_000):
+            send(hub, orders(first, 20_000))
+        sent = hub.streams.get("orders").records
+    table = tmp_path / "orders"
+    given = {"partition": "hour", "time": "ts", "load_rows": 60_000, "spark": spark}
+    for step, number in (("written", 1), ("committed", 2), ("planned", 2)):
+        with pytest.raises(CutShort):
+            warehouse(tmp_path / "log", "orders", table, **given, on_step=cut_at(step, number))
+    warehouse(tmp_path / "log", "orders", table, **given)
+    found = table_of(table)
+    assert found.num_rows == sent == 200_000
+    assert sorted(found["id"].to_pylist()) == list(range(200_000))
+    hours = zip(found["_date"].to_pylist(), found["_hour"].to_pylist(), found["ts"].to_pylist(), strict=True)
+    assert all((day, hour) == (ts.date(), ts.hour) for day, hour, ts in hours)
+    before = DeltaTable(str(table)).version()
+    again = warehouse(tmp_path / "log", "orders", table, **given)
+    assert (again.loads, DeltaTable(str(table)).version()) == (0, before)
+    # The control: nobody asks the table which loads it has.
+    monkeypatch.setattr(Loading, "_settled", lambda loading: 0)
+    careless = tmp_path / "careless"
+    given["compact"] = False
+    with pytest.raises(CutShort):
+        warehouse(tmp_path / "log", "orders", careless, **given, on_step=cut_at("committed"))
+    warehouse(tmp_path / "log", "orders", careless, **given)
+    assert table_of(careless).num_rows > 200_000
+
+
+def test_a_query_makes_the_rows(log, tmp_path, spark):
+    table = tmp_path / "germans"
+    sql = "SELECT id, x * 2 AS twice, date_format(ts, 'HH') AS hour, _offset FROM orders WHERE country = 'DE'"
+    done = warehouse(tmp_path / "log", "orders", table, sql=sql, spark=spark)
+    assert (done.rows_read, done.rows_written) == (3_000, 1_000)
+    found = table_of(table).sort_by("id")
+    assert found["id"].to_pylist() == list(range(0, 3_000, 3))
+    assert found["twice"].to_pylist() == [at / 2 for at in range(0, 3_000, 3)]
+    assert found.column_names == ["id", "twice", "hour", "_offset"]
+    with pytest.raises(InvalidSetting, match=r"sql: .*contry.*; the rows are the table `orders`"):
+        warehouse(tmp_path / "log", "orders", tmp_path / "bad", sql="SELECT contry FROM orders", spark=spark)
+    sums = tmp_path / "sums"
+    warehouse(
+        tmp_path / "log",
+        "orders",
+        sums,
+        sql="SELECT country, count(*) AS orders FROM orders GROUP BY country",
+        spark=spark,
+    )
+    assert {row["country"]: row["orders"] for row in table_of(sums).to_pylist()} == dict.fromkeys(
+        ["DE", "FR", "IT"], 1_000
+    )
+
+
+def test_one_row_for_each_key(tmp_path, spark):
+    """Newer rows win, tombstones delete, also where the stream got more shards between two records of a key."""
+    table = tmp_path / "latest"
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("stock", shards=2, schema={"item": "string", "left": "int64"}, key="item")
+        wanted: dict[str, int] = {}
+
+        def write(**rows: int | None) -> None:
+            with hub.producer() as producer:
+                for item, left in rows.items():
+                    if left is None:
+                        producer.send("stock", None, key=item.encode())
+                        wanted.pop(item, None)
+                    else:
+                        producer.send("stock", {"item": item, "left": left})
+                        wanted[item] = left
+
+        def check() -> None:
+            warehouse(tmp_path / "log", "stock", table, mode="upsert", load_rows=20, spark=spark)
+            found = table_of(table)
+            assert {row["item"]: row["left"] for row in found.to_pylist()} == wanted
+            assert found.num_rows == len(wanted)
+
+        write(**{f"item{at}": at for at in range(40)})
+        write(**{f"item{at}": at + 100 for at in range(0, 40, 2)})
+        write(item3=None, item4=None)
+        check()
+        hub.streams.alter("stock", shards=5)
+        write(**{f"item{at}": at + 200 for at in range(0, 40, 4)})
+        write(item5=None, item3=9)
+        check()
+        check()
+    with pytest.raises(InvalidSetting, match="mode='upsert' takes neither partition nor sql"):
+        warehouse(tmp_path / "log", "stock", table, mode="upsert", partition="day", spark=spark)
+
+
+def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    warehouse(tmp_path / "log", "orders", table, spark=spark)
+    log.streams.set_schema("orders", pa.schema([*SCHEMA, pa.field("note", pa.string())]))
+    send(log, orders(3_000, 10).append_column("note", pa.array(["new"] * 10)))
+    warehouse(tmp_path / "log", "orders", table, spark=spark)
+    found = table_of(table).sort_by("id")
+    assert found["note"].to_pylist() == [None] * 3_000 + ["new"] * 10
+    assert found["id"].to_pylist() == list(range(3_010))
+
+
+def test_where_columns_and_no_places(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    done = warehouse(
+        tmp_path / "log", "orders", table, where="country = 'FR'", columns=["x"], places=False, spark=spark
+    )
+    assert (done.rows_read, table_of(table).column_names) == (1_000, ["x"])
+    with pytest.raises(InvalidSetting, match="has no column 'y'"):
+        warehouse(tmp_path / "log", "orders", tmp_path / "other", columns=["y"], spark=spark)
+
+
+def test_bytes_without_a_schema(tmp_path, spark):
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("lines", shards=2)
+        for at in range(100):
+            producer.send("lines", b"%d" % at, key=b"k%d" % (at % 7), headers={"n": b"1"})
+        producer.flush()
+        warehouse(tmp_path / "log", "lines", tmp_path / "lines", spark=spark)
+        warehouse(tmp_path / "log", "lines", tmp_path / "newest", mode="upsert", spark=spark)
+    assert sorted(int(value) for value in table_of(tmp_path / "lines")["value"].to_pylist()) == list(range(100))
+    assert sorted(int(value) for value in table_of(tmp_path / "newest")["value"].to_pylist()) == list(range(93, 100))
+
+
+def test_what_was_trimmed_is_told_or_passed_over(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    warehouse(tmp_path / "log", "orders", table, spark=spark)
+    send(log, orders(3_000, 1_000))
+    ends = log.streams.get("orders").ends
+    for shard, end in enumerate(ends):
+        log.streams.trim("orders", offset=end - 100, shard=shard)
+    with pytest.raises(DataLoss, match=r"shard 0: records \d+ to \d+ were trimmed before this job read them"):
+        warehouse(tmp_path / "log", "orders", table, spark=spark)
+    done = warehouse(tmp_path / "log", "orders", table, on_loss="skip", spark=spark)
+    assert done.rows_read == 200
+    assert sum(end - first for _, first, end in done.lost) == 800
+
+
+def test_without_its_manifests_it_goes_on_by_the_tables_log(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    first = warehouse(tmp_path / "log", "orders", table, spark=spark)
+    shutil.rmtree(table / "_mainstem")
+    send(log, orders(3_000, 10))
+    done = warehouse(tmp_path / "log", "orders", table, spark=spark)
+    assert (done.start, done.rows_read) == (first.end, 10)
+    assert ids(table) == list(range(3_010))
+
+
+def test_a_stream_that_was_made_anew_is_another(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    warehouse(tmp_path / "log", "orders", table, spark=spark)
+    log.streams.delete("orders")
+    log.streams.create("orders", shards=2, schema=SCHEMA, key="id")
+    send(log, orders(0, 10))
+    assert warehouse(tmp_path / "log", "orders", table, spark=spark).rows_read == 10
+    assert table_of(table).num_rows == 3_010
+
+
+def test_what_cannot_be_done_is_said(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    log.streams.create("times", schema={"at": "time"})
+    with log.producer() as producer:
+        producer.send("times", {"at": None})
+    with pytest.raises(SchemaMismatch, match="column 'at' is time64"):
+        warehouse(tmp_path / "log", "times", table, start="earliest", spark=spark)
+    warehouse(tmp_path / "log", "orders", table, spark=spark)
+    send(log, orders(3_000, 10))
+    with pytest.raises(TableUnusable, match="is partitioned by nothing, not by _shard"):
+        warehouse(tmp_path / "log", "orders", table, partition="shard", spark=spark)
+    manifests = Manifests(table, f"warehouse-{log.streams.get('orders').uuid}")
+    with manifests.locked(), pytest.raises(TableUnusable, match="another run of this job writes"):
+        warehouse(tmp_path / "log", "orders", table, spark=spark)
+
+
+def test_through_a_server(server, tmp_path, spark):
+    table = tmp_path / "orders"
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders", shards=3, schema=SCHEMA)
+        send(hub, orders(0, 1_000))
+    done = warehouse(server.url, "orders", table, partition="shard", spark=spark)
+    assert done.rows_read == 1_000
+    assert ids(table) == list(range(1_000))
+    assert len(DeltaTable(str(table)).partitions()) == 3

@@ -1,0 +1,179 @@
+"""Files that become rows of a Delta table in one commit, read back by delta-rs."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from mainstem.core.errors import SchemaMismatch, TableUnusable
+from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
+from mainstem.spark.jobs.part_files import Target, write_parts
+from mainstem.spark.jobs.partitions import Partitioning
+
+START = datetime(2026, 1, 31, 22, tzinfo=UTC)
+SCHEMA = pa.schema([("id", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("x", pa.float64()), ("v", pa.string())])
+
+
+def _rows(first, count):
+    return pa.record_batch(
+        [
+            pa.array(range(first, first + count), pa.int64()),
+            pa.array(
+                [START + timedelta(minutes=at, microseconds=7) for at in range(first, first + count)], SCHEMA[1].type
+            ),
+            pa.array([at / 2 for at in range(first, first + count)]),
+            pa.array([f"v{at}" for at in range(first, first + count)]),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _target(folder: Path, partitioning, schema=SCHEMA, **given):
+    marker = folder / "_mainstem" / "attempts" / "one"
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    return Target(str(folder), "one", str(marker), pa.schema([*schema, *partitioning.fields]), partitioning, **given)
+
+
+def _table(folder):
+    return pa.table(DeltaTable(str(folder)).to_pyarrow_table())
+
+
+def test_a_load_is_one_commit_and_its_number(tmp_path):
+    lake = Lake(tmp_path / "t")
+    by_hour = Partitioning("hour", "ts")
+    schema = lake.prepare(pa.schema([*SCHEMA, *by_hour.fields]), by_hour.columns)
+    assert schema.names == [*SCHEMA.names, "_date", "_hour"]
+    files, count = write_parts(_target(lake.folder, by_hour), 0, [_rows(0, 100), _rows(100, 100)])
+    assert count == 200
+    assert min(file.path.rpartition("/")[0] for file in files) == "_date=2026-01-31/_hour=22"
+    assert lake.number_of("j") == 0
+    lake.append(files, "j", 1, {"mainstem.end": "c1"})
+    assert (lake.number_of("j"), lake.end_of(1, "j"), lake.end_of(2, "j")) == (1, "c1", None)
+    found = _table(lake.folder).sort_by("id")
+    assert found["id"].to_pylist() == list(range(200))
+    assert found["_hour"].to_pylist()[0] == 22
+    assert found.select(SCHEMA.names).cast(SCHEMA).to_batches()[0].slice(0, 100).equals(_rows(0, 100))
+    # A second commit of the same number is for who did not look; one that looks does not make it.
+    assert sum(file.rows for file in files) == found.num_rows
+
+
+def test_statistics_let_readers_skip_files(tmp_path):
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+    none = Partitioning("none")
+    for number in (1, 2):
+        files, _ = write_parts(_target(lake.folder, none), number, [_rows(1_000 * number, 10)])
+        stats = json.loads(files[0].stats)
+        assert stats["numRecords"] == 10
+        assert (stats["minValues"]["id"], stats["maxValues"]["id"]) == (1_000 * number, 1_000 * number + 9)
+        assert stats["nullCount"] == {"id": 0, "ts": 0, "x": 0, "v": 0}
+        lake.append(files, "j", number, {})
+    table = DeltaTable(str(lake.folder))
+    assert len(table.file_uris(file_pruning_predicate="id > 1500")) == 1
+    assert len(table.file_uris(file_pruning_predicate="x < 600.0")) == 1
+    # Bounds of times have milliseconds: the last row, with its microseconds, is not cut off.
+    last = _rows(2_000, 10)["ts"][9].as_py()
+    assert table.to_pyarrow_dataset().to_table(filter=ds.field("ts") >= last).num_rows == 1
+
+
+def test_files_are_closed_at_their_size_and_at_the_limit_of_open_ones(tmp_path):
+    lake = Lake(tmp_path / "t")
+    by_hour = Partitioning("hour", "ts")
+    lake.prepare(pa.schema([*SCHEMA, *by_hour.fields]), by_hour.columns)
+    files, _ = write_parts(_target(lake.folder, by_hour), 0, [_rows(0, 60 * 40), _rows(0, 60 * 40)])
+    assert sum(file.rows for file in files) == 2 * 60 * 40
+    small = Partitioning("none")
+    files, _ = write_parts(_target(lake.folder, small, file_bytes=1), 0, [_rows(0, 300_000), _rows(0, 300_000)])
+    assert [file.rows for file in files] == [300_000, 300_000]
+
+
+def test_an_error_leaves_no_file(tmp_path):
+    target = _target(tmp_path, Partitioning("none"))
+    broken = (1 / (3 - at) and _rows(at, 1) for at in range(10))
+    with pytest.raises(ZeroDivisionError):
+        write_parts(target, 0, broken)
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_an_attempt_that_was_given_up_writes_nothing(tmp_path):
+    target = _target(tmp_path, Partitioning("none"))
+    Path(target.marker).unlink()
+    with pytest.raises(TableUnusable, match="was given up: another run has taken its place"):
+        write_parts(target, 0, [_rows(0, 10)])
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_columns_are_added_and_partitions_are_not_changed(tmp_path):
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+    files, _ = write_parts(_target(lake.folder, Partitioning("none")), 0, [_rows(0, 3)])
+    lake.append(files, "j", 1, {})
+    wider = pa.schema([*SCHEMA, ("tags", pa.list_(pa.string()))])
+    assert lake.prepare(wider, []).names == [*SCHEMA.names, "tags"]
+    before = lake.version
+    lake.prepare(wider, [])
+    assert lake.version == before
+    assert _table(lake.folder)["tags"].to_pylist() == [None] * 3
+    with pytest.raises(TableUnusable, match="is partitioned by nothing, not by _shard"):
+        lake.prepare(SCHEMA, ["_shard"])
+    with pytest.raises(SchemaMismatch, match="column 'id'"):
+        lake.prepare(pa.schema([("id", pa.string())]), [])
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "holiday.jpg").write_bytes(b"")
+    with pytest.raises(TableUnusable, match=r"no Delta table and not empty: it has 'holiday\.jpg'"):
+        Lake(tmp_path).prepare(SCHEMA, [])
+    with pytest.raises(TableUnusable, match="is an address"):
+        Lake(Path("s3://bucket/t"))
+
+
+def test_rows_take_the_place_of_those_of_their_keys(tmp_path):
+    lake = Lake(tmp_path / "t")
+    lake.prepare(pa.schema([("_key", pa.binary()), ("x", pa.int64())]), [])
+
+    def merge(number, **rows):
+        table = pa.table(
+            {
+                "_key": pa.array([key.encode() for key in rows], pa.binary()),
+                "x": pa.array(rows.values(), pa.int64()),
+                DELETED_COLUMN: pa.array([value is None for value in rows.values()]),
+            }
+        )
+        lake.upsert(table, "j", number, {})
+        assert lake.number_of("j") == number
+        return {row["_key"]: row["x"] for row in _table(lake.folder).to_pylist()}
+
+    assert merge(1, a=1, b=2, c=None) == {b"a": 1, b"b": 2}
+    assert merge(2, a=None, b=3, d=4) == {b"b": 3, b"d": 4}
+    # Nothing changes, and that too is a load.
+    assert merge(3, z=None) == {b"b": 3, b"d": 4}
+
+
+def test_many_small_files_become_large_ones(tmp_path):
+    lake = Lake(tmp_path / "t")
+    by_day = Partitioning("day", "ts")
+    lake.prepare(pa.schema([*SCHEMA, *by_day.fields]), by_day.columns)
+    for number in range(1, 13):
+        files, _ = write_parts(_target(lake.folder, by_day), number, [_rows(10 * number, 10)])
+        lake.append(files, "j", number, {})
+    before = _table(lake.folder).sort_by("id")
+    assert lake.compact(1 << 27) == 11  # those of the first day; the second has few
+    assert len(DeltaTable(str(lake.folder)).file_uris()) <= 3
+    assert _table(lake.folder).sort_by("id").equals(before)
+    assert lake.number_of("j") == 12
+    assert lake.compact(1 << 27) == 0
+
+
+def test_a_load_takes_the_place_of_everything(tmp_path):
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+    for number in (1, 2):
+        files, _ = write_parts(_target(lake.folder, Partitioning("none")), number, [_rows(100 * number, 10)])
+        lake.append(files, "j", number, {}, overwrite=True)
+    assert sorted(_table(lake.folder)["id"].to_pylist()) == list(range(200, 210))

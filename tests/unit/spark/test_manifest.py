@@ -1,0 +1,83 @@
+"""Manifests: what a kill leaves is finished or given up, and two runs do not write at once."""
+
+import msgspec
+import pytest
+
+from mainstem.core.errors import TableUnusable
+from mainstem.spark.jobs.manifest import Manifest, Manifests
+from mainstem.spark.jobs.part_files import WrittenFile
+
+
+def _plan(number):
+    return Manifest(
+        job="warehouse", stream="s", number=number, attempt="", state="planned", start="a", end="b", planned_us=1
+    )
+
+
+def _file(folder, attempt, name):
+    path = folder / "_date=2026-01-31" / f"{attempt}-{name}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+    return path
+
+
+def test_a_load_goes_its_way(tmp_path):
+    manifests = Manifests(tmp_path, "warehouse-1")
+    with manifests.locked():
+        begun = manifests.begin(_plan(1))
+        assert begun.attempt
+        assert manifests.marker(begun.attempt).exists()
+        manifests.advance(msgspec.structs.replace(begun, state="done"))
+        assert not manifests.marker(begun.attempt).exists()
+    assert [one.state for one in manifests.all()] == ["done"]
+    assert manifests.get(2) is None
+
+
+def test_a_load_that_the_table_has_is_finished(tmp_path):
+    manifests = Manifests(tmp_path, "j")
+    manifests.folder.mkdir(parents=True)
+    begun = manifests.begin(_plan(1))
+    kept, left = _file(tmp_path, begun.attempt, "00000-a"), _file(tmp_path, begun.attempt, "00001-b")
+    file = WrittenFile(kept.relative_to(tmp_path).as_posix(), 1, 1, 1, {}, "{}")
+    manifests.advance(msgspec.structs.replace(begun, state="written", files=(file,)))
+    manifests.settle(1, now_us=5)
+    (done,) = manifests.all()
+    assert (done.state, done.done_us) == ("done", 5)
+    assert kept.exists()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("state", ["planned", "written"])
+def test_a_load_that_the_table_has_not_is_given_up(tmp_path, state):
+    manifests = Manifests(tmp_path, "j")
+    manifests.folder.mkdir(parents=True)
+    done = manifests.begin(_plan(1))
+    manifests.advance(msgspec.structs.replace(done, state="done"))
+    kept = _file(tmp_path, done.attempt, "00000-a")
+    begun = manifests.begin(_plan(2))
+    left = _file(tmp_path, begun.attempt, "00000-a")
+    manifests.advance(msgspec.structs.replace(begun, state=state))
+    manifests.settle(1, now_us=5)
+    assert manifests.get(2) is None
+    assert not left.exists()
+    assert not manifests.marker(begun.attempt).exists()
+    assert kept.exists()
+
+
+def test_two_runs_do_not_write_at_once(tmp_path):
+    with (
+        Manifests(tmp_path, "j").locked(),
+        pytest.raises(TableUnusable, match="another run of this job writes"),
+        Manifests(tmp_path, "j").locked(),
+    ):
+        pass
+    with Manifests(tmp_path, "j").locked(), Manifests(tmp_path, "other").locked():
+        pass
+
+
+def test_what_is_no_manifest_is_named(tmp_path):
+    manifests = Manifests(tmp_path, "j")
+    manifests.folder.mkdir(parents=True)
+    (manifests.folder / "000001.json").write_text("{")
+    with pytest.raises(TableUnusable, match=r"000001\.json is no manifest"):
+        manifests.get(1)

@@ -1,0 +1,69 @@
+"""Rows by partition: the same rows, each where its time or its shard says."""
+
+from datetime import UTC, date, datetime, timedelta
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from mainstem.core.errors import InvalidSetting, SchemaMismatch
+from mainstem.spark.jobs.partitions import Partition, Partitioning
+
+TIMES = st.integers(-(10**9), 2 * 10**9).map(
+    lambda second: datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+)
+
+
+def _rows(times):
+    return pa.record_batch(
+        {"ts": pa.array(times, pa.timestamp("us", "UTC")), "place": pa.array(range(len(times)), pa.int64())}
+    )
+
+
+@given(st.lists(st.none() | TIMES, min_size=1, max_size=50))
+def test_hours_are_those_of_the_calendar(times):
+    """Also before 1970, and where there is no time at all."""
+    found = {}
+    for partition, rows in Partitioning("hour", "ts").split(_rows(times)):
+        assert partition not in found
+        assert rows["place"].to_pylist() == sorted(rows["place"].to_pylist())
+        found[partition] = rows["place"].to_pylist()
+    wanted: dict[Partition, list[int]] = {}
+    for place, time in enumerate(times):
+        values = (None, None) if time is None else (time.date().isoformat(), str(time.hour))
+        wanted.setdefault(Partition((("_date", values[0]), ("_hour", values[1]))), []).append(place)
+    assert found == wanted
+
+
+def test_days_of_dates_and_of_local_times():
+    days = [date(1969, 12, 31), date(2026, 1, 31)]
+    local = pa.array([1_769_900_400_000] * 2, pa.timestamp("ms"))  # 2026-01-31 23:00
+    rows = pa.record_batch({"d": pa.array(days), "l": local})
+    assert [part.path for part, _ in Partitioning("day", "d").split(rows)] == ["_date=1969-12-31", "_date=2026-01-31"]
+    assert [part.path for part, _ in Partitioning("day", "l").split(rows)] == ["_date=2026-01-31"]
+
+
+def test_rows_of_one_partition_are_not_copied():
+    rows = _rows([datetime(2026, 1, 31, 5, tzinfo=UTC) + timedelta(minutes=minute) for minute in range(50)])
+    ((partition, found),) = Partitioning("hour", "ts").split(rows)
+    assert partition.path == "_date=2026-01-31/_hour=5"
+    assert found is rows
+
+
+def test_shards():
+    rows = pa.record_batch({"_shard": pa.array([1, 0, 1], pa.int32()), "x": ["a", "b", "c"]})
+    found = {part.path: part_rows["x"].to_pylist() for part, part_rows in Partitioning("shard").split(rows)}
+    assert found == {"_shard=0": ["b"], "_shard=1": ["a", "c"]}
+
+
+def test_what_cannot_be():
+    rows = pa.schema([("x", pa.int64()), ("_date", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
+    with pytest.raises(InvalidSetting, match="partition must be one of none, shard, day, hour, not 'week'"):
+        Partitioning("week")  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="have a column '_date'"):
+        Partitioning("day", "ts").check(rows)
+    with pytest.raises(InvalidSetting, match="needs the column '_shard'"):
+        Partitioning("shard").check(rows)
+    with pytest.raises(SchemaMismatch, match="column 'x' is int64; name another with time="):
+        Partitioning("hour", "x").check(rows.remove(1))
