@@ -9,7 +9,7 @@ streams that were trimmed, altered, deleted and made again, repeated batches, se
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
 merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards; since
 format 4 groups, and transactions that were committed, aborted and left open; since format 5 rows that say who may do
-what.
+what; since format 6 deliveries of jobs.
 """
 
 import json
@@ -57,6 +57,8 @@ class Filler:
         self.recent: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
         # (id, batches, the offsets that it got) of transactions; none if it was not committed
         self.transactions: list[tuple[int, int, Any]] = []
+        # (number, exact, total, magnitude) of deliveries
+        self.deliveries: list[tuple[int, str, float, float]] = []
 
     def fill(self) -> None:
         """Two lives of a writer; the second does not end, it is left in the middle."""
@@ -87,6 +89,8 @@ class Filler:
             self._bind()
         if data_folder.FORMAT >= 5:
             self._guard()
+        if data_folder.FORMAT >= 6:
+            self._deliver()
         for turn in range(64, 70):
             self._turn(turn)
 
@@ -94,7 +98,8 @@ class Filler:
         """What the log should recognise, and when it was written."""
         recent = [[*key, *numbers] for key, sent in self.recent.items() for numbers in sent]
         found = {"format": data_folder.FORMAT, "written_us": self._clock.now_us(), "recent": recent}
-        return found | ({"transactions": self.transactions} if self.transactions else {})
+        found |= {"transactions": self.transactions} if self.transactions else {}
+        return found | ({"deliveries": self.deliveries} if self.deliveries else {})
 
     def _guard(self) -> None:
         """Rows that say who may do what: some stay, one changes, one goes."""
@@ -309,6 +314,23 @@ class Filler:
                 (committed,) = waiter.wait(log.batcher)
                 assert isinstance(committed, TransactionCommitted), committed
                 self.transactions[-1] = (number, 6, committed.offsets)
+
+    def _deliver(self) -> None:
+        """Deliveries of a job, of two parts each."""
+        from mainstem.core.delivery import Delivery, Fingerprint
+
+        for number in range(3):
+            parts = [(50 + 2 * number, 1), (51 + 2 * number, 1)]
+            for part, _ in parts:
+                waiter = Waiter()
+                self._log.stage(part, 0, [self._staged_batch("plain", 0)], waiter.set)
+                waiter.wait(self._log.batcher)
+            print_ = Fingerprint(6, bytes([number] * 16), 0.5 * number, 2.5)
+            delivery = Delivery(self._streams["plain"], "nightly", number, print_)
+            waiter = Waiter()
+            self._log.commit_parts(60 + number, parts, waiter.set, delivery=delivery)
+            waiter.wait(self._log.batcher)
+            self.deliveries.append((number, print_.exact.hex(), print_.total, print_.magnitude))
 
     def _staged_batch(self, name: str, shard: int) -> Batch:
         """A batch that takes no number of its producer."""

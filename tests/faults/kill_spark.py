@@ -165,7 +165,7 @@ class KillingSource(MainstemSource):
         return _KillingSink(stream_sink(write_options(given), schema, overwrite=overwrite), strike)
 
 
-class _KillingSink(DataSourceStreamArrowWriter):  # type: ignore[misc]
+class _KillingSink(DataSourceStreamArrowWriter):
     def __init__(self, sink: StreamSink, strike: dict[str, Any]) -> None:
         self._sink = sink
         self._strike = strike
@@ -190,7 +190,7 @@ class _KillingSink(DataSourceStreamArrowWriter):  # type: ignore[misc]
             self._come_to("before the clearing")
             clear(*args)
 
-        type(destination).discard_up_to = come_and_clear  # type: ignore[method-assign]
+        type(destination).discard_up_to = come_and_clear  # type: ignore[method-assign, assignment]
         self._sink.commit(messages, batchId)
         self._come_to("after the commit")
 
@@ -224,7 +224,8 @@ def main(life: dict[str, Any]) -> None:
 
     spark = mainstem.spark.session("killed", "local[2,4]", {"spark.ui.enabled": False, "spark.driver.memory": "1g"})
     spark.dataSource.register(KillingSource)
-    strike = {**life["strike"], "jvm": spark._jvm.ProcessHandle.current().pid()}
+    jvm: Any = spark._jvm
+    strike = {**life["strike"], "jvm": jvm.ProcessHandle.current().pid()}
     rows = spark.readStream.schema("id bigint, text string").option("maxFilesPerTrigger", 1).json(life["files"])
     writing = rows.writeStream.format("killing").trigger(availableNow=True)
     options = {"hub": life["hub"], "stream": STREAM, "checkpointLocation": life["checkpoint"]}

@@ -8,7 +8,8 @@ import pytest
 import mainstem
 from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import FolderUnusable, UnknownTransaction
+from mainstem.core.delivery import Delivery, Fingerprint
+from mainstem.core.errors import DeliveryRefused, FolderUnusable, UnknownTransaction
 from mainstem.log.flush import Appended, Rejected, TransactionCommitted
 from mainstem.log.folder import FORMAT, _identity_check
 from mainstem.log.log import Log, Waiter
@@ -79,6 +80,24 @@ def test_a_transaction_that_was_committed_is_recognised_and_any_other_is_over(fo
             assert isinstance(outcome.error, UnknownTransaction)
         else:
             assert outcome == TransactionCommitted(tuple(map(tuple, offsets)), duplicate=True)
+    assert golden.content(log) == golden.streams(number)
+    log.close()
+
+
+def test_a_delivery_that_was_made_is_recognised_and_others_under_its_number_are_refused(folder, number):
+    log = opened(folder, number)
+    for delivered, exact, total, magnitude in golden.expected(number).get("deliveries", []):
+        for rows in (6, 7):
+            waiter = Waiter()
+            fingerprint = Fingerprint(rows, bytes.fromhex(exact), total, magnitude)
+            delivery = Delivery(log.ledger.stream_named("plain").id, "nightly", delivered, fingerprint)
+            log.commit_parts(1_000 + 10 * delivered + rows, [(99, 1)], waiter.set, delivery=delivery)
+            (outcome,) = waiter.wait(log.batcher)
+            if rows == 6:
+                assert outcome == TransactionCommitted((), duplicate=True)
+            else:
+                assert isinstance(outcome, Rejected)
+                assert isinstance(outcome.error, DeliveryRefused)
     assert golden.content(log) == golden.streams(number)
     log.close()
 

@@ -35,6 +35,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import CommitPartsCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -179,10 +180,10 @@ def hear_until(wire, heard, is_enough):
         ((1, 2), 2),
         ((2, 2), 2),
         ((1, 3), 3),
-        ((1, 9), 5),
+        ((1, 9), 6),
         ((4, 5), 5),
         ((3, 4), 4),
-        ((6, 7), None),
+        ((7, 8), None),
         ((0, 0), None),
     ],
 )
@@ -293,6 +294,7 @@ NEW_CALLS = [
     SchemaCall(1),
     MomentCall("talk", 1),
     RunsCall("talk", 0, 0, 1),
+    CommitPartsCall(1, ((2, 1),)),
     ListAccessCall("token"),
 ]
 

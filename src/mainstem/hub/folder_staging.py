@@ -110,9 +110,8 @@ def _patiently(path: Path, take: Callable[[], Held]) -> Held:
         except FolderLocked as error:
             if time.monotonic() >= deadline:
                 raise FolderLocked(
-                    f"{error}. Spark writes to a folder that no other process writes; where one does, let a server have "
-                    f"the folder (mainstem serve --data {path}) and write through it: option hub="
-                    '"mainstem://host:7070"'
+                    f"{error}. Spark writes to a folder that no other process writes; where one does, let a server "
+                    f"have it (mainstem serve --data {path}) and write through that: option hub=mainstem://host:7070"
                 ) from None
         time.sleep(_LOOK_SECONDS)
 

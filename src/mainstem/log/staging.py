@@ -1,8 +1,8 @@
 """Files of batches that are to become visible later: written by processes that do not write the log, in its folder.
 
 Layout: `staging/<job>/<number>/<part>`. A file is a run of batches, each as the length of its header u32, the length of
-its payload u32, the header as msgpack, the payload; all as they will stand in a block. Whoever writes the log copies them
-into it and deletes the files; until then they are nobody's, and what is old is deleted by whoever opens the log.
+its payload u32, the header as msgpack, the payload; all as they will stand in a block. Whoever writes the log copies
+them into it and deletes the files; until then they are nobody's, and what is old is deleted by whoever opens the log.
 
 A file need not be durable: what it holds counts only once it is in a block, and a file that a power cut has shortened
 is recognised by the length that its writer told, or by a checksum.

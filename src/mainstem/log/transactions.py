@@ -15,8 +15,8 @@ the ledger remembers for a while: a client that has got no answer repeats its co
 A transaction that its client hands over whole is never open: its frames and the command that commits them are one
 flush.
 
-Several clients can write one transaction: each stages a part, as a transaction of its own, and whoever commits names the
-parts. They are joined into one, which is committed like any other.
+Several clients can write one transaction: each stages a part, as a transaction of its own, and whoever commits names
+the parts. They are joined into one, which is committed like any other.
 
 A block that holds staged frames of an open transaction is *pinned*: its file stays, though nothing points into it yet.
 What was staged twice, because an answer got lost, is in the transaction once: stagings are numbered by their client.

@@ -24,8 +24,8 @@ from mainstem.core.errors import InternalError, InvalidSetting
 from mainstem.spark import types
 from mainstem.spark.destination import Destination, Staged
 from mainstem.spark.frames import by_shard, check_frame, gathered
-from mainstem.spark.write_options import WriteOptions
 from mainstem.spark.sums import Sums
+from mainstem.spark.write_options import WriteOptions
 
 # Properties of a task that belongs to a streaming query.
 _QUERY: Final = "sql.streaming.queryId"
@@ -33,7 +33,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass
-class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark's classes are not typed
+class Written(WriterCommitMessage):
     """What one task has staged."""
 
     job: str
@@ -42,7 +42,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark's classes a
     sums: Sums
 
 
-class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]
+class StreamSink(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
 
     def __init__(self, destination: Destination, *, accepts: bool) -> None:
@@ -69,7 +69,7 @@ class StreamSink(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._destination.discard([message.staged for message in _written(messages)])
 
 
-class BatchSink(DataSourceArrowWriter):  # type: ignore[misc]
+class BatchSink(DataSourceArrowWriter):
     """Writes one frame, once if it has a `transaction`. It is pickled to the tasks, and the same one commits."""
 
     def __init__(self, destination: Destination, transaction: str | None, *, accepts: bool) -> None:

@@ -1,9 +1,9 @@
 """What adds up over the rows of a frame, whatever their order and whoever writes which of them.
 
 A batch that Spark runs again must be known again, and one that has other rows must not pass for it. Rows have another
-order after a shuffle, and are in other tasks; so what is compared are sums over columns: of values, of their squares, of
-lengths, of the bytes of texts and of their first and last eight. They are numbers of 64 bits that wrap around, made by
-Arrow and NumPy a column at a time. Floating-point numbers are summed as such: see core/delivery.py.
+order after a shuffle, and are in other tasks; so what is compared are sums over columns: of values, of their squares,
+of lengths, of the bytes of texts and of their first and last eight. They are numbers of 64 bits that wrap around, made
+by Arrow and NumPy a column at a time. Floating-point numbers are summed as such: see core/delivery.py.
 """
 
 import hashlib

@@ -227,7 +227,7 @@ class SharedChanges:
     transactions: dict[int, TransactionRow] = field(default_factory=dict)
     writers: dict[str, WriterRow] = field(default_factory=dict)
     deliveries: dict[JobKey, DeliveriesRow] = field(default_factory=dict)
-    # Of the transactions that ended before this time the first so many go, and writers and jobs last seen before others.
+    # Of transactions that ended before this time the first so many go, and writers and jobs last seen before others.
     forget_transactions_before_us: int = 0
     forget_transactions_limit: int = 0
     forget_writers_before_us: int = 0

@@ -28,8 +28,8 @@ def with_delivery(rows: PendingRows, delivery: Delivery, time_us: int) -> Delive
 def _require_same(stream: StreamRow, delivery: Delivery, known: Fingerprint | None, last: int) -> None:
     if known is None:
         raise DeliveryRefused(
-            f"{_which(stream, delivery)} comes after number {last}, and the log does not remember any more what it had: "
-            f"the last {DELIVERIES_PER_JOB_MAX} of a job are remembered. Its checkpoint was set back; {_ADVICE}"
+            f"{_which(stream, delivery)} comes after number {last}, and the log does not remember what it had, but "
+            f"only the last {DELIVERIES_PER_JOB_MAX} of a job. Its checkpoint was set back; {_ADVICE}"
         )
     if not known.matches(delivery.fingerprint):
         raise DeliveryRefused(
