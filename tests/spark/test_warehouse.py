@@ -302,7 +302,7 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
 def test_through_a_server(server, tmp_path, spark):
     table = tmp_path / "orders"
     with mainstem.connect(server.url) as hub:
-        hub.streams.create("orders", shards=3, schema=SCHEMA)
+        hub.streams.create("orders", shards=3, schema=SCHEMA, key="id")
         send(hub, orders(0, 1_000))
     done = warehouse(server.url, "orders", table, partition="shard", spark=spark)
     assert done.rows_read == 1_000

@@ -273,9 +273,11 @@ def _run(
     where = data if data is not None else loaded.settings.url
     with hubs.noted(where), job_progress(name) as on_step:
         on_step("start", 0, 1)
-        from mainstem.spark import session
+        given: dict[str, Any] = {"hub": where}
+        if master is not None:
+            from mainstem.spark import session
 
-        given: dict[str, Any] = {"hub": where, "spark": session(f"mainstem job {name}", master)}
+            given["spark"] = session(f"mainstem job {name}", master)
         if data is None:
             given |= {"token_file": _text(loaded.settings.token_file), "ca": _text(loaded.settings.tls_ca)}
         result = work(on_step, given)

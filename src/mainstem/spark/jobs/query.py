@@ -74,7 +74,7 @@ class ByPart(AccumulatorParam["dict[int, Answer]"]):
     def zero(self, value: "dict[int, Answer]") -> "dict[int, Answer]":
         return {}
 
-    def addInPlace(self, value1: "dict[int, Answer]", value2: "dict[int, Answer]") -> "dict[int, Answer]":  # noqa: N802
+    def addInPlace(self, value1: "dict[int, Answer]", value2: "dict[int, Answer]") -> "dict[int, Answer]":
         return {**value1, **value2}
 
 

@@ -66,7 +66,8 @@ def replay(
     _check_range(since, until)
     if replace and name is not None:
         raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
-    spark = spark or session()
+    partitioning = Partitioning(partition, time)
+    found = _found(function) if isinstance(function, str) else function
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     names = list(history.schema(Wanted()).names if columns is None else columns)
     names += [place for place in (*PLACE_COLUMNS, KEY_COLUMN) if place not in names]
@@ -74,16 +75,16 @@ def replay(
     job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where)}"
     loading = Loading("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
     work = Copying(
-        spark,
+        spark or session(),
         history,
         wanted,
         loading.lake,
-        Partitioning(partition, time),
+        partitioning,
         job=job,
         file_bytes=file_bytes,
         on_step=on_step,
         sql=sql,
-        function=_found(function) if isinstance(function, str) else function,
+        function=found,
         overwrite=replace,
     )
     # The first record of that time or later: every one before it is older.

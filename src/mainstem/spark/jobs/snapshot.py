@@ -64,7 +64,6 @@ def snapshot(
     `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
     `since` leaves out what was before it. `rows_deleted` of the result are the tombstones.
     """
-    spark = spark or session()
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     if not (history.info.key or history.info.schema is None):
         raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
@@ -73,7 +72,7 @@ def snapshot(
     wanted = Wanted(tuple(names), None, on_bad, on_loss, is_deleted=True)
     place = Path(folder)
     loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
-    work = _Snapshot(spark, history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
+    work = _Snapshot(spark or session(), history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
     end = history.info.ends if at is None else history.offsets(at)
     return loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
 

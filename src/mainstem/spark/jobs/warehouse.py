@@ -69,7 +69,7 @@ def warehouse(
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None)
     options.check()
-    spark = spark or session()
+    partitioning = Partitioning(partition, time)
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     if mode == "upsert" and not (history.info.key or history.info.schema is None):
         raise InvalidSetting(
@@ -78,6 +78,7 @@ def warehouse(
         )
     wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
     loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
+    spark = spark or session()
     work: Upserting | Copying
     if mode == "upsert":
         work = Upserting(spark, history, wanted, loading.lake, job=loading.name, on_step=on_step)
@@ -87,7 +88,7 @@ def warehouse(
             history,
             wanted,
             loading.lake,
-            Partitioning(partition, time),
+            partitioning,
             job=loading.name,
             file_bytes=file_bytes,
             on_step=on_step,

@@ -1,0 +1,50 @@
+"""A table with the partitions of the stream: every shard is written straight to its own, and no row changes hands."""
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import mainstem
+from mainstem.core.placement import shards_for
+from mainstem.spark.jobs.warehouse import warehouse
+from tests.spark.lakes import table_of
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+SHARDS = 8
+ROWS = 200_000
+
+
+@pytest.mark.mechanism("S90")
+@pytest.mark.slow("200,000 rows, loaded and shuffled")
+def test_shards_become_partitions_without_an_exchange(tmp_path, spark):
+    """Counted by Spark itself: rows written to a shuffle. With other buckets than the stream's, at least seven of eight
+    change hands."""
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("orders", shards=SHARDS, schema={"id": "int64", "x": "int64"}, key="id")
+        ids = pa.array(range(ROWS), pa.int64())
+        producer.send_batch("orders", pa.table({"id": ids, "x": ids}))
+    before = _exchanged(spark)
+    done = warehouse(tmp_path / "log", "orders", tmp_path / "t", partition="shard", spark=spark)
+    assert done.rows_written == ROWS
+    assert _exchanged(spark) == before
+    found = table_of(tmp_path / "t")
+    keys = pa.array([str(number).encode() for number in found["id"].to_pylist()], pa.binary())
+    assert found["_shard"].to_pylist() == shards_for(keys, SHARDS, "crc32", 0).tolist()
+    files = [path.split("/")[-2] for path in DeltaTable(str(tmp_path / "t")).file_uris()]
+    assert set(files) == {f"_shard={shard}" for shard in range(SHARDS)}
+    # The control: buckets that are not the stream's, so that rows go where they belong by a shuffle.
+    rows = spark.range(0, ROWS, 1, SHARDS).selectExpr("id", f"pmod(hash(id), {SHARDS}) AS bucket")
+    assert rows.repartition(SHARDS, "bucket").rdd.getNumPartitions() == SHARDS
+    rows.repartition(SHARDS, "bucket").write.format("noop").mode("overwrite").save()
+    assert _exchanged(spark) - before >= ROWS * 7 // 8
+
+
+def _exchanged(spark) -> int:
+    """Rows that tasks have handed over to others since the session began."""
+    context = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    store = context.statusStore()
+    defaults = [getattr(store, f"stageList$default${place}")() for place in range(2, 6)]
+    stages = store.stageList(None, *defaults)
+    return sum(stages.apply(index).shuffleWriteRecords() for index in range(stages.size()))

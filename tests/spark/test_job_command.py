@@ -1,0 +1,55 @@
+"""`mainstem job`: jobs from the command line, with what they print and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mainstem
+from tests.spark.lakes import table_of
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def job(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false pyspark-shell"}
+    command = [sys.executable, "-m", "mainstem", "job", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=110)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_the_jobs_are_listed():
+    assert [one["job"] for one in json.loads(job("list", "--json").stdout)] == ["warehouse", "snapshot", "replay"]
+    assert job("list").stdout.splitlines()[1].startswith("warehouse  a stream into a Delta table")
+
+
+@pytest.mark.slow("starts Spark in a process of its own")
+def test_a_job_is_run_and_its_loads_are_listed(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("clicks", shards=2, schema={"id": "int64"}, key="id")
+        for number in range(100):
+            producer.send("clicks", {"id": number})
+    given = (
+        *("run", "warehouse", "clicks", str(tmp_path / "t")),
+        *("--data", str(tmp_path / "log")),
+    )
+    said = job(*given, "--partition", "shard").stdout.splitlines()
+    assert said[0].startswith("warehouse: 100 records of clicks in 1 load, ")
+    assert said[1].startswith("wrote 100 rows in 2 files, ")
+    assert said[2].startswith("up to ms1:")
+    assert sorted(table_of(tmp_path / "t")["id"].to_pylist()) == list(range(100))
+    (load,) = json.loads(job("loads", str(tmp_path / "t"), "--json").stdout)
+    assert (load["job"], load["state"], load["rows_read"], load["end"]) == ("warehouse", "done", 100, said[2][6:])
+    assert sum(file["rows"] for file in load["files"]) == 100
+    assert "1  done" in job("loads", str(tmp_path / "t")).stdout
+    wrong = job(*given, "--partition", "week", code=2).stderr
+    assert wrong.startswith("mainstem: partition must be one of none, shard, day, hour, not 'week'")
+
+
+def test_what_is_no_table_has_no_loads(tmp_path):
+    assert job("loads", str(tmp_path)).stderr == f"no job has written {tmp_path}\n"
+    assert "--since" in job("run", "replay", "clicks", str(Path(tmp_path)), code=2).stderr
