@@ -11,13 +11,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.child import Talk
-from benchmarks.harness import REPOSITORY, check, run_child
+from benchmarks.harness import REPOSITORY, check, cpu_seconds, run_child
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,22 +60,33 @@ def stream(spark: SparkSession, hub: str, name: str = STREAM, **options: Any) ->
     return spark.read.format("mainstem").options(hub=hub, **options).load(name)
 
 
-def in_turn(cases: dict[str, Callable[[], Any]]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Of each case the median of its seconds, and what it returned last."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Medians of one case: seconds, and CPU seconds of the session's processes (driver, JVM, workers); what it returned
+    last."""
+
+    seconds: float
+    cpu_seconds: float
+    returned: Any
+
+
+def in_turn(cases: dict[str, Callable[[], Any]]) -> dict[str, Timed]:
+    """Run all cases in turn, some times to warm up, then those that count."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     returned: dict[str, Any] = {}
     for _ in range(WARM_UPS + TURNS):
         for name, run in cases.items():
-            began = time.perf_counter()
+            cpu, began = cpu_seconds(os.getpid()), time.perf_counter()
             returned[name] = run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: float(np.median(each[WARM_UPS:])) for name, each in seconds.items()}, returned
+            taken[name].append((time.perf_counter() - began, cpu_seconds(os.getpid()) - cpu))
+    medians = {name: np.median(each[WARM_UPS:], axis=0) for name, each in taken.items()}
+    return {name: Timed(float(each[0]), float(each[1]), returned[name]) for name, each in medians.items()}
 
 
-def check_same(returned: dict[str, Any], names: Sequence[str]) -> None:
-    """Void the run unless all of these have read the same."""
-    first = returned[names[0]]
-    check(all(returned[name] == first for name in names), f"not all have read the same: {returned}")
+def check_sums(timed: Timed, count: int) -> None:
+    """Void the run unless the case returned the sums of so many rows."""
+    found = tuple(timed.returned)
+    check(found == expected_sums(count), f"not the rows that were written: {found}")
 
 
 def expected_sums(count: int) -> tuple[int, int, float, int]:
