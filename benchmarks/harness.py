@@ -18,6 +18,7 @@ import os
 import queue
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -282,6 +283,14 @@ def run_child(function: str, *, timeout_s: float = 300.0, **arguments: Any) -> d
     """Run one function in a process of its own and return what it returned."""
     with Child(function, **arguments) as child:
         return child.result(timeout_s)
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now, for servers that cannot choose one themselves."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @contextlib.contextmanager

@@ -70,8 +70,10 @@ def print_scenario(console: Console, scenario: Scenario, runs: list[Run]) -> Non
         if note:
             console.print(f"  {name}: {note}", highlight=False)
     for line in ratios(scenario, runs):
+        bound = "" if line["bound"] is None else f", target ≥ {line['bound']:g}, met: {'yes' if line['met'] else 'no'}"
         console.print(
-            f"  {line['ours']} / {line['peer']}: {line['ratio']:.1f}x in {LABELS[line['metric']]}", highlight=False
+            f"  {line['ours']} / {line['peer']}: {line['ratio']:.2f}x in {LABELS[line['metric']]}{bound}",
+            highlight=False,
         )
     console.print()
 
@@ -94,9 +96,9 @@ def ratios(scenario: Scenario, runs: list[Run]) -> list[dict[str, Any]]:
         ours = summaries(runs, scenario.name, ratio.ours).get(ratio.metric)
         peer = summaries(runs, scenario.name, ratio.peer).get(ratio.metric)
         if ours and peer and peer.median:
-            lines.append(
-                {"ours": ratio.ours, "peer": ratio.peer, "metric": ratio.metric, "ratio": ours.median / peer.median}
-            )
+            found = ours.median / peer.median
+            met = None if ratio.bound is None else found >= ratio.bound
+            lines.append({**asdict(ratio), "ratio": found, "met": met})
     return lines
 
 
@@ -151,6 +153,11 @@ LABELS = {
     "times_parquet": "times as fast as Spark's Parquet reader",
     "times_json": "times as fast as Spark's JSON reader",
     "times_rows": "times as fast as a source of rows",
+    "times_kafka": "times as fast as Spark's Kafka source",
+    "kafka_rows_per_s": "rows/s, Kafka",
+    "rows_per_spark_cpu_s": "rows per CPU-second of Spark and its workers",
+    "times_parquet_cpu": "CPU of Spark's Parquet reader, times ours",
+    "times_kafka_cpu": "CPU of Spark's Kafka source, brokers apart, times ours",
     "times_all": "times as fast as all columns",
     "near_s": "seconds, next to the data",
     "far_s": "seconds, reading all",
@@ -177,7 +184,7 @@ LABELS = {
 
 def amount(metric: str, value: float) -> str:
     """A value with its unit, short enough for a table."""
-    if metric.startswith(("msg_per", "rows_per", "one_msg_per", "open_msg_per", "made_rows_per")):
+    if metric.startswith(("msg_per", "rows_per", "kafka_rows_per", "one_msg_per", "open_msg_per", "made_rows_per")):
         return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
     if metric.endswith("_ms"):
         return f"{value:.2f} ms"

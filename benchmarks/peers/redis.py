@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import Talk, settle
-from benchmarks.harness import BenchmarkError, Process, Stopwatch, check
+from benchmarks.harness import BenchmarkError, Process, Stopwatch, check, free_port
 from benchmarks.payload import messages, pool
 from benchmarks.peers.base import Durability, Peer
 
@@ -67,7 +67,7 @@ class Redis(Peer):
 
     def start(self, folder: Path, durability: Durability) -> None:
         self.durability = durability
-        self._port = _free_port()
+        self._port = free_port()
         options = SAFE_OPTIONS if durability == "safe" else []
         place = ["--bind", "127.0.0.1", "--port", str(self._port), "--dir", str(folder)]
         self.server = Process(["redis-server", *place, "--logfile", folder / "redis.log", *options])
@@ -85,13 +85,6 @@ class RedisScript(Redis):
     }
     count = {"safe": 400_000, "shipped": 400_000}
     drivers = {"safe": "script", "shipped": "script"}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _wait_until_accepting(port: int, server: Process, timeout_s: float = 20.0) -> None:

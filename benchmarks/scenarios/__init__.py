@@ -19,10 +19,13 @@ from benchmarks.scenarios import (
     rebalance,
     rows,
     send_batch,
+    spark_kafka,
     spark_read,
     spark_sink,
+    spark_stream,
     transactions,
     upkeep,
+    warehouse,
     written_rows,
 )
 from benchmarks.scenarios import open as opening
@@ -54,7 +57,10 @@ _MODULES = (
     transactions,
     group_of_two,
     spark_read,
+    spark_stream,
     spark_sink,
+    warehouse,
+    spark_kafka,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

@@ -50,11 +50,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Our median over a peer's, from the same interleaved run."""
+    """Our median over a peer's, from the same interleaved run. `bound`: what it has to be at least."""
 
     ours: str
     peer: str
     metric: str = "msg_per_s"
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
