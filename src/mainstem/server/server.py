@@ -287,7 +287,7 @@ class Server:
             pool.shutdown(wait=True, cancel_futures=True)
         if records := self.guard.audit.take():
             await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.guard.record, records)
-        await asyncio.get_running_loop().run_in_executor(self._audit_pool, self.http_counts.close)
+        await asyncio.get_running_loop().run_in_executor(None, self.http_counts.close)
         self._audit_pool.shutdown(wait=True)
         self.coordinator.close()
         await asyncio.get_running_loop().run_in_executor(None, self.log.close)
