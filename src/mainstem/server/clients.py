@@ -70,13 +70,13 @@ def _described(session: Session, now: float) -> ConnectionInfo:
         client=session.client,
         address=session.address,
         connected_us=session.connected_us,
-        appends=session.appends,
-        append_bytes=session.append_bytes,
+        appends=session.appends.count,
+        append_bytes=session.appends.bytes,
         subscriptions=len(subscriptions),
         behind=behind,
         behind_stream=stream,
         stalled_us=round(stalled * 1_000_000),
-        waiting=session.has_waiting,
+        waiting=session.appends.has_waiting,
     )
 
 

@@ -373,7 +373,7 @@ class Server:
         if session.is_counted and session.gate.principal is not None:
             session.is_counted = False
             self.guard.quotas.let_go(session.gate.principal, "connections", 1)
-        self._in_line.pop(session, None)
+        self._in_line.pop(session.appends, None)
         self._calls.forget(session)
         connection = session.connection
         if connection is not None and connection.error is not None:
@@ -388,7 +388,7 @@ class Server:
                     "client gone",
                     client=session.client,
                     address=session.address,
-                    appends=session.appends,
+                    appends=session.appends.count,
                     seconds=self.clock.monotonic() - session.opened_at,
                 )
             )
@@ -440,7 +440,7 @@ class Server:
             connection.fail(ProtocolError(f"a message was not complete within {RECEIVE_SECONDS_MAX} s"))
         elif connection.is_paused:
             # What another connection of the same principal held may be free by now.
-            session.pace()
+            session.appends.pace()
             # It may be asking whether we are there, and we do not read that.
             if not connection.is_blocked:
                 connection.pong()
@@ -459,7 +459,7 @@ class Server:
         except Unauthenticated as error:
             connection.fail(error)
             return False
-        session.look_at_share()
+        session.toll.look_at_share()
         return True
 
     def _write_audit(self) -> None:

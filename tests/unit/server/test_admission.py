@@ -109,8 +109,8 @@ def test_what_a_client_left_behind_is_not_looked_at(tmp_path, monkeypatch):
                 batch = make_batch(LONG, stream=stream, producer=7 + 2 * number, sequence=0, epoch=number)
                 await send_append(client, 5, [batch])
                 # One after the other, so that it is known who is first in line.
-                await come_to(partial(getattr, client.session, "_is_admitting"))
-            await come_to(lambda: all(client.session._is_admitting for client in clients) and bool(held.seen))
+                await come_to(partial(getattr, client.session.appends, "is_admitting"))
+            await come_to(lambda: all(client.session.appends.is_admitting for client in clients) and bool(held.seen))
             for client in clients[:2]:
                 connection = client.session.connection
                 assert connection is not None

@@ -19,7 +19,9 @@ from mainstem.core.limits import (
 from mainstem.log.batcher import Submission
 from mainstem.log.upkeep import upkeep
 from mainstem.server import server as server_module
-from mainstem.server.session import PendingAppend, Session
+from mainstem.server.appends import Appends
+from mainstem.server.pending import PendingAppend
+from mainstem.server.session import Session
 from mainstem.transport.port import (
     Answer,
     Call,
@@ -340,7 +342,7 @@ class FullLog:
 
     def __init__(self, rig: Rig, monkeypatch: Any) -> None:
         self.room = 0
-        self.taken: list[Session] = []
+        self.taken: list[Appends] = []
         monkeypatch.setattr(rig.server.log.batcher, "submit", self.submit)
 
     def submit(self, submission: Submission, *, wake: bool) -> None:
@@ -350,18 +352,18 @@ class FullLog:
         self.taken.append(submission.done.args[0])  # type: ignore[attr-defined]
 
 
-def ask_to_append(rig: Rig, session: Session, seconds: float = 60.0) -> None:
+def ask_to_append(rig: Rig, appends: Appends, seconds: float = 60.0) -> None:
     pending = PendingAppend(1, True, 1, rig.clock.monotonic() + seconds)
     pending.admitted, pending.places = [make_batch()], [0]
-    session._waiting.append(pending)
-    rig.server.submit_soon(session)
+    appends._waiting.append(pending)
+    rig.server.submit_soon(appends)
 
 
 def test_who_waits_for_room_is_served_before_who_comes_later(tmp_path, monkeypatch):
     async def test() -> None:
         async with serving(tmp_path) as rig:
             log = FullLog(rig, monkeypatch)
-            first, second, late = (Session(rig.server) for _ in range(3))
+            first, second, late = (Session(rig.server).appends for _ in range(3))
             for session in (first, first, second):
                 ask_to_append(rig, session)
                 await asyncio.sleep(0)
@@ -390,7 +392,7 @@ def test_who_waits_for_room_is_told_when_its_time_is_over(tmp_path, monkeypatch)
     async def test() -> None:
         async with serving(tmp_path) as rig:
             FullLog(rig, monkeypatch)
-            sessions = [Session(rig.server) for _ in range(3)]
+            sessions = [Session(rig.server).appends for _ in range(3)]
             for session, seconds in zip(sessions, (60.0, 5.0, 60.0), strict=True):
                 ask_to_append(rig, session, seconds)
                 await asyncio.sleep(0)
@@ -412,9 +414,9 @@ def test_who_is_gone_is_not_in_line(tmp_path, monkeypatch):
     async def test() -> None:
         async with serving(tmp_path) as rig:
             client = await (await rig.connect()).hello()
-            other = Session(rig.server)
+            other = Session(rig.server).appends
             log = FullLog(rig, monkeypatch)
-            for session in (client.session, other):
+            for session in (client.session.appends, other):
                 ask_to_append(rig, session)
             await come_to(lambda: len(rig.server._in_line) == 2)
             client.writer.transport.abort()
