@@ -17,7 +17,7 @@ from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.audit import audit
 from mainstem.testing.server import ServerProcess
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each audit is a job of Spark")]
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WINDOW = timedelta(seconds=10)
@@ -56,7 +56,6 @@ def differing(result) -> list[tuple[int, str, int]]:
 
 @pytest.mark.mechanism("K27")
 @pytest.mark.mechanism("P4")
-@pytest.mark.slow("60,000 records in six windows, audited again and again by Spark")
 def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path):
     """60,000 records in six windows: all there. Seven less in the log: that window, that tier, -7; seven less and five
     more in the table likewise. A producer that is killed in mid-window is flagged. Without counts nothing is said."""

@@ -9,7 +9,7 @@ from deltalake import write_deltalake
 import mainstem
 from mainstem.cli.app import run
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each command is a job of Spark")]
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 

@@ -14,7 +14,7 @@ from mainstem.core.errors import InvalidRequest, UnknownStream
 from mainstem.hub.hub import Hub
 from mainstem.spark import sql
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each statement is planned twice and run")]
 
 
 class Log(NamedTuple):
@@ -131,7 +131,6 @@ def places(hub):
 
 @pytest.mark.mechanism("K26")
 @pytest.mark.mechanism("P14")
-@pytest.mark.slow("a million records, asked about by Spark and by the script tool")
 def test_k26_a_question_about_the_last_hour_of_a_million_records(spark, tmp_path):
     """Answered within 20 s, the same by Spark and by the script tool, and no group moves. Without the condition the
     answer is another."""
