@@ -8,7 +8,6 @@ A slice is a range of offsets of one shard, so who reads all slices of a plan ha
 is read again.
 """
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -86,7 +85,7 @@ def slices_of(
     """The same of a stream that was looked up."""
     firsts = info.starts if first is None else (*first, *(0,) * (info.shards - len(first)))
     ends = info.ends if end is None else (*end, *(0,) * (info.shards - len(end)))
-    run_bytes = min(_SLICE_BYTES, max(_SLICE_BYTES_MIN, info.bytes // (4 * max(1, parts))))
+    run_bytes = min(_SLICE_BYTES, max(_SLICE_BYTES_MIN, info.bytes // (8 * max(1, parts))))
     found: list[Slice] = []
     for shard in range(info.shards):
         call = RunsCall(info.name, shard, firsts[shard], ends[shard], run_bytes, where)
@@ -131,22 +130,27 @@ def _of_shard(port: Port, access: Access, info: StreamInfo, call: RunsCall, on_l
 
 
 def balance(slices: Iterable[Slice], parts: int) -> list[list[Slice]]:
-    """The slices as `parts` lists of about the same bytes, fewer if there are fewer slices; in each list in the order
-    of their places, those next to each other made one."""
-    heaviest = sorted(slices, key=lambda piece: (-piece.bytes, piece.shard, piece.first))
-    found: list[list[Slice]] = [[] for _ in range(min(max(1, parts), len(heaviest)))]
-    loads = [(0, index) for index in range(len(found))]
-    for piece in heaviest:
-        load, index = heapq.heappop(loads)
-        found[index].append(piece)
-        heapq.heappush(loads, (load + piece.bytes, index))
-    return [joined(part) for part in found]
+    """The slices as `parts` lists of about the same bytes, or fewer. They are cut in the order of their places, so that
+    a list is one stretch of a shard where that is possible, and those next to each other are made one."""
+    ordered = sorted(slices, key=_place)
+    total = sum(piece.bytes for piece in ordered)
+    found: dict[int, list[Slice]] = {}
+    before = 0
+    for piece in ordered:
+        # By its middle: so it is never further out of its list than in it.
+        found.setdefault((2 * before + piece.bytes) * parts // (2 * total), []).append(piece)
+        before += piece.bytes
+    return [joined(part) for part in found.values()]
+
+
+def _place(piece: Slice) -> tuple[str, int, int]:
+    return piece.uuid, piece.shard, piece.first
 
 
 def joined(slices: Iterable[Slice]) -> list[Slice]:
     """In the order of their places, those that are next to each other made one."""
     found: list[Slice] = []
-    for piece in sorted(slices, key=lambda piece: (piece.uuid, piece.shard, piece.first)):
+    for piece in sorted(slices, key=_place):
         last = found[-1] if found else None
         if last is not None and (last.uuid, last.shard, last.end) == (piece.uuid, piece.shard, piece.first):
             found[-1] = replace(

@@ -28,7 +28,17 @@ from mainstem.spark import types
 from mainstem.spark.filters import predicate_of
 from mainstem.spark.options import ReadOptions, begin_of, end_of, read_options
 from mainstem.spark.origin import opened
-from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, columns_of, note_loss, planned
+from mainstem.spark.reading import (
+    Partition,
+    Shape,
+    all_columns,
+    batches_of,
+    columns_of,
+    cores,
+    note_loss,
+    parts_for,
+    planned,
+)
 from mainstem.spark.slices import slices_of
 from mainstem.transport.port import GetStreamCall, StreamInfo
 
@@ -89,7 +99,7 @@ class BatchReader(DataSourceReader):
         info = look_up(options)
         first = begin_of(port, info, options.starting or "earliest")
         end = end_of(port, info, options.ending or "latest")
-        parts = options.partitions or 1
+        parts = options.partitions or parts_for(info.bytes, cores())
         on_loss = None if options.fail_on_data_loss else note_loss
         slices = slices_of(port, options.access, info, first, end, where=self._where, parts=parts, on_loss=on_loss)
         return planned(slices, options, self._where)

@@ -24,7 +24,7 @@ from mainstem.spark.group import QueryGroup
 from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
 from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
-from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, note_loss, planned
+from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, cores, note_loss, parts_for, planned
 from mainstem.spark.slices import runs_of, slices_of
 from mainstem.transport.port import GetStreamCall, RunsCall, StreamInfo
 
@@ -171,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first,
             after.offsets,
             where=options.where,
-            parts=options.partitions or 1,
+            parts=options.partitions or parts_for(info.bytes, cores()),
             on_loss=None if options.fail_on_data_loss else note_loss,
         )
         return planned(slices, options, options.where)

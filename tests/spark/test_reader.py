@@ -1,0 +1,181 @@
+"""What the streaming reader decides, asked as Spark asks it: without Spark, so that every case is cheap."""
+
+import json
+import threading
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+import mainstem
+from mainstem.core.errors import DataLoss, InvalidCursor, SchemaMismatch, StreamDeleted, UndecodedRecords
+from mainstem.spark import types
+from mainstem.spark.options import read_options
+from mainstem.spark.stream import StreamReader
+from tests.spark.parts import SCHEMA, append, fill
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def reader(hub: str, schema=SCHEMA, stream: str = "orders", **options: str) -> StreamReader:
+    return StreamReader(read_options({"hub": hub, "stream": stream, **options}, streaming=True), types.to_spark(schema))
+
+
+def ids(source: StreamReader, start: dict, end: dict) -> list[int]:
+    parts = source.partitions(start, end)
+    return sorted(number for part in parts for batch in source.read(part) for number in batch.column(0).to_pylist())
+
+
+@pytest.fixture
+def orders(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        fill(hub, count=1_000, batch=100)
+        yield hub, str(tmp_path / "log")
+
+
+def test_a_first_batch_is_planned_again_as_it_was(orders):
+    hub, folder = orders
+    source = reader(folder)
+    start = source.initialOffset()
+    # Whoever begins with the latest has found nothing, but knows from now on where that was.
+    first = source.latestOffset(start, ReadAllAvailable())
+    assert first != start
+    assert ids(source, start, first) == []
+    append(hub, "orders", 1_000, 10)
+    second = source.latestOffset(first, ReadAllAvailable())
+    # Another process after a crash, which asks again for the beginning.
+    again = reader(folder)
+    assert again.initialOffset() == start
+    assert ids(again, start, first) == []
+    assert ids(again, first, json.loads(json.dumps(second))) == list(range(1_000, 1_010))
+    # Where nothing is new the offset stays the same, to the letter.
+    assert again.latestOffset(second, ReadAllAvailable()) == second
+
+
+def test_batches_within_limits_have_everything_once(orders):
+    _, folder = orders
+    for options in ({"maxOffsetsPerTrigger": "130"}, {"maxBytesPerTrigger": "4000"}):
+        source = reader(folder, startingOffsets="earliest", **options)
+        offset, found, batches = source.initialOffset(), [], 0
+        while (end := source.latestOffset(offset, source.getDefaultReadLimit())) != offset:
+            batch = ids(source, offset, end)
+            assert 0 < len(batch) <= 200
+            found += batch
+            offset, batches = end, batches + 1
+        assert sorted(found) == list(range(1_000))
+        assert batches >= 5
+
+
+def test_available_now_ends_where_the_stream_ended(orders):
+    hub, folder = orders
+    source = reader(folder, startingOffsets="earliest", maxOffsetsPerTrigger="600")
+    source.prepareForTriggerAvailableNow()
+    append(hub, "orders", 1_000, 500)
+    first = source.latestOffset(source.initialOffset(), ReadMaxRows(600))
+    second = source.latestOffset(first, ReadMaxRows(600))
+    assert source.latestOffset(second, ReadMaxRows(600)) == second
+    assert ids(source, source.initialOffset(), first) + ids(source, first, second)
+    assert len(ids(source, source.initialOffset(), first)) + len(ids(source, first, second)) == 1_000
+
+
+def test_more_shards_are_read_too(orders):
+    hub, folder = orders
+    source = reader(folder, startingOffsets="earliest")
+    first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    hub.streams.alter("orders", shards=5)
+    append(hub, "orders", 1_000, 700, batch=50)
+    second = source.latestOffset(first, ReadAllAvailable())
+    assert ids(source, source.initialOffset(), first) == list(range(1_000))
+    assert ids(source, first, second) == list(range(1_000, 1_700))
+    # Both in one batch.
+    assert ids(source, source.initialOffset(), {**second, "begins": [0, 0]}) == list(range(1_700))
+
+
+def test_another_stream_or_checkpoint_is_refused(orders):
+    hub, folder = orders
+    source = reader(folder, startingOffsets="earliest")
+    first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    with pytest.raises(InvalidCursor, match="use another checkpointLocation"):
+        source.latestOffset({"topic": {"0": 7}}, ReadAllAvailable())
+    with pytest.raises(InvalidCursor, match="ends at"):
+        source.latestOffset({**first, "offsets": [1 << 40, 0]}, ReadAllAvailable())
+    hub.streams.delete("orders")
+    fill(hub, count=10)
+    with pytest.raises(StreamDeleted, match="Use another checkpointLocation"):
+        source.latestOffset(first, ReadAllAvailable())
+
+
+def test_what_is_trimmed_under_a_planned_batch_is_told(orders):
+    hub, folder = orders
+    source = reader(folder, startingOffsets="earliest")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    planned = source.partitions(start, end)
+    hub.streams.trim("orders", offset=100, shard=0)
+    with pytest.raises(DataLoss, match="shard 0: records 0 to 99 are gone"):
+        [batch for part in planned for batch in source.read(part)]
+    with pytest.raises(DataLoss, match="shard 0: records 0 to 99 are gone"):
+        source.partitions(start, end)
+    patient = reader(folder, startingOffsets="earliest", failOnDataLoss="false")
+    assert sum(batch.num_rows for part in planned for batch in patient.read(part)) == 900
+    assert len(ids(patient, start, end)) == 900
+
+
+def test_a_schema_that_changes_under_a_query(tmp_path):
+    folder = str(tmp_path / "log")
+    with mainstem.open(folder) as hub, hub.producer() as producer:
+        hub.streams.create("orders", schema={"id": "int32", "note": "string"}, compatibility="none")
+        producer.send("orders", {"id": 1, "note": "a"}).result(10)
+        schema = hub.streams.get("orders").schema
+        assert schema is not None
+        source = reader(folder, schema.arrow, startingOffsets="earliest")
+        start = source.initialOffset()
+        # A column more, and a wider one: the query goes on with the columns and types that it began with.
+        hub.streams.set_schema("orders", {"id": "int64", "note": "string", "more": "int64"})
+        producer.send("orders", {"id": 2, "note": "b", "more": 3}).result(10)
+        end = source.latestOffset(start, ReadAllAvailable())
+        assert ids(source, start, end) == [1, 2]
+        # A value that has no place there is refused by its column.
+        producer.send("orders", {"id": 1 << 40, "note": "c", "more": 3}).result(10)
+        end = source.latestOffset(start, ReadAllAvailable())
+        with pytest.raises(SchemaMismatch, match="column 'id'"):
+            ids(source, start, end)
+
+
+def test_what_is_no_row_is_refused_or_passed_over(tmp_path):
+    folder = str(tmp_path / "log")
+    with mainstem.open(folder) as hub, hub.producer() as producer:
+        hub.streams.create("orders")
+        for value in (b'{"id": 1}', b"nonsense", b'{"id": 3}'):
+            producer.send("orders", value).result(10)
+        hub.streams.set_schema("orders", {"id": "int64"})
+        schema = hub.streams.get("orders").schema
+        assert schema is not None
+        source = reader(folder, schema.arrow, startingOffsets="earliest")
+        start = source.initialOffset()
+        end = source.latestOffset(start, ReadAllAvailable())
+        with pytest.raises(UndecodedRecords, match="record 1 is no row"):
+            ids(source, start, end)
+        assert ids(reader(folder, schema.arrow, startingOffsets="earliest", onBad="skip"), start, end) == [1, 3]
+
+
+@pytest.mark.slow("a server is killed and started again")
+def test_a_server_that_restarts_in_the_middle_of_a_read(server):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=5_000, batch=250)
+    source = reader(server.url, startingOffsets="earliest")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    parts = source.partitions(start, end)
+    # Read through the server: as if the folder were elsewhere.
+    for part in parts:
+        for piece in part.slices:  # type: ignore[attr-defined]
+            object.__setattr__(piece, "origin", type(piece.origin)(piece.origin.access))
+    batches = iter(batch for part in parts for batch in source.read(part))
+    found = next(batches).column(0).to_pylist()
+    server.kill()
+    timer = threading.Timer(1.0, server.start)
+    timer.start()
+    found += [number for batch in batches for number in batch.column(0).to_pylist()]
+    timer.join()
+    assert sorted(found) == list(range(5_000))
+    assert source.latestOffset(end, ReadAllAvailable()) == end
