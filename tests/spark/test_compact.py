@@ -37,13 +37,11 @@ def test_compacted_by_tasks_of_spark(spark, server):
     assert seen(server.url) == before
     files = cold_files(server.folder, "orders")
     assert {file.path.name for file in files} == {f"{file.block:016d}.parquet" for file in report.files}
-    # Spark's own reader of Parquet, and ours, over the same records.
+    # Spark's own reader of Parquet, over the same records.
     cold = read_cold(spark, server.folder, "orders")
     assert cold is not None
-    ours = spark.read.format("mainstem").option("hub", server.url).option("stream", "orders").load()
-    total = "count(*) rows, sum(id) ids, min(name) first"
-    assert cold.selectExpr(*total.split(", ")).collect() == ours.selectExpr(*total.split(", ")).collect()
-    assert sorted(row[0] for row in cold.where("id = 17").select("name").collect()) == ["n17"]
+    (row,) = cold.selectExpr("count(*)", "sum(id)", "count(distinct _offset)", "max(if(id = 17, name, ''))").collect()
+    assert tuple(row) == (ROWS, ROWS * (ROWS - 1) // 2, max(offset for _, offset, _, _ in before) + 1, "n17")
     # Nothing is left to do.
     assert not compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1).files
 

@@ -32,6 +32,7 @@ from mainstem.log import (
     backup_folder,
     batcher,
     compaction,
+    cooling,
     disk,
     folder,
     log,
@@ -535,7 +536,7 @@ def free_too_early() -> Iterator[None]:
 @_bug
 def sweep_too_much() -> Iterator[None]:
     """A start takes away cold files that entries point to."""
-    sweep = log.sweep
+    sweep = cooling.sweep
 
     with _patched(log, "sweep", lambda blocks, known: sweep(blocks, ())):
         yield
