@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.errors import FolderLocked
+from mainstem.core.errors import FolderLocked, FolderUnusable
 from mainstem.log.cold_maker import cold_files
 from mainstem.spark.jobs.compact import compact, read_cold
 
@@ -28,6 +28,7 @@ def seen(url: str) -> list[tuple[int, int, int, str]]:
         return sorted((one.shard, one.offset, one.value["id"], one.value["name"]) for one in consumer)
 
 
+@pytest.mark.slow("runs tasks of Spark twice, and a query")
 def test_compacted_by_tasks_of_spark(spark, server):
     write(server.url)
     before = seen(server.url)
@@ -48,5 +49,7 @@ def test_compacted_by_tasks_of_spark(spark, server):
 
 def test_a_folder_that_a_server_writes_is_refused(spark, server):
     write(server.url, shards=1)
+    with pytest.raises(FolderUnusable, match="no log"):
+        compact(str(server.folder / "nothing"), "orders", spark=spark)
     with pytest.raises(FolderLocked, match=r"mainstem\.connect"):
         compact(str(server.folder), "orders", spark=spark)
