@@ -21,6 +21,7 @@ from benchmarks.scenarios import (
     send_batch,
     spark_read,
     spark_sink,
+    spark_warehouse,
     transactions,
     upkeep,
     written_rows,
@@ -55,6 +56,7 @@ _MODULES = (
     group_of_two,
     spark_read,
     spark_sink,
+    spark_warehouse,
 )
 
 SCENARIOS: dict[str, Scenario] = {module.SCENARIO.name: module.SCENARIO for module in _MODULES}

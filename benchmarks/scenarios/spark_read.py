@@ -45,7 +45,7 @@ def run_catch_up(settings: Settings) -> Metrics:
 
 
 def _measured(what: str, settings: Settings) -> Metrics:
-    folder = _folder(settings.data, settings.count(ROWS), settings.count(WIDE_ROWS))
+    folder = data_folder(settings.data, settings.count(ROWS), settings.count(WIDE_ROWS))
     found = run_child(f"benchmarks.scenarios.spark_read:{what}", timeout_s=1_800, folder=str(folder))
     return {name: float(value) for name, value in found.items() if name != "event"}
 
@@ -54,7 +54,7 @@ def _measured(what: str, settings: Settings) -> Metrics:
 
 
 def narrow(talk: Talk, folder: str) -> dict[str, float]:
-    spark = _session(folder)
+    spark = session(folder)
     sums = ["count(*)", "sum(id)", "sum(x)", "sum(octet_length(v))"]
     seconds = _compared(
         {
@@ -78,7 +78,7 @@ def narrow(talk: Talk, folder: str) -> dict[str, float]:
 
 
 def wide(talk: Talk, folder: str) -> dict[str, float]:
-    spark = _session(folder)
+    spark = session(folder)
     two = ["sum(c1)", "sum(octet_length(c2))"]
     every = [f"sum({f'c{n}' if n % 2 else f'octet_length(c{n})'})" for n in range(WIDE_COLUMNS)]
     schema = ", ".join(f"c{n} {'LONG' if n % 2 else 'STRING'}" for n in range(WIDE_COLUMNS))
@@ -112,7 +112,7 @@ def day(talk: Talk, folder: str) -> dict[str, float]:
 
 def catch_up(talk: Talk, folder: str) -> dict[str, float]:
     """From the start of a query to its end, which comes when it has everything."""
-    spark = _session(folder)
+    spark = session(folder)
     count = _stream(spark, folder, NARROW, columns="id").count()
     seconds = 0.0
     for attempt in range(2):
@@ -132,7 +132,7 @@ def catch_up(talk: Talk, folder: str) -> dict[str, float]:
     return {"rows_per_s": count / seconds}
 
 
-def _session(folder: str) -> SparkSession:
+def session(folder: str) -> SparkSession:
     import mainstem.spark
 
     # The tasks of the row source find this module.
@@ -191,7 +191,7 @@ def _row_source() -> type[Any]:
 
 
 @functools.cache
-def _folder(data: Path, count: int, wide_count: int) -> Path:
+def data_folder(data: Path, count: int, wide_count: int) -> Path:
     """Built once an invocation, because it takes long and is only read; removed when the interpreter ends."""
     folder = tempfile.TemporaryDirectory(prefix="bench-spark-", dir=data, ignore_cleanup_errors=True)
     _KEPT.append(folder)
@@ -227,7 +227,7 @@ def build(talk: Talk, folder: str, count: int, wide_count: int) -> None:
             columns = [pa.array(numbers) if n % 2 else texts for n in range(WIDE_COLUMNS)]
             producer.send_batch(WIDE, pa.table(columns, schema=wide_schema))
         producer.flush()
-    spark = _session(folder)
+    spark = session(folder)
     _stream(spark, folder, NARROW).write.parquet(f"{folder}/{NARROW}.parquet")
     _stream(spark, folder, NARROW).write.json(f"{folder}/{NARROW}.json")
     _stream(spark, folder, WIDE).write.json(f"{folder}/{WIDE}.json")

@@ -54,6 +54,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         hub.streams.create(STREAM, shards=SHARDS, schema=rows, key="item", retention="3650d")
         state: dict[str, int] = {}
         gaps = _gaps(rng)
+        _write(hub, rng, state)
         for trial in range(trials):
             _write(hub, rng, state)
             job, step = next(gaps)

@@ -35,10 +35,7 @@ def test_a_job_is_run_and_its_loads_are_listed(tmp_path):
             producer.send("clicks", {"id": number})
     given = (
         *("run", "warehouse", "clicks", str(tmp_path / "t")),
-        "--data",
-        str(tmp_path / "log"),
-        "--master",
-        "local[1]",
+        *("--data", str(tmp_path / "log")),
     )
     said = job(*given, "--partition", "shard").stdout.splitlines()
     assert said[0].startswith("warehouse: 100 records of clicks in 1 load, ")

@@ -11,7 +11,7 @@ JOBS: Final = {
     "warehouse": "a stream into a Delta table, load by load; with --mode upsert one row for each key",
     "snapshot": "the newest row of each key as of a cursor, tombstones apart; with --since a consolidated delta",
     "compact": "old records of a stream out of blocks into Parquet files, each sorted by key; readers do not notice",
-    "replay": "a time range of history through a function or a query into a table",
+    "replay": "a time range of history through a function or a query into a table or another stream",
 }
 
 
