@@ -176,6 +176,8 @@ def parse(data: Buffer, block: int) -> ColdBlock:
         frame = parse_header(memoryview(data)[position : position + length], 0, position, block)
         payload_of(data, position, frame)
         found.append(frame)
+        if any(data[position + frame.header_len + frame.stored_len : position + frame.total_len]):
+            raise FrameDamaged(position, "padding that is not zero")
         position += frame.total_len
     kinds = [frame.kind for frame in found]
     if position != len(data) or kinds[-2:] != [FrameKind.MOVED, FrameKind.PARQUET_END]:

@@ -124,7 +124,12 @@ class Cooling:
         command = self._command(file)
         if file.block in self._blocks.list_cold():
             raise Refused(f"cold file {file.block} is there already")
-        self._blocks.adopt(file.block, file.part)
+        try:
+            self._blocks.adopt(file.block, file.part)
+        except FileNotFoundError:
+            raise Refused(
+                f"cold file {file.block} went while it was committed: something was erased; plan again"
+            ) from None
         # If this raises, the flush may be durable all the same: then the next start knows what the file is.
         outcome = self._committing.attempt(command)
         if isinstance(outcome, Rejected):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from mainstem.core.limits import MIB, STATISTICS_RECORDS_MIN, STATISTICS_STORED_BYTES_MIN
+from mainstem.log.frame import is_cold
 from mainstem.log.ledger.base import Entry
 
 # An entry of this size or of so many records is left as it is. Then a batch that is large enough has its statistics.
@@ -54,7 +55,8 @@ def plan_merge(entries: Sequence[Entry], target: Callable[[int], int] = int, *, 
 
 
 def _is_small(entry: Entry) -> bool:
-    if entry.count != entry.span:
+    # Cold ones were put together already.
+    if entry.count != entry.span or is_cold(entry.block):
         return False
     # Rows without statistics are many tiny batches of one flush: put together, they can be passed over unread.
     if entry.schema_id and not entry.statistics:

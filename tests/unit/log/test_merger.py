@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import pytest
 
+from mainstem.log.frame import COLD_BLOCK_FIRST
 from mainstem.log.ledger.base import Entry
 from mainstem.log.merger import RUN_ENTRIES, MergePlan, plan_merge
 from tests.unit.log.parts import NOW_US
@@ -47,6 +48,11 @@ def test_a_run_that_a_large_entry_ends_is_merged_if_it_is_worth_it():
 def test_a_run_too_short_to_be_worth_it_is_never_looked_at_again():
     entries = rows(*[SMALL] * 7, LARGE, *[SMALL] * 3)
     assert plan_merge(entries) == MergePlan((), 8)
+
+
+def test_cold_entries_are_settled():
+    entries = [entry._replace(block=COLD_BLOCK_FIRST + entry.base) for entry in rows(*[SMALL] * 20)]
+    assert plan_merge(entries, is_quiet=True) == MergePlan((), 20)
 
 
 def test_large_entries_alone_are_settled():

@@ -21,6 +21,7 @@ from mainstem.core.errors import FolderUnusable, MainstemError, Refused
 from mainstem.hub.embedded import LogPort
 from mainstem.hub.remote import RemotePort
 from mainstem.log.cold_maker import cold_files, open_cooler
+from mainstem.log.folder import has_log
 from mainstem.spark.origin import Access
 from mainstem.spark.session import session
 from mainstem.transport.port import ColdFile, ColdPlan, ColdTask, CoolCall, PlanColdCall, Port
@@ -92,6 +93,8 @@ def compact(
 def _opened(access: Access) -> Port:
     """The log as who may change it."""
     if access.data:
+        if not has_log(Path(access.data)):
+            raise FolderUnusable(f"there is no log in {access.data}")
         return LogPort(Path(access.data))
     return RemotePort(access.url, _CONNECT_SECONDS, credentials=access.credentials())
 
