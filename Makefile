@@ -97,11 +97,11 @@ $(VENV)/.spark: $(VENV)/.created requirements/spark.txt requirements/build.txt p
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.created requirements/dev.txt pyproject.toml
-	@$(call install,what the tests and checks need (about 250 MB),-r requirements/dev.txt)
+	@$(call install,what the tests and checks need (about 800 MB: Spark is large),-r requirements/dev.txt)
 	@touch $(VENV)/.spark $@
 
 $(VENV)/.bench: $(VENV)/.created requirements/bench.txt pyproject.toml
-	@$(call install,what the benchmarks need (about 200 MB),-r requirements/bench.txt)
+	@$(call install,what the benchmarks need (about 750 MB: Spark is large),-r requirements/bench.txt)
 	@touch $(VENV)/.spark $@
 
 # $(call install,what,requirement options)
