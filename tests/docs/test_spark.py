@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mainstem.spark.options import READ_OPTIONS
+from mainstem.spark.write_options import WRITE_OPTIONS
 from tests.docs.test_guide import ROOT, environment
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -39,4 +40,4 @@ def test_the_page_runs(tmp_path: Path) -> None:
 def test_the_page_names_every_option() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert set(READ_OPTIONS) - {"path"} <= named
+    assert {*READ_OPTIONS, *WRITE_OPTIONS} - {"path"} <= named
