@@ -7,7 +7,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import mainstem
-from mainstem.core.errors import DataLoss, InvalidCursor, SchemaMismatch, StreamDeleted, UndecodedRecords
+from mainstem.core.errors import (
+    DataLoss,
+    Forbidden,
+    InvalidCursor,
+    SchemaMismatch,
+    StreamDeleted,
+    Unauthenticated,
+    UndecodedRecords,
+)
 from mainstem.spark import types
 from mainstem.spark.options import read_options
 from mainstem.spark.stream import StreamReader
@@ -179,3 +187,22 @@ def test_a_server_that_restarts_in_the_middle_of_a_read(server):
     timer.join()
     assert sorted(found) == list(range(5_000))
     assert source.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_guarded_server_wants_a_token_of_every_process(server):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=500)
+        root = hub.access.create_token("root", admin=True)
+    with mainstem.connect(server.url, token=root.secret) as hub:
+        lake = hub.access.create_token("lake", allow=["read:orders", "describe:orders"])
+        blind = hub.access.create_token("blind", allow=["describe:orders"])
+    with pytest.raises(Unauthenticated):
+        reader(server.url)
+    source = reader(server.url, startingOffsets="earliest", token=lake.secret)
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    parts = source.partitions(start, end)
+    assert lake.secret not in repr(parts)
+    assert ids(source, start, end) == list(range(500))
+    with pytest.raises(Forbidden):
+        reader(server.url, token=blind.secret).partitions(start, end)
