@@ -98,9 +98,7 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
-VERSION_OF_AUDITS: Final = 6
-VERSION_OF_PARTS: Final = 6
-VERSION_OF_RUNS: Final = 6
+VERSION_OF_PIPELINES: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -294,8 +292,6 @@ def version_needed(call: Call) -> int:
             return 1
         case MomentCall():
             return VERSION_OF_ORDER
-        case RunsCall():
-            return VERSION_OF_RUNS
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3
         case CreateStreamCall(schema=b"", key=(), index=(), compatibility="backward"):
@@ -310,10 +306,8 @@ def version_needed(call: Call) -> int:
             return 4
         case CommitTransactionCall() | AbortTransactionCall() | OpenWriterCall():
             return 4
-        case NoteCountsCall() | NoteVerifiedCall():
-            return VERSION_OF_AUDITS
-        case CommitPartsCall():
-            return VERSION_OF_PARTS
+        case RunsCall() | CommitPartsCall() | NoteCountsCall() | NoteVerifiedCall():
+            return VERSION_OF_PIPELINES
         case _:
             return VERSION_OF_ACCESS if isinstance(call, AccessCall) else 2
 
