@@ -23,7 +23,7 @@ def run(path: Path, folder: Path | None = None) -> list[Any]:
     with warnings.catch_warnings():
         # The kernel's own libraries warn of each other.
         warnings.simplefilter("ignore")
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+        NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -48,7 +48,7 @@ def test_typed_rows():
     assert "'id'" in shown(cells, "try:\n    hub.streams", "")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.xdist_group("spark")
 def test_pipeline(tmp_path):
     """The page is the notebook, so this runs both: a Spark of its own, as in a notebook."""
