@@ -11,7 +11,15 @@ from pyspark.sql import SparkSession
 import mainstem.spark
 from mainstem.testing.server import ServerProcess
 
+# Spark starts a process for everything that it does; beside a busy test on each core they take their time.
+SECONDS_MAX = 400
 SOURCE = Path(__file__).parents[2] / "src"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(SECONDS_MAX))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tests.spark.parts import fill
 pytestmark = pytest.mark.xdist_group("spark")
 
 SOURCE = Path(__file__).parents[2] / "src"
-START_SECONDS_MAX = 60
+START_SECONDS_MAX = 120
 JOB = """
 import sys
 import mainstem.spark
@@ -90,7 +90,7 @@ def test_a_standalone_cluster_reads_a_stream(tmp_path, server):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
     assert f"sum 20000 {20_000 * 19_999 // 2}" in done.stdout, done.stderr[-3_000:]

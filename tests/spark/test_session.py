@@ -101,7 +101,7 @@ def test_the_wheel_runs_spark_with_no_java_in_sight(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(Path(mainstem.__file__).parents[1])]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.split()[:2] == ["counted", "5"], done.stderr
     assert Path(done.stdout.split()[2]) == wheel

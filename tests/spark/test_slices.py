@@ -42,6 +42,15 @@ def test_slices_have_every_record_once(folder):
         assert sorted(number for part in balanced for number in ids(part)) == list(range(10_000))
 
 
+def test_parts_are_as_many_as_were_asked_for(folder):
+    _, access = folder
+    fill(folder[0], count=20_000)
+    for parts in (1, 4, 7):
+        assert len(balance(list_slices(access, "orders", parts=parts), parts)) == parts
+        some = list_slices(access, "orders", first=[500, 500], end=[6_000, 6_000], parts=parts)
+        assert len(balance(some, parts)) == parts
+
+
 def test_slices_begin_and_end_where_they_are_told(folder):
     hub, access = folder
     fill(hub, count=1_000, shards=1, batch=100)
@@ -99,7 +108,7 @@ def test_older_rows_come_in_the_newest_schema(folder):
 def test_what_was_trimmed_is_told_by_its_range(folder):
     hub, access = folder
     fill(hub, count=1_000, shards=1, batch=100)
-    plan = list_slices(access, "orders")
+    plan = joined(list_slices(access, "orders"))
     hub.streams.trim("orders", offset=300)
     # By who plans, and by who had planned before.
     with pytest.raises(DataLoss, match="records 0 to 299 are gone"):

@@ -18,7 +18,7 @@ import pyarrow as pa
 from mainstem.consume.consumer import Consumer, OnBad
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidCursor
-from mainstem.core.limits import KIB, MIB
+from mainstem.core.limits import MIB
 from mainstem.core.schema import METADATA_COLUMNS
 from mainstem.spark.origin import Access, Origin, opened, opened_near
 from mainstem.transport.port import Answer, GetStreamCall, Port, Run, RunsCall, StreamInfo
@@ -27,7 +27,6 @@ from mainstem.transport.port import Answer, GetStreamCall, Port, Run, RunsCall, 
 OnLoss = Callable[[DataLoss], None]
 # Of one slice before it is balanced: small enough that parts come out even, large enough to be read in one go.
 _SLICE_BYTES: Final = 4 * MIB
-_SLICE_BYTES_MIN: Final = 64 * KIB
 # Batches smaller than this are put together: each costs Spark as much as a hundred rows.
 COALESCED_ROWS: Final = 16_384
 COALESCED_BYTES: Final = 4 * MIB
@@ -85,7 +84,10 @@ def slices_of(
     """The same of a stream that was looked up."""
     firsts = info.starts if first is None else (*first, *(0,) * (info.shards - len(first)))
     ends = info.ends if end is None else (*end, *(0,) * (info.shards - len(end)))
-    run_bytes = min(_SLICE_BYTES, max(_SLICE_BYTES_MIN, info.bytes // (8 * max(1, parts))))
+    there = sum(map(int.__sub__, info.ends, info.starts))
+    wanted = sum(max(0, each - begin) for begin, each in zip(firsts, ends, strict=True))
+    # About, but enough to have several slices for each part.
+    run_bytes = min(_SLICE_BYTES, max(1, info.bytes * wanted // (8 * max(1, parts) * max(1, there))))
     found: list[Slice] = []
     for shard in range(info.shards):
         call = RunsCall(info.name, shard, firsts[shard], ends[shard], run_bytes, where)
