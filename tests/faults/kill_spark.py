@@ -49,7 +49,7 @@ STEPS: Final = (
 )
 _FILES_PER_LIFE: Final = 3
 _ROWS_PER_FILE: Final = 40
-_LIFE_SECONDS_MAX: Final = 180
+_LIFE_SECONDS_MAX: Final = 300
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:

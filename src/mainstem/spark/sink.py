@@ -80,7 +80,8 @@ class BatchSink(DataSourceArrowWriter):
         self._run = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return _write(self._destination, self._run, 0, iterator)
+        # Without a transaction nothing is compared.
+        return _write(self._destination, self._run, 0, iterator, is_numbered=self._transaction is not None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _commit(self._destination, _written(messages), self._transaction, 0, accepts=self._accepts)
@@ -91,13 +92,21 @@ class BatchSink(DataSourceArrowWriter):
         self._destination.discard_up_to(self._run, 0)
 
 
-def _write(destination: Destination, job: str, number: int, batches: Iterator[pa.RecordBatch]) -> Written:
+def _write(
+    destination: Destination,
+    job: str,
+    number: int,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    is_numbered: bool = True,
+) -> Written:
     task: Any = TaskContext.get()
     stream = destination.look_up()
     part, sums = destination.begin(job, number), Sums()
     try:
         for table in gathered(stream, batches):
-            sums.add(table)
+            if is_numbered:
+                sums.add(table)
             for shard, rows in by_shard(stream, table):
                 part.send_batch(stream.name, rows, shard=shard)
         return Written(job, task.partitionId(), part.finish(), sums)

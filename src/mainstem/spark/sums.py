@@ -108,8 +108,11 @@ class Sums:
             # A word at every byte of the buffer; only those that begin and end texts are taken.
             words = np.ndarray((data.size - _WORD + 1,), np.uint64, data, strides=(1,))
             long = lengths >= _WORD
-            self._add_words(f"{path}:head", words[offsets[:-1][long]])
-            self._add_words(f"{path}:tail", words[offsets[1:][long] - _WORD])
+            first_bytes, ends = offsets[:-1], offsets[1:]
+            if not long.all():
+                first_bytes, ends = first_bytes[long], ends[long]
+            self._add_words(f"{path}:head", words[first_bytes])
+            self._add_words(f"{path}:tail", words[ends - _WORD])
 
 
 def _parts(array: Any) -> Iterator[tuple[str, pa.Array | Words]]:

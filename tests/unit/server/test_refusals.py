@@ -15,6 +15,7 @@ import pytest
 
 from mainstem.access.action import Action
 from mainstem.access.token import mint
+from mainstem.core.delivery import Delivery, Fingerprint
 from mainstem.core.errors import Forbidden, MainstemError, ProtocolError, Unauthenticated
 from mainstem.log.batcher import Submission
 from mainstem.log.flush import AssignShards
@@ -43,7 +44,7 @@ def sample(kind: type, **chosen: Any) -> Any:
     given = {
         field.name: _value(field.name, field.type)
         for field in msgspec.structs.fields(kind)
-        if (field.required or field.name == "streams") and field.name not in chosen
+        if (field.required or field.name in ("streams", "delivery")) and field.name not in chosen
     }
     return kind(**given, **chosen)
 
@@ -57,6 +58,10 @@ def _value(name: str, annotation: Any) -> Any:
         return STREAM
     if name == "offsets":
         return ((1, 0, 0),)
+    if name == "parts":
+        return ((1, 1),)
+    if name == "delivery":
+        return Delivery(1, "loader", 0, Fingerprint(1, b""))
     if name == "streams":
         return (STREAM,)
     if name == "action":
