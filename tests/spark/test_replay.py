@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 import mainstem
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.errors import DeliveryRefused, InvalidSetting
 from mainstem.spark.jobs.replay import replay
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
@@ -45,6 +45,7 @@ def ids(table: Path) -> list[int]:
     return sorted(table_of(table)["id"].to_pylist())
 
 
+@pytest.mark.slow("three hours of records, and two replays")
 def test_a_range_through_a_function_and_a_query(log, tmp_path, spark):
     place = tmp_path / "log"
     done = replay(
@@ -64,6 +65,7 @@ def test_a_range_through_a_function_and_a_query(log, tmp_path, spark):
     assert {row["x"]: row["many"] for row in table_of(tmp_path / "q").to_pylist()} == dict.fromkeys(range(10), 360)
 
 
+@pytest.mark.slow("seven replays")
 def test_it_is_done_once_and_takes_what_came_late(log, tmp_path, spark):
     given = {"since": START, "until": START + HOUR, "function": doubled, "load_rows": 4_000, "spark": spark}
     for step, number in (("planned", 1), ("written", 1), ("committed", 1), ("written", 1)):
@@ -79,7 +81,46 @@ def test_it_is_done_once_and_takes_what_came_late(log, tmp_path, spark):
     assert strays(tmp_path / "t") == []
 
 
+@pytest.mark.slow("ten replays, through a server")
+def test_into_another_stream(server, tmp_path, spark):
+    """Delivered once, whatever was killed in between; other rows under the same number are refused."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("clicks", shards=2, schema={"id": "int64", "x": "int64"}, key="id", retention="3650d")
+        hub.streams.create("twice", shards=3, schema={"id": "int64", "twice": "int64"}, key="id")
+        hub.streams.create("copy", shards=1, schema={"id": "int64", "x": "int64"}, retention="3650d")
+        send(hub, range(2_000))
+        given = {"since": START, "until": START + timedelta(seconds=1_500), "load_rows": 800, "spark": spark}
+        into = {**given, "into": "twice", "function": doubled}
+        state = tmp_path / "state"
+        for step in ("planned", "wrote", "written", "committed", "committed"):
+            with pytest.raises(CutShort):
+                replay(server.url, "clicks", state, on_step=cut_at(step), **into)
+        replay(server.url, "clicks", state, **into)
+        assert delivered(hub, "twice") == [{"id": at, "twice": 2 * (at % 10)} for at in range(1_500)]
+        assert replay(server.url, "clicks", state, **into).loads == 0
+        # As they are, with their times; and through a query.
+        replay(server.url, "clicks", tmp_path / "as is", into="copy", **given)
+        assert delivered(hub, "copy") == [{"id": at, "x": at % 10} for at in range(1_500)]
+        with hub.consumer("copy", start="earliest", follow=False) as consumer:
+            times = {record.value["id"]: record.timestamp for record in consumer}
+        assert times == {at: START + timedelta(seconds=at) for at in range(1_500)}
+        sql = "SELECT id + 10000 AS id, x FROM clicks WHERE x = 3"
+        done = replay(server.url, "clicks", tmp_path / "query", into="copy", sql=sql, **given)
+        assert (done.rows_read, done.rows_written) == (1_500, 150)
+        assert len(delivered(hub, "copy")) == 1_650
+        # Without its manifests, the same job comes with other loads.
+        with pytest.raises(DeliveryRefused, match="was written before with"):
+            replay(server.url, "clicks", tmp_path / "lost", **{**into, "load_rows": 500})
+        assert len(delivered(hub, "twice")) == 1_500
+
+
+def delivered(hub, stream: str) -> list[dict]:
+    with hub.consumer(stream, start="earliest", follow=False) as consumer:
+        return sorted((record.value for record in consumer), key=lambda row: row["id"])
+
+
 @pytest.mark.mechanism("P15")
+@pytest.mark.slow("five replays")
 def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spark):
     """Rows that the correction does not touch are the same; readers of the old version still have it. The control: a
     replay that adds instead has every row twice."""
@@ -133,6 +174,8 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
         run(since=START.replace(tzinfo=None))
     with pytest.raises(InvalidSetting, match="give sql or a function, not both"):
         run(sql="SELECT 1", function=doubled)
+    with pytest.raises(InvalidSetting, match="into itself would read what it writes"):
+        run(into="clicks")
     with pytest.raises(InvalidSetting, match="function 'nowhere:f' cannot be found"):
         run(function="nowhere:f")
     with pytest.raises(InvalidSetting, match="must make a pyarrow RecordBatch or Table of a batch without rows"):

@@ -7,7 +7,6 @@ import pytest
 import mainstem
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidSetting
-from mainstem.spark.jobs import newest
 from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
 from tests.spark.lakes import CutShort, cut_at, table_of
 
@@ -101,6 +100,7 @@ def test_the_tail_goes_on_where_the_snapshot_ends(tmp_path, spark):
         assert state == shop.state
 
 
+@pytest.mark.slow("eight snapshots")
 def test_a_snapshot_takes_the_place_of_the_last_one(tmp_path, spark):
     with mainstem.open(tmp_path / "log") as hub:
         shop = Shop(hub)
@@ -127,8 +127,3 @@ def test_an_empty_stream_is_an_empty_table(tmp_path, spark):
         Shop(hub)
         done = snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark)
     assert (done.rows_read, rows_of(tmp_path / "snap")) == (0, {})
-
-
-def test_the_order_is_one_of_a_module():
-    """Both ways to the newest record, Arrow's here and Spark's there, order by the same columns."""
-    assert newest.GENERATION_COLUMN == "_generation"

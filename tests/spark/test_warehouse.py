@@ -57,6 +57,7 @@ def ids(table: Path) -> list[int]:
     return sorted(table_of(table)["id"].to_pylist())
 
 
+@pytest.mark.slow("the first to use Spark's workers")
 def test_every_run_loads_what_is_new(log, tmp_path, spark):
     table = tmp_path / "orders"
     done = warehouse(tmp_path / "log", "orders", table, spark=spark)
@@ -76,6 +77,7 @@ def test_every_run_loads_what_is_new(log, tmp_path, spark):
     assert strays(table) == []
 
 
+@pytest.mark.slow("three engines")
 def test_duckdb_polars_and_spark_read_it(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, partition="hour", time="ts", spark=spark)
@@ -93,6 +95,7 @@ def test_duckdb_polars_and_spark_read_it(log, tmp_path, spark):
     assert frame.agg({"x": "sum"}).collect()[0][0] == sum(at / 4 for at in range(6_000))
 
 
+@pytest.mark.slow("two runs")
 def test_late_rows_go_to_the_partition_of_their_time(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, partition="day", time="ts", spark=spark)
@@ -156,6 +159,7 @@ def test_a_load_that_is_killed_and_run_again_changes_nothing(tmp_path, spark, mo
     assert table_of(careless).num_rows > 200_000
 
 
+@pytest.mark.slow("queries of Spark, one with a shuffle")
 def test_a_query_makes_the_rows(log, tmp_path, spark):
     table = tmp_path / "germans"
     sql = "SELECT id, x * 2 AS twice, date_format(ts, 'HH') AS hour, _offset FROM orders WHERE country = 'DE'"
@@ -180,6 +184,7 @@ def test_a_query_makes_the_rows(log, tmp_path, spark):
     )
 
 
+@pytest.mark.slow("many small loads")
 def test_one_row_for_each_key(tmp_path, spark):
     """Newer rows win, tombstones delete, also where the stream got more shards between two records of a key."""
     table = tmp_path / "latest"

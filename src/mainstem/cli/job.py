@@ -209,6 +209,10 @@ def replay(
     replace: Annotated[
         bool, typer.Option("--replace", help="Put what comes out in the place of everything in the table.")
     ] = False,
+    into: Annotated[
+        str | None,
+        typer.Option(metavar="STREAM", help="Deliver to this stream instead; TABLE is then the folder of manifests."),
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Tells replays into one table apart.")] = None,
     columns: Columns = None,
     where: Where = None,
@@ -222,7 +226,7 @@ def replay(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Run a time range of history through a function or a query into a table, exactly once.
+    """Run a time range of history through a function or a query into a table or a stream, exactly once.
 
     A run that was killed is simply run again; one that was done does nothing the second time. With --replace readers
     see the old rows or the new ones, never both.
@@ -240,6 +244,7 @@ def replay(
             sql=sql,
             function=function,
             replace=replace,
+            into=into,
             name=name,
             columns=_names(columns),
             where=where,

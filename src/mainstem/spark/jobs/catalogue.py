@@ -10,7 +10,7 @@ from mainstem.spark.jobs.manifest import NOTES, Manifest, Manifests
 JOBS: Final = {
     "warehouse": "a stream into a Delta table, load by load; with --mode upsert one row for each key",
     "snapshot": "the newest row of each key as of a cursor, tombstones apart; with --since a consolidated delta",
-    "replay": "a time range of history through a function or a query into a table",
+    "replay": "a time range of history through a function or a query into a table or another stream",
 }
 
 

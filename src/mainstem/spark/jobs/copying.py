@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from mainstem.core.errors import InvalidSetting
@@ -15,7 +16,7 @@ from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.part_files import Target, write_parts
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.query import query_schema, run_query
-from mainstem.spark.jobs.tasks import Answer, OnStep, parts_of, run_parts
+from mainstem.spark.jobs.tasks import Answer, OnStep, Write, parts_of, run_parts
 from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
@@ -62,30 +63,17 @@ class Copying:
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load as files of the table."""
         tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
-        target = self._target(self._row_schema(), attempt)
-        given = (tasks, self._wanted, self._read_schema, target)
+        rows = row_schema(self._spark, self._history, self._read_schema, self._sql, self._function)
+        write = partial(_write, self._target(rows, attempt))
+        given = (tasks, self._wanted, self._read_schema, write)
         if self._sql is None:
-            work = partial(_copy, *given, self._function)
+            work = partial(copy, *given, self._function)
             return Written(run_parts(self._spark, len(tasks), work, self._on_step))
         return Written(run_query(self._spark, self._sql, self._history.info.name, *given, self._on_step))
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
         self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite)
         return 0
-
-    def _row_schema(self) -> pa.Schema:
-        """The columns of the rows that are written."""
-        if self._sql is not None:
-            return query_schema(self._spark, self._sql, self._history.info.name, self._read_schema)
-        if self._function is None:
-            return self._read_schema
-        made = self._function(pa.RecordBatch.from_pylist([], self._read_schema))
-        if not isinstance(made, pa.RecordBatch | pa.Table):
-            raise InvalidSetting(
-                "the function must make a pyarrow RecordBatch or Table of a batch without rows, too: that says which "
-                f"columns the table gets; it made {made!r}"
-            )
-        return made.schema
 
     def _target(self, rows: pa.Schema, attempt: Attempt) -> Target:
         """Where tasks write rows of these columns, once the table has them."""
@@ -101,19 +89,41 @@ class Copying:
         )
 
 
-def _copy(
+def row_schema(
+    spark: "SparkSession", history: History, read_schema: pa.Schema, sql: str | None, function: Function | None
+) -> pa.Schema:
+    """The columns of the rows that are made."""
+    if sql is not None:
+        return query_schema(spark, sql, history.info.name, read_schema)
+    if function is None:
+        return read_schema
+    made = function(pa.RecordBatch.from_pylist([], read_schema))
+    if not isinstance(made, pa.RecordBatch | pa.Table):
+        raise InvalidSetting(
+            "the function must make a pyarrow RecordBatch or Table of a batch without rows, too: that says which "
+            f"columns it makes; it made {made!r}"
+        )
+    return made.schema
+
+
+def copy(
     tasks: Sequence[Sequence[Slice]],
     wanted: Wanted,
     read_schema: pa.Schema,
-    target: Target,
+    write: Write,
     function: Function | None,
     part: int,
 ) -> Answer:
-    """One task: read its slices, write its files."""
+    """One task: read its slices, write what is made of them."""
     tally = Tally()
     rows = (batch for piece in tasks[part] for batch in read(piece, wanted, read_schema, tally))
-    files, count = write_parts(target, part, rows if function is None else _through(function, rows))
-    return Answer(tuple(files), tally.rows, count, tally.undecoded, tuple(tally.lost))
+    answer = write(part, rows if function is None else _through(function, rows))
+    return msgspec.structs.replace(answer, rows_read=tally.rows, undecoded=tally.undecoded, lost=tuple(tally.lost))
+
+
+def _write(target: Target, part: int, batches: Iterable[pa.RecordBatch]) -> Answer:
+    files, rows = write_parts(target, part, batches)
+    return Answer(tuple(files), rows_written=rows)
 
 
 def _through(function: Function, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -58,8 +58,8 @@ class History:
 
     def __init__(self, hub: object, stream: str, **credentials: str | None) -> None:
         given = {name: str(value) for name, value in credentials.items() if value is not None}
-        self._access = Access.to(str(hub), **given)
-        self._port = opened(self._access)
+        self.access = Access.to(str(hub), **given)
+        self._port = opened(self.access)
         self.info: StreamInfo = self._port.call(GetStreamCall(stream)).streams[0]
 
     def cursor(self, offsets: Sequence[int]) -> Cursor:
@@ -73,7 +73,7 @@ class History:
     def cut(self, load: Load, wanted: "Wanted", parts: int) -> list[list[Slice]]:
         """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted."""
         pieces = slices_of(
-            self._port, self._access, self.info, load.start, load.end, where=wanted.where or "", parts=parts
+            self._port, self.access, self.info, load.start, load.end, where=wanted.where or "", parts=parts
         )
         return balance(pieces, parts)
 

@@ -9,6 +9,7 @@
 A kill between any two leaves what `Manifests` describes; the next run goes on from there.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +52,11 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a load: its name, and the file that is there as long as it may write."""
+    """One attempt at a load: its name, the file that is there as long as it may write, and the load's number."""
 
     name: str
     marker: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ class Loading:
             first, lost = self._kept(place)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []
-            for load in plan_loads(first, stop, info.generations, offsets_max):
+            again = self._again(number)
+            loads = plan_loads(again[-1].end if again else first, stop, info.generations, offsets_max)
+            for load in itertools.chain(again, loads):
                 self._on_step("load", sum(load.start) - sum(first), total)
                 done.append(self._load(load, number + len(done) + 1, lost, write, commit))
                 lost = []
@@ -140,6 +144,10 @@ class Loading:
             first, lost = self._kept(self._history.offsets(start))
             done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit)
         return self._result([done], first, end, self._clock.monotonic() - began)
+
+    def _again(self, number: int) -> list[Load]:
+        """A load that must be done as it was planned: of none where the table says which it has."""
+        return []
 
     def _settled(self) -> int:
         """How many loads the table has, once what a run before left behind is dealt with."""
@@ -186,7 +194,7 @@ class Loading:
         )
         self._on_step("planned", number, number)
         marker = self.manifests.marker(manifest.attempt).absolute()
-        written = write(load, Attempt(manifest.attempt, str(marker)))
+        written = write(load, Attempt(manifest.attempt, str(marker), number))
         manifest = msgspec.structs.replace(
             manifest,
             state="written",
@@ -204,12 +212,15 @@ class Loading:
             manifest,
             state="done",
             rows_deleted=deleted,
-            table_version=self.lake.version,
+            table_version=self._version(),
             done_us=self._clock.now_us(),
         )
         self.manifests.advance(manifest)
         self._on_step("done", number, number)
         return manifest
+
+    def _version(self) -> int:
+        return self.lake.version if self.lake.exists else -1
 
     def _result(self, done: Sequence[Manifest], start: Sequence[int], end: Sequence[int], seconds: float) -> JobResult:
         return JobResult(
@@ -226,7 +237,7 @@ class Loading:
             bytes=sum(manifest.bytes_written for manifest in done),
             start=str(self._history.cursor(start)),
             end=str(self._history.cursor(end)),
-            table_version=self.lake.version if self.lake.exists else -1,
+            table_version=self._version(),
             seconds=seconds,
             manifests=str(self.manifests.folder),
         )

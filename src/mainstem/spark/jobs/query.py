@@ -10,8 +10,7 @@ from mainstem.core.errors import InvalidSetting
 from mainstem.core.plain import one_line
 from mainstem.spark.jobs.columns import as_table_rows, table_schema
 from mainstem.spark.jobs.history import Tally, Wanted, read
-from mainstem.spark.jobs.part_files import Target, write_parts
-from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded, mapped
+from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, Write, collect, context_of, guarded, mapped
 from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def run_query(
     tasks: Sequence[Sequence[Slice]],
     wanted: Wanted,
     read_schema: pa.Schema,
-    target: Target,
+    write: Write,
     on_step: OnStep,
 ) -> list[Answer]:
     """Run a query over the records of these slices and write what it gives; what each task of its last stage did."""
@@ -51,21 +50,16 @@ def run_query(
                     yield as_table_rows(rows, given)
             found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         part = 0 if context is None else context.partitionId()
-
-        def work() -> Answer:
-            files, rows = write_parts(target, part, batches)
-            return Answer(tuple(files), rows_written=rows)
-
-        yield guarded(work)
+        yield guarded(lambda: write(part, batches))
 
     frame = _queried(mapped(numbers, records, spark_schema(read_schema)), sql, name)
-    written = collect(spark, mapped(frame, write, ANSWER), len(tasks), on_step)
-    return [*written, *found.value.values()]
+    answers = collect(spark, mapped(frame, written, ANSWER), len(tasks), on_step)
+    return [*answers, *found.value.values()]
 
 
 class ByPart(AccumulatorParam["dict[int, Answer]"]):

@@ -1,4 +1,4 @@
-"""The job `replay`: history once more, through a function or a query, into a table.
+"""The job `replay`: history once more, through a function or a query, into a table or another stream.
 
 A mistake in what was made of a stream is corrected by making it again. The range is of time, so it has an end, and its
 records are those of that time, however late they came. A replay that was killed goes on where its last load ended; one
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mainstem.core.errors import InvalidSetting
+from mainstem.spark.destination import Destination
 from mainstem.spark.jobs.copying import Copying, Function
+from mainstem.spark.jobs.delivering import Delivering, Redelivery
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
 from mainstem.spark.jobs.loading import JobResult, Loading
@@ -38,6 +40,7 @@ def replay(
     function: Function | str | None = None,
     name: str | None = None,
     replace: bool = False,
+    into: str | None = None,
     columns: Sequence[str] | None = None,
     where: str | None = None,
     partition: By = "none",
@@ -59,6 +62,9 @@ def replay(
     tables; as text it is "module:name". `sql` is a query over the stream by its name, which sees one load at a time.
     Neither: the records as they are.
 
+    `into` is the name of a stream of the same hub to which rows are delivered instead; the folder then has the replay's
+    manifests. A load whose rows the stream has already is recognised there.
+
     With `replace` everything is one load that takes the place of what is in the table: readers see the old rows or the
     new ones, and the old ones stay as the table's version before. Without it, rows are added, load by load; `name` then
     tells replays into one table apart: another name is another replay, which adds its rows too.
@@ -66,13 +72,29 @@ def replay(
     _check_range(since, until)
     if replace and name is not None:
         raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
+    if into is not None and (replace or partition != "none"):
+        raise InvalidSetting("into delivers rows to a stream, which has nothing to replace and no partitions")
+    if into == stream:
+        raise InvalidSetting(f"a replay of {stream!r} into itself would read what it writes; name another stream")
+    if sql is not None and function is not None:
+        raise InvalidSetting("give sql or a function, not both")
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     names = list(history.schema(Wanted()).names if columns is None else columns)
-    names += [place for place in (*PLACE_COLUMNS, KEY_COLUMN) if place not in names]
+    names += [place for place in _beside(history, into, sql, function) if place not in names]
     wanted = Wanted(tuple(names), _within(since, until, where), on_bad, on_loss)
-    job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where)}"
+    job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
+    # The first record of that time or later: every one before it is older.
+    start = history.cursor(history.offsets(since))
+    if into is not None:
+        delivery = Redelivery("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
+        destination = Destination(history.access, into)
+        destination.check_free()
+        way = Delivering(
+            spark or session(), history, wanted, destination, job=job, on_step=on_step, sql=sql, function=found
+        )
+        return delivery.run(start, way.write, way.commit, offsets_max=load_rows)
     loading = Loading("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
     work = Copying(
         spark or session(),
@@ -87,11 +109,16 @@ def replay(
         function=found,
         overwrite=replace,
     )
-    # The first record of that time or later: every one before it is older.
-    start = history.cursor(history.offsets(since))
     if replace:
         return loading.run_whole(start, history.info.ends, work.write, work.commit)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)
+
+
+def _beside(history: History, into: str | None, sql: str | None, function: Function | str | None) -> tuple[str, ...]:
+    """What comes along with the columns of a row. Records that are only delivered keep their time, not their place."""
+    if into is None or sql is not None or function is not None:
+        return (*PLACE_COLUMNS, KEY_COLUMN)
+    return ("_timestamp",) if history.info.schema_bytes else ()
 
 
 def _check_range(since: datetime, until: datetime) -> None:

@@ -7,7 +7,7 @@ they belong, which is three times as fast as rows that travel.
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # How far a job is: a word for the step, what is done of it, and of how much.
 OnStep = Callable[[str, int, int], None]
+# Writes the rows of one part, and says what it did.
+Write = Callable[[int, Iterable[pa.RecordBatch]], "Answer"]
 ANSWER: Final = "answer binary"
 _PARTS_PER_CORE: Final = 3
 _LOOK_SECONDS: Final = 0.2
@@ -42,6 +44,8 @@ class Answer(msgspec.Struct, frozen=True):
     error: tuple[int, str, dict[str, Any]] | None = None
     # Files of another table, where a job writes two.
     apart: tuple[WrittenFile, ...] = ()
+    # What was staged for a stream, as only its job understands it.
+    staged: bytes = b""
 
 
 def no_step(step: str, done: int, total: int) -> None:
