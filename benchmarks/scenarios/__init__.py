@@ -23,9 +23,9 @@ from benchmarks.scenarios import (
     spark_read,
     spark_sink,
     spark_stream,
+    spark_warehouse,
     transactions,
     upkeep,
-    warehouse,
     written_rows,
 )
 from benchmarks.scenarios import open as opening
@@ -59,7 +59,7 @@ _MODULES = (
     spark_read,
     spark_stream,
     spark_sink,
-    warehouse,
+    spark_warehouse,
     spark_kafka,
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 from benchmarks import sparks
 from benchmarks.child import Talk
@@ -17,31 +18,35 @@ from benchmarks.scenarios.base import Metrics, Scenario, Settings, Target, ours
 
 ROWS = 10_000_000
 SQL = f"SELECT id, x + 0 AS x, v FROM {sparks.STREAM} WHERE id >= 0"
-HERE = "benchmarks.scenarios.warehouse"
+HERE = "benchmarks.scenarios.spark_warehouse"
 
 
 def run_moved(settings: Settings) -> Metrics:
-    return _run(settings, "")
+    return _run(settings)
+
+
+def run_by_shard(settings: Settings) -> Metrics:
+    return _run(settings, partition="shard")
 
 
 def run_queried(settings: Settings) -> Metrics:
-    return _run(settings, SQL)
+    return _run(settings, sql=SQL)
 
 
-def _run(settings: Settings, sql: str) -> Metrics:
+def _run(settings: Settings, **options: str) -> Metrics:
     count = settings.count(ROWS)
     folder = sparks.narrow(settings.data, count, "parquet", "json")
-    return sparks.measured(f"{HERE}:load", folder=str(folder), count=count, sql=sql)
+    return sparks.measured(f"{HERE}:load", folder=str(folder), count=count, options=options)
 
 
-def load(talk: Talk, folder: str, count: int, sql: str) -> dict[str, float]:
+def load(talk: Talk, folder: str, count: int, options: dict[str, Any]) -> dict[str, float]:
     import pyarrow.compute as pc
     from deltalake import DeltaTable
 
     from mainstem.spark.jobs.warehouse import warehouse
 
     spark = sparks.session(folder)
-    tables = Path(folder) / f"tables-{'queried' if sql else 'moved'}"
+    tables = Path(folder) / "tables"
     numbers = itertools.count()
     last = tables / "none"
 
@@ -50,7 +55,7 @@ def load(talk: Talk, folder: str, count: int, sql: str) -> dict[str, float]:
         shutil.rmtree(last, ignore_errors=True)
         last = tables / str(next(numbers))
         last.mkdir(parents=True)
-        return warehouse(f"{folder}/log", sparks.STREAM, last, sql=sql or None, spark=spark).rows_written
+        return warehouse(f"{folder}/log", sparks.STREAM, last, spark=spark, **options).rows_written
 
     taken = sparks.in_turn({"load": loaded})["load"]
     table = DeltaTable(str(last)).to_pyarrow_table(columns=["id", "x", "v"])
@@ -67,10 +72,11 @@ def load(talk: Talk, folder: str, count: int, sql: str) -> dict[str, float]:
 
 
 SCENARIO = Scenario(
-    name="warehouse",
+    name="spark_warehouse",
     title="The job warehouse: a stream into a Delta table, on two cores",
     cases=(
         ours("moved", run_moved, "with shard, offset and time of every row"),
+        ours("by shard", run_by_shard, "the same, partitioned by the stream's shards"),
         ours("through SQL", run_queried, SQL),
     ),
     shown=("rows_per_s", "rows_per_spark_cpu_s"),
