@@ -32,8 +32,6 @@ _SESSION_MAX: Final = "INTERVAL 5 SECONDS"
 # How much later than others an event may come.
 _LATE: Final = "4 seconds"
 _END_SECONDS: Final = 180.0
-# How often the query is started, should it fail.
-_TRIES: Final = 3
 _EVENT: Final = "writer INT, number LONG, customer STRING, amount DECIMAL(10, 2)"
 
 
@@ -110,8 +108,8 @@ class Outputs:
         kept = batch.where(F.col("orders") > 0).persist()
         try:
             rows = kept.orderBy("start").toArrow()
-            is_new = bool(rows.num_rows) and self._write_table(rows, query, number)
             if rows.num_rows:
+                self._write_table(rows, query, number)
                 self._write_stream(kept, query, number)
         finally:
             kept.unpersist()
@@ -121,22 +119,20 @@ class Outputs:
             rows=[
                 [round(row["start"].timestamp() * 1_000_000), row["orders"], cents_of(row["revenue"]), _share(row)]
                 for row in rows.to_pylist()
-                if is_new
             ],
         )
 
-    def _write_table(self, rows: Any, query: str, number: int) -> bool:
-        """Whether the table did not have this batch yet; one that it has is left alone."""
+    def _write_table(self, rows: Any, query: str, number: int) -> None:
+        """A batch that the table has already is left alone."""
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
         table = self._options.table
         if DeltaTable.is_deltatable(table):
             done = DeltaTable(table).transaction_version(query)
             if done is not None and done >= number:
-                return False
+                return
         properties = CommitProperties(app_transactions=[Transaction(query, number)])
         write_deltalake(table, rows, mode="append", commit_properties=properties)
-        return True
 
     def _write_stream(self, kept: "DataFrame", query: str, number: int) -> None:
         (
@@ -156,7 +152,6 @@ def _share(row: dict[str, Any]) -> float:
 
 def run(options: PipelineOptions, tell: Callable[..., None], end_us: Callable[[], int | None]) -> None:
     """The job, until `end_us` says a time and everything before that is written."""
-    from pyspark.errors import StreamingQueryException
     from pyspark.sql import functions as F  # noqa: N812
 
     from mainstem.spark import session
@@ -169,18 +164,13 @@ def run(options: PipelineOptions, tell: Callable[..., None], end_us: Callable[[]
             writer, number = options.drop
             orders = orders.where((F.col("writer") != writer) | (F.col("number") != number))
         found = revenue_of(orders, sessions_of(events(spark, options, CLICKS)))
-        written = found.writeStream.foreachBatch(Outputs(options, tell).write)
-        for tries_left in reversed(range(_TRIES)):
-            query = written.option("checkpointLocation", options.checkpoint).start()
-            try:
-                _follow(query, tell, end_us)
-            except StreamingQueryException:
-                # As an operator would: it goes on from its checkpoint, and what it does again is recognised.
-                if not tries_left:
-                    raise
-                continue
-            query.stop()
-            break
+        query = (
+            found.writeStream.foreachBatch(Outputs(options, tell).write)
+            .option("checkpointLocation", options.checkpoint)
+            .start()
+        )
+        _follow(query, tell, end_us)
+        query.stop()
     finally:
         spark.stop()
 
