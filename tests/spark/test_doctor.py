@@ -10,7 +10,7 @@ import pytest
 from mainstem.cli.exits import ExitCode
 from mainstem.spark.diagnosis import diagnose
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from mainstem.core.errors import InvalidSetting, MissingRequirement
 from mainstem.spark.java import Java, choose, find_java, wheel_home
 from mainstem.spark.session import settings
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
 COUNT = """
 import mainstem.spark

@@ -18,7 +18,7 @@ from mainstem.spark.reading import Partition, parts_for
 from mainstem.spark.source import BatchReader, MainstemSource, PushdownReader
 from tests.spark.parts import SCHEMA, fill
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
 
 @pytest.fixture
