@@ -62,6 +62,8 @@ class Cooling:
         self._log_uuid, self._epoch, self._writer_epoch = identity
         self._folder = folder
         self._lock = threading.Lock()
+        # One file at a time: of two that come under one number the second finds the first.
+        self._one_at_a_time = threading.Lock()
         # The first number of each task that may still be committed, its stream, and until when.
         self._planned: dict[int, tuple[int, float]] = {}
         # Above all that there are, though the clock was put back: a file is never written over.
@@ -121,6 +123,10 @@ class Cooling:
             is_planned = self._is_planned(file.block)
         if not is_planned:
             raise Refused(f"cold file {file.block} was not planned by this process, or too long ago; plan again")
+        with self._one_at_a_time:
+            return self._commit(file)
+
+    def _commit(self, file: ColdFile) -> int:
         command = self._command(file)
         if file.block in self._blocks.list_cold():
             raise Refused(f"cold file {file.block} is there already")
