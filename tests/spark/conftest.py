@@ -22,6 +22,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS_MAX))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """pyspark gives pytest's handlers of log lines a form of its own, which tests after these would find."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    handlers = (plugin.caplog_handler, plugin.report_handler)
+    before = [handler.formatter for handler in handlers]
+    try:
+        return (yield)
+    finally:
+        for handler, formatter in zip(handlers, before, strict=True):
+            handler.setFormatter(formatter)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory) -> Iterator[SparkSession]:
     """A local session of two cores, as users get it, but for the user interface and the place of its files."""

@@ -94,4 +94,5 @@ def test_a_standalone_cluster_reads_a_stream(tmp_path, server):
             check=False,
         )
     assert f"sum 20000 {20_000 * 19_999 // 2}" in done.stdout, done.stderr[-3_000:]
-    assert "tasks 4" in done.stdout
+    # One for each batch at most, and the log may have merged them to one for each shard meanwhile.
+    assert int(done.stdout.split("tasks ")[1]) in range(2, 5)

@@ -23,7 +23,8 @@ def job(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_jobs_are_listed():
-    assert [one["job"] for one in json.loads(job("list", "--json").stdout)] == ["warehouse", "snapshot", "replay"]
+    listed = [one["job"] for one in json.loads(job("list", "--json").stdout)]
+    assert listed == ["warehouse", "snapshot", "compact", "replay", "audit"]
     assert job("list").stdout.splitlines()[1].startswith("warehouse  a stream into a Delta table")
 
 

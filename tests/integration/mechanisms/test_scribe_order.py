@@ -486,7 +486,7 @@ def test_s81_latency(tmp_path):
         "from mainstem.transport.port import MomentCall\nimport msgspec\n"
         "def _without(handle):\n"
         "    def changed(self, call):\n"
-        "        is_first = isinstance(call, MomentCall) and not self._moment_at(self._require(call.name), 1 << 60)\n"
+        "        is_first = isinstance(call, MomentCall) and not self._moment_at(self.require(call.name), 1 << 60)\n"
         "        if isinstance(call, MomentCall) and not is_first:\n"
         "            call = msgspec.structs.replace(call, settle=False)\n"
         "        return handle(self, call)\n"

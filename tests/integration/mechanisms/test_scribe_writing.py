@@ -386,7 +386,7 @@ def test_s14_memory(server):
         for number in range(500):
             hub.streams.create(f"s{number}")
     shared, dropped = memory_of_buffers(server, 1)
-    assert shared < 20 << 20
+    assert shared < 24 << 20
     assert dropped > 100_000
     apart, dropped = memory_of_buffers(server, 500)
     assert apart > 4 * shared
