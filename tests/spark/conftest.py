@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """pyspark gives pytest's handlers of log lines a form of its own, which tests after these would find."""
-    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
     handlers = (plugin.caplog_handler, plugin.report_handler)
     before = [handler.formatter for handler in handlers]
     try:

@@ -85,8 +85,8 @@ def test_duckdb_polars_and_spark_read_it(log, tmp_path, spark):
     warehouse(tmp_path / "log", "orders", table, partition="hour", time="ts", spark=spark)
     wanted = {(country, count) for country, count in (("DE", 2_000), ("FR", 2_000), ("IT", 2_000))}
     rows = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841  # DuckDB finds it by its name
-    assert set(duckdb.sql("SELECT country, count(*) FROM rows GROUP BY country").fetchall()) == wanted
-    assert duckdb.sql("SELECT count(*) FROM rows WHERE _hour = 23").fetchone() == (2_400,)
+    assert set(duckdb.execute("SELECT country, count(*) FROM rows GROUP BY country").fetchall()) == wanted
+    assert duckdb.execute("SELECT count(*) FROM rows WHERE _hour = 23").fetchone() == (2_400,)
     assert set(pl.scan_delta(str(table)).group_by("country").len().collect().rows()) == wanted
     files = DeltaTable(str(table)).file_uris()
     frame = spark.read.option("basePath", str(table)).parquet(*files)
