@@ -341,11 +341,13 @@ def running(
 
 def _print_result(result: "JobResult") -> None:
     rate = f", {result.rows_read / result.seconds:,.0f} a second" if result.seconds and result.rows_read else ""
+    # A stream has no versions.
+    version = f", version {result.table_version}" if result.table_version >= 0 else ""
     print(
         f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
         f"{result.seconds:.1f} s{rate}\n"
         f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, "
-        f"to {result.table}, version {result.table_version}"
+        f"to {result.table}{version}"
     )
     if result.rows_deleted:
         print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")
