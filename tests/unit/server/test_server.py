@@ -115,8 +115,9 @@ def test_what_a_client_says_of_itself_is_logged_in_one_line(tmp_path, caplog):
             await come_to(lambda: not rig.server._sessions)
 
     run(test)
-    assert "evil\\n2026" in caplog.text
-    assert "no\\nsuch\\ncall" in caplog.text
+    text = "\n".join(caplog.messages)
+    assert "evil\\n2026" in text
+    assert "no\\nsuch\\ncall" in text
     assert all(len(record.getMessage().splitlines()) == 1 for record in caplog.records)
 
 
