@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,19 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(SECONDS_MAX))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """pyspark gives pytest's handlers of log lines a form of its own, which tests after these would find."""
-    plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
-    handlers = (plugin.caplog_handler, plugin.report_handler)
-    before = [handler.formatter for handler in handlers]
-    try:
-        return (yield)
-    finally:
-        for handler, formatter in zip(handlers, before, strict=True):
-            handler.setFormatter(formatter)
 
 
 @pytest.fixture(scope="session")
