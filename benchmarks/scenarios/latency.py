@@ -9,10 +9,10 @@ from __future__ import annotations
 import struct
 import time
 
-from benchmarks import product
+from benchmarks import disk, product
 from benchmarks.child import Talk, settle
 from benchmarks.harness import Child, Stopwatch, check, percentiles, scratch
-from benchmarks.scenarios.base import Metrics, Scenario, Settings, Target, ours
+from benchmarks.scenarios.base import Metrics, Ratio, Scenario, Settings, Target, ours
 
 RATE = 1_000
 SECONDS = 10
@@ -92,10 +92,14 @@ def sleep_until(due_ns: int) -> None:
 SCENARIO = Scenario(
     name="latency",
     title="1,000 messages a second, one at a time, from due time to receipt",
-    cases=(ours("send to receive", run, "producer and consumer in two processes, acknowledgements durable"),),
+    cases=(
+        ours("send to receive", run, "producer and consumer in two processes, acknowledgements durable"),
+        disk.paced(RATE, SECONDS),
+    ),
     shown=("p50_ms", "p99_ms", "p99_9_ms", "max_ms", "sent_p50_ms", "sent_p99_ms", "server_cores"),
     targets=(
         Target("send to receive", "p50_ms", 3, at_most=True),
         Target("send to receive", "p99_ms", 10, at_most=True),
     ),
+    ratios=(Ratio("send to receive", "disk alone", "p99_ms"),),
 )

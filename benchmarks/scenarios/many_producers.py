@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import product
+from benchmarks import disk, product
 from benchmarks.child import Talk, settle
 from benchmarks.harness import Child, Stopwatch, check, percentiles, run_child, scratch
-from benchmarks.scenarios.base import Metrics, Scenario, Settings, Target, ours
+from benchmarks.scenarios.base import Metrics, Ratio, Scenario, Settings, Target, ours
 from benchmarks.scenarios.latency import sleep_until
 
 PROCESSES = 4
@@ -110,10 +110,14 @@ def verify(talk: Talk, url: str, count: int) -> None:
 SCENARIO = Scenario(
     name="many_producers",
     title="100 producers, 100 messages a second each: wait for the durable acknowledgement",
-    cases=(ours("4 processes of 25", run, "one hub a process"),),
+    cases=(
+        ours("4 processes of 25", run, "one hub a process"),
+        disk.paced(PROCESSES * PRODUCERS * RATE, SECONDS),
+    ),
     shown=("p50_ms", "p99_ms", "p99_9_ms", "max_ms", "server_cores"),
     targets=(
         Target("4 processes of 25", "p99_ms", 20, at_most=True),
         Target("4 processes of 25", "server_cores", 0.5, at_most=True),
     ),
+    ratios=(Ratio("4 processes of 25", "disk alone", "p99_ms"),),
 )

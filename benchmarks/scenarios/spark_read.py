@@ -175,7 +175,7 @@ def build_wide(talk: Talk, folder: str, count: int) -> None:
     schema = pa.schema([(f"c{n}", pa.int64() if n % 2 else pa.string()) for n in range(WIDE_COLUMNS)])
     random = np.random.default_rng(3)
     names = pa.array([f"customer-{n:08}" for n in range(5_000)])
-    with mainstem.open(f"{folder}/log") as hub, hub.producer(compression="zstd") as producer:
+    with mainstem.open(f"{folder}/log") as hub, hub.producer() as producer:
         hub.streams.create(WIDE, schema=schema, retention="300000d")
         for first in range(0, count, sparks.TABLE_ROWS):
             numbers = pa.array(random.integers(0, len(names), min(sparks.TABLE_ROWS, count - first)))

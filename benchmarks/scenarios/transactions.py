@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
-from benchmarks import product
+from benchmarks import disk, product
 from benchmarks.child import Talk, settle
 from benchmarks.harness import Stopwatch, check, percentiles, run_child, scratch
 from benchmarks.payload import Receipt, messages
@@ -212,11 +212,12 @@ SCENARIO = Scenario(
             lambda settings: run_records(settings, "write_flushed"),
             "without transactions, for comparison",
         ),
+        disk.one_by_one(TRANSACTIONS, RECORDS, SIZE),
     ),
     shown=("p50_ms", "msg_per_s", "p99_ms", "max_ms", "whole_p50_ms", "msg_per_cpu_s", "client_cores", "server_cores"),
     targets=(
         Target("5 streams, 2 groups", "p50_ms", 10, at_most=True),
         Target("200 records", "msg_per_s", 1e5),
     ),
-    ratios=(Ratio("200 records", "200 records, flushed"),),
+    ratios=(Ratio("200 records", "200 records, flushed"), Ratio("200 records", "disk alone")),
 )

@@ -13,6 +13,7 @@ from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
 from mainstem.hub.embedded import FolderPort
 from mainstem.hub.remote import RemotePort
 from mainstem.log.folder import word_of_writer
+from mainstem.spark.workers import spare_collections
 from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import Port, StatisticsCall
 
@@ -114,7 +115,9 @@ class _Ports:
                 return port
             port = FolderPort(Path(folder)) if folder else _connected(access)
             self._open[access, folder] = port
-            return port
+        # Here every process comes by that reads, plans or writes, with all that it needs imported.
+        spare_collections()
+        return port
 
     def drop(self, access: Access, folder: str) -> None:
         with self._lock:

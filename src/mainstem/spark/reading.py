@@ -1,6 +1,5 @@
 """What batch and streaming reads share: the columns that come, the plan of partitions, and the task that reads one."""
 
-import gc
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ logger = logging.getLogger("mainstem.spark")
 _PARTS_PER_CORE: Final = 3
 # So little is not worth a task of its own, and no task should have more than that.
 _PART_BYTES_MIN: Final = 4 * MIB
-_PART_BYTES_MAX: Final = 64 * MIB
+_PART_BYTES_MAX: Final = 256 * MIB
 
 
 class Partition(InputPartition):
@@ -105,7 +104,6 @@ def cores() -> int:
 
 def batches_of(partition: Partition, shape: Shape, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """What one task yields: batches exactly as Spark expects them."""
-    _spare_collections()
     on_loss = None if options.fail_on_data_loss else note_loss
     for piece in partition.slices:
         found = read(piece, shape.columns, partition.where, on_bad=options.on_bad, on_loss=on_loss)
@@ -116,15 +114,3 @@ def batches_of(partition: Partition, shape: Shape, options: ReadOptions) -> Iter
 def note_loss(loss: DataLoss) -> None:
     """With failOnDataLoss=false."""
     logger.warning(Event("records are lost; the query goes on after them", reason=loss))
-
-
-_is_frozen = False
-
-
-def _spare_collections() -> None:
-    """Spark collects garbage after every task; what was imported is not garbage, and takes most of the time."""
-    global _is_frozen  # noqa: PLW0603
-    if not _is_frozen:
-        _is_frozen = True
-        gc.collect()
-        gc.freeze()

@@ -1,0 +1,31 @@
+"""Processes that Spark keeps for task after task: what is done once in each."""
+
+import gc
+import sys
+import threading
+from typing import Final
+
+# The program of such a process. It collects garbage after every task.
+_DAEMON: Final = "pyspark.daemon"
+
+_lock = threading.Lock()
+_is_spared = False
+
+
+def spare_collections() -> None:
+    """What was imported is not garbage, and looking through it takes 50 ms of a core after every task, of which a
+    micro-batch has several: put it out of the collector's sight, once. Only in a process of Spark's: another belongs to
+    the user."""
+    global _is_spared  # noqa: PLW0603
+    with _lock:
+        if _is_spared or not is_worker():
+            return
+        _is_spared = True
+    gc.collect()
+    gc.freeze()
+
+
+def is_worker() -> bool:
+    """Whether Spark started this process, for tasks, plans or commits."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name == _DAEMON

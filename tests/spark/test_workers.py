@@ -1,0 +1,39 @@
+"""Processes that Spark keeps: what was imported into them is not looked through after every task."""
+
+import gc
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import mainstem
+from mainstem.spark.origin import Access, opened
+from mainstem.spark.workers import is_worker
+from tests.spark.parts import fill
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        fill(hub, count=10)
+    access = Access.to(str(tmp_path / "log"))
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            opened(access)
+            yield pa.RecordBatch.from_pydict({"worker": [is_worker()], "frozen": [gc.get_freeze_count()]})
+
+    found = spark.range(0, 1, 1, 1).mapInArrow(look, "worker BOOLEAN, frozen LONG").first()
+    assert found.worker
+    # Pyspark, pyarrow and this project: far more than that.
+    assert found.frozen > 10_000
+
+
+def test_the_process_of_the_user_is_left_alone(tmp_path):
+    with mainstem.open(tmp_path / "log"):
+        pass
+    before = gc.get_freeze_count()
+    opened(Access.to(str(tmp_path / "log")))
+    assert not is_worker()
+    assert gc.get_freeze_count() == before
