@@ -2,8 +2,8 @@
 
 It lives in the process that writes the log. `mainstem.cluster` decides and the ledger has the truth; groups whose
 members read whole shards (`whole_group.py`) and groups that spread them (`spread_group.py`) stand between the two. Here
-is what concerns all of them: one thread, in which they live, that tells them of the time and of streams, and which group
-is asked. A member's request is answered by that thread when there is something to say, so that no thread waits for each.
+is what concerns all of them: one thread, in which they live, that tells them of the time and of streams, and which of
+them is asked. A member's request is answered by that thread when there is something to say: no thread waits for each.
 
 Nothing of this outlives the process. A start knows no members: whoever asks under an old id is told to join anew, and a
 group begins with a generation in which nobody owns anything.
