@@ -52,6 +52,7 @@ class SharedStream:
     shards: int
     changes: tuple[StreamChange, ...] = ()
     has_order: bool = False
+    created_us: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -78,7 +79,6 @@ class Beat:
     version: int
     held: Set[Unit] = frozenset()
     rates: Mapping[Unit, float] = field(default_factory=dict)
-    positions: Mapping[Unit, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,36 +46,13 @@ from mainstem.cluster.events import (
     Subscription,
     Tick,
 )
+from mainstem.cluster.options import GroupOptions
 from mainstem.cluster.streams import GroupStreams
-from mainstem.core.errors import InvalidSetting
 from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, GROUP_MEMBERS_MAX
 
 NOBODY: Final = 0
 # A plan is made at most this often, so that many who join at once cost few plans.
 _PLAN_SECONDS: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions:
-    """The times of a group, in seconds: how long a quiet request waits for its answer; how long a member may be silent;
-    how long one that lives may keep what it was asked for; how often loads are compared, which are averages of about
-    that long."""
-
-    heartbeat: float = 3.0
-    # With the time until it is noticed, who was killed is replaced within ten seconds.
-    session_timeout: float = 8.0
-    revocation_timeout: float = 30.0
-    rebalance_interval: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name in ("heartbeat", "session_timeout", "revocation_timeout", "rebalance_interval"):
-            if not 0.01 <= getattr(self, name) <= 3600:
-                raise InvalidSetting(f"{name} of {getattr(self, name)!r} s is out of bounds (10ms to 1h)")
-        if self.session_timeout < 2 * self.heartbeat:
-            raise InvalidSetting(
-                f"session_timeout ({self.session_timeout} s) must be at least twice the heartbeat "
-                f"({self.heartbeat} s): one beat may come late"
-            )
 
 
 @dataclass(slots=True)
@@ -124,7 +101,6 @@ class Group:
         self._members: dict[int, _Member] = {}
         self._streams = GroupStreams()
         self._cursors = dict(cursors)
-        self.positions: dict[Unit, int] = {}
         self._rates: defaultdict[Unit, MovingAverage] = defaultdict(lambda: MovingAverage(options.rebalance_interval))
         # Units whose owner the ledger knows from before; nothing is given before it has forgotten them.
         self._void = sorted(owned)
@@ -166,11 +142,6 @@ class Group:
     def is_settled(self) -> bool:
         """Whether the ledger has noted all that is decided."""
         return self._in_flight is None and not self._void and not self._ready
-
-    @property
-    def weights(self) -> dict[Unit, float]:
-        """Bytes per second of each unit, as far as they were measured."""
-        return {unit: rate.value for unit, rate in self._rates.items()}
 
     def start(self) -> list[Action]:
         """What a coordinator does first."""
@@ -240,7 +211,6 @@ class Group:
         for unit, rate in event.rates.items():
             if self._owners.get(unit) == member.id:
                 self._rates[unit].add(max(rate, 0.0), self._now)
-        self.positions.update((unit, at) for unit, at in event.positions.items() if unit in member.holds)
 
     def _on_leave(self, event: Leave) -> None:
         if event.member in self._members:
@@ -299,7 +269,7 @@ class Group:
                 owner.holds.discard(unit)
                 owner.let_go.discard(unit)
                 owner.given.pop(unit, None)
-        for known in (self._target, self._claims, self._cursors, self._rates, self.positions):
+        for known in (self._target, self._claims, self._cursors, self._rates):
             for unit in [unit for unit in known if unit not in self._streams]:
                 del known[unit]
         self._ready = {unit for unit in self._ready if unit in self._streams}

@@ -4,6 +4,7 @@ Everything that changes the ledger is in a flush, so that replaying the flushes 
 ledger. Commands therefore hold every value that is chosen from outside (times, UUIDs); applying one chooses nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -529,3 +530,11 @@ class TransactionCommitted:
 
 
 Outcome = Appended | Rejected | Done | Staged | Assigned | WriterOpened | TransactionCommitted
+
+
+def only_outcome(result: Sequence[Outcome] | MainstemError) -> Outcome | MainstemError:
+    """What became of a single item: the error, if it was rejected or its flush failed."""
+    if isinstance(result, MainstemError):
+        return result
+    outcome = result[0]
+    return outcome.error if isinstance(outcome, Rejected) else outcome

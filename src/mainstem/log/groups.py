@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mainstem.core.clock import Clock
 from mainstem.core.errors import InvalidRequest, MainstemError, UnknownGroup
-from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX
+from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, GROUP_MEMBERS_MAX
 from mainstem.core.names import check_group_name
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.flush import (
@@ -52,12 +52,17 @@ class Groups:
     def names(self) -> list[str]:
         return [row.name for row in self._ledger.list_groups()]
 
-    def get(self, name: str) -> KnownGroup:
-        """UnknownGroup if there is none. Its shards may have been changed since the group was looked up."""
+    def find(self, name: str) -> KnownGroup | None:
+        """None if there is no such group. Its shards may have been changed since the group was looked up."""
         row = self._ledger.group_named(name)
-        if row is None:
+        return None if row is None else KnownGroup(row, dict(self._ledger.list_group_shards(row.id)))
+
+    def get(self, name: str) -> KnownGroup:
+        """The same; UnknownGroup if there is none."""
+        known = self.find(name)
+        if known is None:
             raise UnknownGroup(f"there is no group {name[:100]!r}; it comes into being when its first member reads")
-        return KnownGroup(row, dict(self._ledger.list_group_shards(row.id)))
+        return known
 
     def assign(
         self,
@@ -102,6 +107,11 @@ class Groups:
         """Forget a group and its cursors, and wait for it. GroupBusy if somebody owns a shard of it."""
         check_group_name(name)
         self._execute(DeleteGroup(name))
+
+
+def group_is_full(name: str) -> InvalidRequest:
+    """What who would be one member too many hears."""
+    return InvalidRequest(f"group {name!r} has {GROUP_MEMBERS_MAX} members, which is the limit")
 
 
 def _check(name: str, places: Sequence[tuple[int, int, int]], what: str) -> None:

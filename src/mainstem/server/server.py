@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from mainstem.access.bucket import Turnstile
-from mainstem.cluster.group import GroupOptions
+from mainstem.cluster.options import GroupOptions
 from mainstem.consume.runs import Runs
 from mainstem.consume.selections import Selections
 from mainstem.core.clock import SYSTEM_CLOCK, Clock

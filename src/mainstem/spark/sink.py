@@ -19,12 +19,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from mainstem.core.delivery import Delivery
 from mainstem.core.errors import InternalError, InvalidSetting
 from mainstem.spark import types
-from mainstem.spark.destination import Destination, Staged
-from mainstem.spark.frames import by_shard, check_frame, gathered
-from mainstem.spark.sums import Sums
+from mainstem.spark.destination import Destination
+from mainstem.spark.frames import check_frame
+from mainstem.spark.staged_rows import StagedRows, deliver, stage
 from mainstem.spark.write_options import WriteOptions
 
 # Properties of a task that belongs to a streaming query.
@@ -38,8 +37,7 @@ class Written(WriterCommitMessage):
 
     job: str
     partition: int
-    staged: Staged
-    sums: Sums
+    rows: StagedRows
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -66,7 +64,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._destination.discard_up_to(job, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._destination.discard([message.staged for message in _written(messages)])
+        self._destination.discard([message.rows.staged for message in _written(messages)])
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -88,7 +86,7 @@ class BatchSink(DataSourceArrowWriter):
         self._destination.discard_up_to(self._run, 0)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._destination.discard([message.staged for message in _written(messages)])
+        self._destination.discard([message.rows.staged for message in _written(messages)])
         self._destination.discard_up_to(self._run, 0)
 
 
@@ -101,37 +99,16 @@ def _write(
     is_numbered: bool = True,
 ) -> Written:
     task: Any = TaskContext.get()
-    stream = destination.look_up()
-    part, sums = destination.begin(job, number), Sums()
-    try:
-        for table in gathered(stream, batches):
-            if is_numbered:
-                sums.add(table)
-            for shard, rows in by_shard(stream, table):
-                part.send_batch(stream.name, rows, shard=shard)
-        return Written(job, task.partitionId(), part.finish(), sums)
-    except BaseException:
-        part.abort()
-        raise
+    rows = stage(destination, destination.look_up(), job, number, batches, is_compared=is_numbered)
+    return Written(job, task.partitionId(), rows)
 
 
 def _commit(
     destination: Destination, written: Sequence[Written], job: str | None, number: int, *, accepts: bool
 ) -> None:
-    """Make visible what tasks have staged, in the order of their partitions. Refused, nothing of it is left."""
-    written = sorted(written, key=lambda message: message.partition)
-    sums = Sums()
-    for message in written:
-        sums.merge(message.sums)
-    delivery = None
-    if job is not None:
-        delivery = Delivery(destination.look_up().id, job, number, sums.fingerprint(), accepts)
-    staged = [message.staged for message in written]
-    try:
-        destination.commit(staged, delivery)
-    except BaseException:
-        destination.discard(staged)
-        raise
+    """Make visible what tasks have staged, in the order of their partitions."""
+    rows = [message.rows for message in sorted(written, key=lambda message: message.partition)]
+    deliver(destination, rows, job, number, accepts=accepts)
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

@@ -183,27 +183,33 @@ def read(
 
     DataLoss says what of the slice is gone; `on_loss` is told instead, and reading goes on behind it.
     """
+    port, info = look_up(piece)
+    wanted = _wanted(info, columns, metadata)
+    is_whole = wanted[: len(_names(info))] == _names(info)
+    chosen = None if is_whole else wanted
+    with consumer_of(piece, port, info, where=where or None, columns=chosen, on_bad=on_bad) as consumer:
+        yield from _coalesced(_batches(consumer, piece.end, wanted, is_whole, on_loss))
+
+
+def look_up(piece: Slice) -> tuple[Port, StreamInfo]:
+    """The port to read a slice by, and its stream. InvalidCursor if another has its name by now."""
     port = opened_near(piece.origin)
     info = port.call(GetStreamCall(piece.stream)).streams[0]
     if info.uuid != piece.uuid:
         raise InvalidCursor(
             f"stream {piece.stream!r} was deleted and created again since this read was planned; begin it anew"
         )
-    wanted = _wanted(info, columns, metadata)
-    is_whole = wanted[: len(_names(info))] == _names(info)
+    return port, info
+
+
+def consumer_of(
+    piece: Slice, port: Port, info: StreamInfo, *, where: str | None, columns: Sequence[str] | None, on_bad: OnBad
+) -> Consumer:
+    """A consumer of a slice and nothing else, with what `look_up` found."""
     offsets, ends = list(info.ends), list(info.ends)
     offsets[piece.shard], ends[piece.shard] = piece.first, piece.end
-    consumer = Consumer(
-        port,
-        piece.stream,
-        Cursor(piece.uuid, piece.epoch, tuple(offsets)),
-        ends=ends,
-        where=where or None,
-        columns=None if is_whole else wanted,
-        on_bad=on_bad,
-    )
-    with consumer:
-        yield from _coalesced(_batches(consumer, piece.end, wanted, is_whole, on_loss))
+    cursor = Cursor(piece.uuid, piece.epoch, tuple(offsets))
+    return Consumer(port, piece.stream, cursor, ends=ends, where=where, columns=columns, on_bad=on_bad)
 
 
 def _names(info: StreamInfo) -> list[str]:

@@ -37,10 +37,10 @@ from tests.integration.mechanisms.rig import changed_servers, read_all
 RATES = range(1, 13)
 
 NO_RATES = """
-from mainstem.log import coordinator
-beat = coordinator._beat
+from mainstem.log import whole_group
+beat = whole_group._beat
 import dataclasses
-coordinator._beat = lambda call: dataclasses.replace(beat(call), rates={})
+whole_group._beat = lambda call: dataclasses.replace(beat(call), rates={})
 """
 
 

@@ -20,7 +20,8 @@ from mainstem.cluster.events import (
     Subscription,
     Tick,
 )
-from mainstem.cluster.group import Group, GroupOptions
+from mainstem.cluster.group import Group
+from mainstem.cluster.options import GroupOptions
 
 
 class Shell:

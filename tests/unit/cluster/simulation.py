@@ -37,7 +37,8 @@ from mainstem.cluster.events import (
     Subscription,
     Tick,
 )
-from mainstem.cluster.group import Group, GroupOptions
+from mainstem.cluster.group import Group
+from mainstem.cluster.options import GroupOptions
 
 STREAM = 7
 READ_SECONDS = 0.5

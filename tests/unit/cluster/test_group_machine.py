@@ -23,7 +23,8 @@ from mainstem.cluster.events import (
     Subscription,
     Tick,
 )
-from mainstem.cluster.group import Group, GroupOptions
+from mainstem.cluster.group import Group
+from mainstem.cluster.options import GroupOptions
 
 members = st.integers(1, 6)
 

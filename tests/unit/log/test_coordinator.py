@@ -1,12 +1,11 @@
-"""The coordinator's shell: whoever asks is answered, also when the log is closed or its thread is busy."""
+"""The coordinator's shell: whoever asks is answered, also when the log is closed."""
 
 import threading
 
 import pytest
 
-from mainstem.cluster.group import GroupOptions
-from mainstem.core.errors import Busy, Closed, InvalidRequest, MainstemError
-from mainstem.log import coordinator as shell
+from mainstem.cluster.options import GroupOptions
+from mainstem.core.errors import Closed, InvalidRequest, MainstemError
 from mainstem.log.coordinator import Coordinator
 from mainstem.log.ledger.rules import groups as rules
 from mainstem.log.log import Log
@@ -43,12 +42,12 @@ def test_who_waits_or_has_just_asked_is_told_that_it_closes(log):
         go_on.wait(10)
 
     # While its thread is busy, somebody asks, and it is closed.
-    coordinator._post(hold)
+    coordinator._thread.post(hold)
     assert entered.wait(10)
     late = join(coordinator, 2)
     closing = threading.Thread(target=coordinator.close)
     closing.start()
-    while not coordinator._closed:
+    while not coordinator._thread.is_closed:
         pass
     go_on.set()
     closing.join(10)
@@ -76,19 +75,4 @@ def test_a_member_is_told_what_would_be_refused_each_time(log, monkeypatch, call
     assert answered.wait(10)
     assert isinstance(answers[0], InvalidRequest)
     assert "which is the limit" in str(answers[0])
-    coordinator.close()
-
-
-def test_an_operator_waits_for_a_thread_that_hangs_no_longer_than_that(log, monkeypatch):
-    monkeypatch.setattr(shell, "_ASK_SECONDS", 0.05)
-    coordinator = Coordinator(log, GroupOptions())
-    go_on = threading.Event()
-
-    def hold() -> None:
-        go_on.wait(10)
-
-    coordinator._post(hold)
-    with pytest.raises(Busy, match="try again"):
-        coordinator.call(ListGroupsCall())
-    go_on.set()
     coordinator.close()

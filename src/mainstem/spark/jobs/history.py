@@ -15,11 +15,11 @@ from mainstem.consume.consumer import Consumer
 from mainstem.consume.places import offsets_at
 from mainstem.consume.view import METADATA_SCHEMA, View
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch
 from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
-from mainstem.spark.origin import Access, opened, opened_near
-from mainstem.spark.slices import Slice, balance, slices_of
+from mainstem.spark.origin import Access, opened
+from mainstem.spark.slices import Slice, balance, consumer_of, look_up, slices_of
 from mainstem.transport.port import GetStreamCall
 
 if TYPE_CHECKING:
@@ -77,6 +77,11 @@ class History:
         )
         return balance(pieces, parts)
 
+    def names(self, columns: Sequence[str] | None, beside: Sequence[str]) -> tuple[str, ...]:
+        """The columns to read: these, or all of the rows, and what is to be `beside` them."""
+        names = list(self.schema(Wanted()).names if columns is None else columns)
+        return (*names, *(name for name in beside if name not in names))
+
     def schema(self, wanted: Wanted) -> pa.Schema:
         """The columns of what is wanted."""
         rows = View(self.info.schema).given
@@ -110,24 +115,17 @@ def require_kept(stream: str, lost: Sequence[tuple[int, int, int]], on_loss: OnL
         )
 
 
+def read_all(pieces: Sequence[Slice], wanted: Wanted, schema: pa.Schema, tally: Tally) -> Iterator[pa.RecordBatch]:
+    """The records of slices, one after the other."""
+    for piece in pieces:
+        yield from read(piece, wanted, schema, tally)
+
+
 def read(piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally) -> Iterator[pa.RecordBatch]:
     """The records of a slice, with the columns of `schema`, in the order of their offsets."""
-    port = opened_near(piece.origin)
-    info = port.call(GetStreamCall(piece.stream)).streams[0]
-    if info.uuid != piece.uuid:
-        raise InvalidCursor(f"stream {piece.stream!r} was deleted and created again while a job read it; run it anew")
-    offsets, ends = list(info.ends), list(info.ends)
-    offsets[piece.shard], ends[piece.shard] = piece.first, piece.end
-    consumer = Consumer(
-        port,
-        piece.stream,
-        Cursor(piece.uuid, piece.epoch, tuple(offsets)),
-        ends=ends,
-        where=wanted.where,
-        columns=None if wanted.where is None else wanted.columns,
-        on_bad=wanted.on_bad,
-    )
-    with consumer:
+    port, info = look_up(piece)
+    columns = None if wanted.where is None else wanted.columns
+    with consumer_of(piece, port, info, where=wanted.where, columns=columns, on_bad=wanted.on_bad) as consumer:
         yield from _batches(consumer, piece, wanted, schema, tally)
     tally.undecoded += consumer.undecoded
 

@@ -13,9 +13,10 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
@@ -24,8 +25,11 @@ from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, req
 from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Lake
 from mainstem.spark.jobs.loads import Load, plan_loads
 from mainstem.spark.jobs.manifest import Manifest, Manifests
-from mainstem.spark.jobs.part_files import WrittenFile
+from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
+from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.tasks import Answer, OnStep
+
+_NO_PARTITIONS: Final = Partitioning("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,19 @@ class Attempt:
     name: str
     marker: str
     number: int
+
+    def target(
+        self,
+        lake: Lake,
+        rows: pa.Schema,
+        partitioning: Partitioning = _NO_PARTITIONS,
+        file_bytes: int = FILE_BYTES,
+    ) -> Target:
+        """Where its tasks write rows of these columns, once the table has them."""
+        has = lake.prepare(rows, partitioning.columns)
+        # Columns that the table has and these rows lack are null in it: files need not have them.
+        kept = pa.schema([has.field(field.name) for field in rows])
+        return Target(str(lake.folder.absolute()), self.name, self.marker, kept, partitioning, file_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.accumulators import AccumulatorParam
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.plain import one_line
-from mainstem.spark.jobs.columns import as_table_rows, table_schema
-from mainstem.spark.jobs.history import Tally, Wanted, read
-from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, Write, collect, context_of, guarded, mapped
+from mainstem.spark.jobs.history import Tally, Wanted, read_all
+from mainstem.spark.jobs.record_frame import RecordFrame, spark_schema
+from mainstem.spark.jobs.tasks import Answer, OnStep, Write
 from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 
 def query_schema(spark: "SparkSession", sql: str, name: str, rows: pa.Schema) -> pa.Schema:
@@ -37,45 +35,12 @@ def run_query(
     on_step: OnStep,
 ) -> list[Answer]:
     """Run a query over the records of these slices and write what it gives; what each task of its last stage did."""
-    given = table_schema(read_schema)
-    # A query may count nothing, too: one task at least.
-    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
-    found = context_of(spark).accumulator({}, ByPart())
 
-    def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in (part for batch in batches for part in batch.column(0).to_pylist()):
-            tally = Tally()
-            for piece in tasks[part]:
-                for rows in read(piece, wanted, read_schema, tally):
-                    yield as_table_rows(rows, given)
-            found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
+    def records(pieces: Sequence[Slice], tally: Tally) -> Iterator[pa.RecordBatch]:
+        return read_all(pieces, wanted, read_schema, tally)
 
-    def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        part = 0 if context is None else context.partitionId()
-        yield guarded(lambda: write(part, batches))
-
-    frame = _queried(mapped(numbers, records, spark_schema(read_schema)), sql, name)
-    answers = collect(spark, mapped(frame, written, ANSWER), len(tasks), on_step)
-    return [*answers, *found.value.values()]
-
-
-class ByPart(AccumulatorParam["dict[int, Answer]"]):
-    """What was read, by part: a part that was read twice counts once."""
-
-    def zero(self, value: "dict[int, Answer]") -> "dict[int, Answer]":
-        return {}
-
-    def addInPlace(self, value1: "dict[int, Answer]", value2: "dict[int, Answer]") -> "dict[int, Answer]":
-        return {**value1, **value2}
-
-
-def spark_schema(rows: pa.Schema) -> "StructType":
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(table_schema(rows))
+    frame = RecordFrame(spark, tasks, read_schema, records, on_step)
+    return frame.write(_queried(frame.rows, sql, name), write)
 
 
 def _queried(rows: "DataFrame", sql: str, name: str) -> "DataFrame":

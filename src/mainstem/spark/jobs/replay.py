@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.destination import Destination
-from mainstem.spark.jobs.copying import Copying, Function
+from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
 from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.making import Function, Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
@@ -81,34 +82,22 @@ def replay(
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
-    names = list(history.schema(Wanted()).names if columns is None else columns)
-    names += [place for place in _beside(history, into, sql, function) if place not in names]
-    wanted = Wanted(tuple(names), _within(since, until, where), on_bad, on_loss)
+    names = history.names(columns, _beside(history, into, sql, function))
+    wanted = Wanted(names, _within(since, until, where), on_bad, on_loss)
     job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
     # The first record of that time or later: every one before it is older.
     start = history.cursor(history.offsets(since))
-    if into is not None:
-        delivery = Redelivery("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
-        destination = Destination(history.access, into)
+    kind = Loading if into is None else Redelivery
+    loading = kind("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
+    destination = None if into is None else Destination(history.access, into)
+    if destination is not None:
         destination.check_free()
-        way = Delivering(
-            spark or session(), history, wanted, destination, job=job, on_step=on_step, sql=sql, function=found
-        )
-        return delivery.run(start, way.write, way.commit, offsets_max=load_rows)
-    loading = Loading("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
-    work = Copying(
-        spark or session(),
-        history,
-        wanted,
-        loading.lake,
-        partitioning,
-        job=job,
-        file_bytes=file_bytes,
-        on_step=on_step,
-        sql=sql,
-        function=found,
-        overwrite=replace,
-    )
+    making = Making(spark or session(), history, wanted, on_step=on_step, sql=sql, function=found)
+    work: Delivering | Copying
+    if destination is not None:
+        work = Delivering(making, destination, job=job)
+    else:
+        work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
     if replace:
         return loading.run_whole(start, history.info.ends, work.write, work.commit)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)

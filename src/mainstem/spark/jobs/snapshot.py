@@ -11,8 +11,9 @@ With `since` it is a consolidated delta: of everything that happened after that 
 had the state of then puts the rows in, takes the tombstones' keys out, and has the state of the end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,12 +28,12 @@ from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
-from mainstem.spark.jobs.part_files import FILE_BYTES, PartFiles, Target
-from mainstem.spark.jobs.partitions import Partitioning
-from mainstem.spark.jobs.query import ByPart, spark_schema
-from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, collect, context_of, guarded, mapped, no_step, parts_of
+from mainstem.spark.jobs.part_files import PartFiles, Target
+from mainstem.spark.jobs.record_frame import RecordFrame
+from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of
 from mainstem.spark.jobs.upserting import newest_records
 from mainstem.spark.session import session
+from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,9 +68,7 @@ def snapshot(
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     if not (history.info.key or history.info.schema is None):
         raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
-    names = list(history.schema(Wanted()).names if columns is None else columns)
-    names += [name for name in (KEY_COLUMN, *PLACE_COLUMNS) if name not in names]
-    wanted = Wanted(tuple(names), None, on_bad, on_loss, is_deleted=True)
+    wanted = Wanted(history.names(columns, (KEY_COLUMN, *PLACE_COLUMNS)), None, on_bad, on_loss, is_deleted=True)
     place = Path(folder)
     loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
     work = _Snapshot(spark or session(), history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
@@ -94,28 +93,16 @@ class _Snapshot:
         read_schema = self.history.schema(self.wanted)
         table = pa.schema([field for field in table_schema(read_schema) if field.name != DELETED_COLUMN])
         apart = pa.schema([table.field(name) for name in (KEY_COLUMN, *PLACE_COLUMNS)])
-        targets = (self._target(self.rows, table, attempt), self._target(self.tombstones, apart, attempt))
+        targets = (attempt.target(self.rows, table), attempt.target(self.tombstones, apart))
         self.on_step("prepared", 0, 0)
-        found = context_of(self.spark).accumulator({}, ByPart())
         wanted, generations = self.wanted, _generations(self.history)
 
-        def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for part in (part for batch in batches for part in batch.column(0).to_pylist()):
-                tally = Tally()
-                yield from newest_records(tasks[part], wanted, read_schema, generations, tally)
-                found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
+        def records(pieces: Sequence[Slice], tally: Tally) -> Iterator[pa.RecordBatch]:
+            return newest_records(pieces, wanted, read_schema, generations, tally)
 
-        schema = spark_schema(read_schema.append(pa.field(GENERATION_COLUMN, pa.int32())))
-        numbers = self.spark.range(0, len(tasks), 1, max(1, len(tasks)))
-        newest = _newest(mapped(numbers, records, schema))
-        written = collect(self.spark, mapped(newest, _writer(targets), ANSWER), len(tasks), self.on_step)
-        return Written([*written, *found.value.values()])
-
-    def _target(self, lake: Lake, schema: pa.Schema, attempt: Attempt) -> Target:
-        has = lake.prepare(schema, [])
-        kept = pa.schema([has.field(field.name) for field in schema])
-        folder = str(lake.folder.absolute())
-        return Target(folder, attempt.name, attempt.marker, kept, Partitioning("none"), FILE_BYTES)
+        schema = read_schema.append(pa.field(GENERATION_COLUMN, pa.int32()))
+        frame = RecordFrame(self.spark, tasks, schema, records, self.on_step)
+        return Written(frame.write(_newest(frame.rows), partial(_write, targets)))
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
         version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True)
@@ -138,24 +125,12 @@ def _generations(history: History) -> Generations:
     return history.info.generations
 
 
-def _writer(targets: tuple[Target, ...]) -> Any:
-    """What writes the records of a partition to one of two tables."""
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        part = 0 if context is None else context.partitionId()
-
-        def work() -> Answer:
-            with PartFiles(targets[0], part) as rows, PartFiles(targets[1], part) as tombstones:
-                for batch in batches:
-                    is_deleted = batch.column(DELETED_COLUMN)
-                    rows.write(batch.filter(pc.invert(is_deleted)))
-                    tombstones.write(batch.filter(is_deleted))
-            kept = sum(file.rows for file in rows.written)
-            return Answer(tuple(rows.written), rows_written=kept, apart=tuple(tombstones.written))
-
-        yield guarded(work)
-
-    return write
+def _write(targets: tuple[Target, Target], part: int, batches: Iterable[pa.RecordBatch]) -> Answer:
+    """Write the records of a partition, each to one of two tables."""
+    with PartFiles(targets[0], part) as rows, PartFiles(targets[1], part) as tombstones:
+        for batch in batches:
+            is_deleted = batch.column(DELETED_COLUMN)
+            rows.write(batch.filter(pc.invert(is_deleted)))
+            tombstones.write(batch.filter(is_deleted))
+    kept = sum(file.rows for file in rows.written)
+    return Answer(tuple(rows.written), rows_written=kept, apart=tuple(tombstones.written))

@@ -15,6 +15,7 @@ from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
 from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
@@ -83,17 +84,8 @@ def warehouse(
     if mode == "upsert":
         work = Upserting(spark, history, wanted, loading.lake, job=loading.name, on_step=on_step)
     else:
-        work = Copying(
-            spark,
-            history,
-            wanted,
-            loading.lake,
-            partitioning,
-            job=loading.name,
-            file_bytes=file_bytes,
-            on_step=on_step,
-            sql=sql,
-        )
+        making = Making(spark, history, wanted, on_step=on_step, sql=sql)
+        work = Copying(making, loading.lake, partitioning, job=loading.name, file_bytes=file_bytes)
     rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
     result = loading.run(start, work.write, work.commit, offsets_max=rows_max)
     if compact and result.loads and mode == "append":
@@ -123,13 +115,11 @@ class _Options:
 
     def names(self, history: History, places: bool) -> tuple[str, ...]:
         """The columns to read."""
-        rows = history.schema(Wanted()).names
-        asked = list(rows if self.columns is None else self.columns)
-        beside = list(PLACE_COLUMNS)
+        beside: tuple[str, ...] = ()
         if self.mode == "upsert" or self.sql is not None:
-            beside.append(KEY_COLUMN)
-        if places or self.mode == "upsert" or self.sql is not None:
-            asked += [name for name in beside if name not in asked]
-        elif self.partition == "shard" and SHARD_COLUMN not in asked:
-            asked.append(SHARD_COLUMN)
-        return tuple(asked)
+            beside = (*PLACE_COLUMNS, KEY_COLUMN)
+        elif places:
+            beside = PLACE_COLUMNS
+        elif self.partition == "shard":
+            beside = (SHARD_COLUMN,)
+        return history.names(self.columns, beside)

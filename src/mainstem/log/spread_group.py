@@ -8,23 +8,27 @@ happens in the coordinator's thread.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from mainstem.cluster.assignment import Unit
-from mainstem.cluster.events import MayRead, SharedStream, Subscription, everything
-from mainstem.cluster.group import GroupOptions
+from mainstem.cluster.beginning import Wish, is_read_from_beginning
+from mainstem.cluster.events import MayRead, Subscription
+from mainstem.cluster.options import GroupOptions
 from mainstem.cluster.spread import Spread
 from mainstem.core.errors import Busy, Closed, Fenced, InvalidRequest, MainstemError
 from mainstem.core.events import Event
 from mainstem.core.identity import new_producer_id
 from mainstem.core.limits import GROUP_CHANGE_UNITS_MAX, SPREAD_LEASES_MAX
 from mainstem.log.batcher import Outcomes
-from mainstem.log.flush import Assigned, Position, Rejected
+from mainstem.log.flush import Assigned, Position, only_outcome
+from mainstem.log.group_report import Owners
+from mainstem.log.groups import KnownGroup
 from mainstem.log.ledger.base import Entry
 from mainstem.log.log import Log
+from mainstem.log.shared_streams import SharedStreams
 from mainstem.transport.port import Answer, Answered
 from mainstem.transport.sharing import Lease, LeaseGroupCall, Leases
 
@@ -41,7 +45,7 @@ class SpreadMember:
     """What is known of a member, and its request that waits for an answer."""
 
     call: LeaseGroupCall
-    subscription: Subscription
+    wish: Wish
     heard_at: float
     answered: Answered | None = None
     asked_at: float = 0.0
@@ -56,16 +60,18 @@ class SpreadMember:
 
 
 class SpreadGroup:
-    """One group. The coordinator's thread; `post` has something done in it, from any thread."""
+    """One group, of which the ledger says what is `known`. The coordinator's thread; `post` has something done in it,
+    from any thread."""
 
     def __init__(
         self,
         name: str,
         log: Log,
         options: GroupOptions,
-        generation: int,
-        start_of: Callable[["SpreadGroup", Unit], Position | None],
+        known: KnownGroup | None,
+        streams: SharedStreams,
         post: Callable[[Callable[[], None]], None],
+        *,
         wake_log: Callable[[], None],
     ) -> None:
         self.name = name
@@ -74,16 +80,17 @@ class SpreadGroup:
         self._log = log
         self._clock = log.clock
         self._options = options
-        self._start_of = start_of
+        self._shared = streams
         self._post = post
         self._wake_log = wake_log
-        self._generation = generation
+        self._generation = 0 if known is None else known.row.generation
+        # Streams in which the group has cursors.
+        self._begun = set() if known is None else {stream for stream, _ in known.shards}
         # Numbers of leases are those of the generation that begins now.
-        self._spread = Spread(generation + 1)
+        self._spread = Spread(self._generation + 1)
         self._owned: set[Unit] = set()
         # Those in which there may be something that is not planned.
         self._grown: set[Unit] = set()
-        self._streams: tuple[SharedStream, ...] = ()
         # Streams that members want and cannot have here; it was said.
         self._left_out: set[int] = set()
         self._is_changing = False
@@ -94,8 +101,9 @@ class SpreadGroup:
         self.is_over = False
 
     @property
-    def clients(self) -> dict[int, str]:
-        return {id_: member.call.client for id_, member in self.members.items()}
+    def owners(self) -> Owners:
+        clients = {id_: member.call.client for id_, member in self.members.items()}
+        return Owners(tuple(self.members), clients, spread_by=self.id)
 
     @property
     def is_done(self) -> bool:
@@ -104,13 +112,13 @@ class SpreadGroup:
 
     # Members.
 
-    def ask(self, call: LeaseGroupCall, answered: Answered, may_read: MayRead = everything) -> None:
+    def ask(self, call: LeaseGroupCall, answered: Answered, may_read: MayRead) -> None:
         """A member's request."""
         now = self._clock.monotonic()
         member = self.members.get(call.member)
         if member is None:
-            subscription = Subscription(frozenset(call.streams), call.pattern, may_read)
-            member = SpreadMember(call, subscription, now, given_bytes=self._least_given())
+            wish = Wish(Subscription(frozenset(call.streams), call.pattern, may_read), dict(call.starts))
+            member = SpreadMember(call, wish, now, given_bytes=self._least_given())
             self.members[call.member] = member
             self._take_shards()
         if member.answered is not None:
@@ -241,10 +249,9 @@ class SpreadGroup:
 
     # Streams and the ledger.
 
-    def set_streams(self, streams: Iterable[SharedStream]) -> None:
-        """All streams that there are."""
-        self._streams = tuple(streams)
-        there = {Unit(stream.id, shard) for stream in self._streams for shard in range(stream.shards)}
+    def look_at_streams(self) -> None:
+        """There are other streams than before, or members may read others."""
+        there = {Unit(stream.id, shard) for stream in self._shared for shard in range(stream.shards)}
         for unit in self._owned - there:
             self._close(unit)
             self._moved.pop(unit, None)
@@ -252,8 +259,8 @@ class SpreadGroup:
         self._take_shards()
 
     def _wanted(self) -> list[Unit]:
-        subscriptions = {member.subscription for member in self.members.values()}
-        streams = [stream for stream in self._streams if any(wanted.wants(stream.name) for wanted in subscriptions)]
+        subscriptions = {member.wish.subscription for member in self.members.values()}
+        streams = [stream for stream in self._shared if any(wanted.wants(stream.name) for wanted in subscriptions)]
         for stream in streams:
             if stream.has_order and stream.id not in self._left_out:
                 self._left_out.add(stream.id)
@@ -267,8 +274,20 @@ class SpreadGroup:
             return
         units = [unit for unit in self._wanted() if unit not in self._owned][:GROUP_CHANGE_UNITS_MAX]
         if units:
-            starts = [start for unit in units if (start := self._start_of(self, unit)) is not None]
+            starts = [start for unit in units if (start := self._start_of(unit)) is not None]
             self._change([(*unit, self.id) for unit in units], starts)
+
+    def _start_of(self, unit: Unit) -> Position | None:
+        """Where the group begins in a shard of a stream that it has never read, as the first member wants it."""
+        stream = self._shared.get(unit.stream)
+        if unit.stream in self._begun or stream is None:
+            return None
+        wishes = [each.wish for each in self.members.values() if each.wish.subscription.wants(stream.name)]
+        row = self._log.ledger.group_named(self.name)
+        if not wishes or is_read_from_beginning(stream, wishes, None if row is None else row.created_us):
+            return None
+        offsets = wishes[0].starts[stream.id]
+        return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
 
     def _let_go(self) -> None:
         if self._owned and not self._is_changing:
@@ -289,12 +308,10 @@ class SpreadGroup:
 
     def _on_changed(self, assigned: list[tuple[int, int, int]], result: Outcomes | MainstemError) -> None:
         self._is_changing = False
-        error = _error(result)
-        if error is not None:
-            self._end(error)
+        outcome = only_outcome(result)
+        if isinstance(outcome, MainstemError):
+            self._end(outcome)
             return
-        assert not isinstance(result, MainstemError)
-        outcome = result[0]
         assert isinstance(outcome, Assigned)
         self._generation = outcome.generation
         for stream, shard, owner in assigned:
@@ -341,9 +358,9 @@ class SpreadGroup:
 
     def _on_committed(self, waiting: list[tuple[SpreadMember, int]], result: Outcomes | MainstemError) -> None:
         self._committing = False
-        error = _error(result)
-        if error is not None:
-            self._end(error)
+        outcome = only_outcome(result)
+        if isinstance(outcome, MainstemError):
+            self._end(outcome)
             return
         self._end_waiting(waiting)
         self._commit()
@@ -373,19 +390,3 @@ def _ranges(entries: Iterable[Entry], at: int) -> Iterator[tuple[int, int, int]]
         end = entry.base + entry.span
         yield at, end, entry.length
         at = end
-
-
-def _error(result: Outcomes | MainstemError) -> MainstemError | None:
-    if isinstance(result, MainstemError):
-        return result
-    outcome = result[0]
-    return outcome.error if isinstance(outcome, Rejected) else None
-
-
-def starts_of(members: Mapping[int, SpreadMember], unit: Unit) -> tuple[int, ...]:
-    """Where the group begins in the shards of a stream, as the first member wants it that says so."""
-    for member in members.values():
-        for stream, offsets in member.call.starts:
-            if stream == unit.stream:
-                return offsets
-    return ()

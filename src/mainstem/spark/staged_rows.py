@@ -1,0 +1,65 @@
+"""Rows delivered to a stream: each task stages some where nobody sees them, and the driver commits all in one step.
+
+What is compared to tell a repeated delivery from another one, sums over the rows, is made while they are staged.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from mainstem.core.delivery import Delivery
+from mainstem.spark.destination import Destination, Staged
+from mainstem.spark.frames import by_shard, gathered
+from mainstem.spark.sums import Sums
+from mainstem.transport.port import StreamInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """What one task has staged, and the sums over its rows. Can be pickled."""
+
+    staged: Staged
+    sums: Sums
+
+
+def stage(
+    destination: Destination,
+    stream: StreamInfo,
+    job: str,
+    number: int,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    is_compared: bool = True,
+) -> StagedRows:
+    """Stage the rows of one task."""
+    part, sums = destination.begin(job, number), Sums()
+    try:
+        for table in gathered(stream, batches):
+            if is_compared:
+                sums.add(table)
+            for shard, rows in by_shard(stream, table):
+                part.send_batch(stream.name, rows, shard=shard)
+        return StagedRows(part.finish(), sums)
+    except BaseException:
+        part.abort()
+        raise
+
+
+def deliver(
+    destination: Destination, rows: Sequence[StagedRows], job: str | None, number: int, *, accepts: bool = False
+) -> None:
+    """Make visible what tasks have staged, in this order, as the delivery `number` of a job; without one nothing is
+    compared. Refused, nothing of it is left."""
+    delivery = None
+    if job is not None:
+        sums = Sums()
+        for each in rows:
+            sums.merge(each.sums)
+        delivery = Delivery(destination.look_up().id, job, number, sums.fingerprint(), accepts)
+    staged = [each.staged for each in rows]
+    try:
+        destination.commit(staged, delivery)
+    except BaseException:
+        destination.discard(staged)
+        raise
