@@ -48,6 +48,13 @@ def spark(tmp_path_factory) -> Iterator[SparkSession]:
     _end_jvm()
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch) -> Path:
+    """Where jobs that have no table keep their manifests: not with those of whoever runs the tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "mainstem"
+
+
 @pytest.fixture
 def server(tmp_path) -> Iterator[ServerProcess]:
     """A server on an empty folder."""

@@ -11,11 +11,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import mainstem
+from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidRequest, SchemaMismatch
 from mainstem.hub.counted import verified
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.audit import audit
+from mainstem.spark.jobs.catalogue import loads_of
 from mainstem.testing.server import ServerProcess
+from tests.spark.lakes import CutShort, cut_at
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each audit is a job of Spark")]
 
@@ -129,6 +132,66 @@ def test_an_audit_of_a_folder_goes_on_where_the_last_one_was(spark, tmp_path):
     assert (everything.reconciliation.windows, everything.is_good) == (1, True)
     with mainstem.open(folder) as hub:
         assert verified(hub)["orders"].through_us == again.reconciliation.verified_through_us
+
+
+def test_a_manifest_has_what_was_counted_and_a_killed_run_is_finished(spark, tmp_path, state):
+    folder, table = tmp_path / "data", tmp_path / "table"
+    with mainstem.open(folder) as hub:
+        fill(hub, 60, windows=2)
+        copy_to_table(hub, table)
+        ends = hub.streams.get("orders").ends
+
+    def run(**options):
+        return audit(folder, "orders", tables=[table], spark=spark, settle="1s", **options)
+
+    assert not run(publish=False).manifests
+    assert list(loads_of(state)) == [], "nothing is kept of a dry run"
+    # Killed while it counted: begun anew, under the same number.
+    with pytest.raises(CutShort):
+        run(on_step=cut_at("planned"))
+    assert [load.state for load in loads_of(state)] == ["planned"]
+    first = run()
+    (load,) = loads_of(state)
+    assert (load.job, load.number, load.state, load.rows_read, load.windows_differing) == ("audit", 1, "done", 60, 0)
+    assert load.verified_through_us == first.reconciliation.verified_through_us
+    assert Cursor.parse(load.start).offsets == (0, 0, 0)
+    assert Cursor.parse(load.end).offsets == ends
+    counted = [(tier.tier.partition(" ")[0], tier.expected, tier.seen, tier.differing) for tier in load.tiers]
+    assert counted == [("acknowledged", 60, 60, 0), ("read", 60, 60, 0), ("table", 60, 60, 0)]
+    # The same records in the same windows: the same checksum.
+    assert len({tier.crc32c for tier in load.tiers}) == 1
+    assert load.tiers[2].table_version == DeltaTable(str(table)).version()
+
+    # Killed before it could say what it had found: the next run says it, and goes on from there.
+    lake = DeltaTable(str(table))
+    lake.delete("_shard = 0 AND _offset = 0")
+    with pytest.raises(CutShort):
+        run(since=START, on_step=cut_at("written"))
+    with mainstem.open(folder) as hub:
+        assert verified(hub)["orders"].differing == 0
+    assert [load.state for load in loads_of(state)] == ["done", "written"]
+    run(since=START)
+    loads = list(loads_of(state))
+    assert [load.state for load in loads] == ["done"] * 3
+    assert [load.windows_differing for load in loads] == [0, 1, 1]
+    assert loads[2].tiers[2].crc32c != loads[2].tiers[1].crc32c
+    with mainstem.open(folder) as hub:
+        assert verified(hub)["orders"].differing == 1
+
+
+def test_what_a_killed_run_had_found_is_said_by_the_next(spark, tmp_path, state):
+    folder = tmp_path / "data"
+    with mainstem.open(folder) as hub:
+        fill(hub, 60, windows=2)
+    with pytest.raises(CutShort):
+        audit(folder, "orders", spark=spark, settle="1s", on_step=cut_at("written"))
+    with mainstem.open(folder) as hub:
+        assert "orders" not in verified(hub)
+    again = audit(folder, "orders", spark=spark, settle="1s")
+    first, second = loads_of(state)
+    assert (first.state, first.rows_read) == ("done", 60)
+    # Nothing of it is counted again.
+    assert (again.reconciliation.windows, second.rows_read) == (0, 0)
 
 
 def test_what_retention_took_is_not_compared(spark, tmp_path):

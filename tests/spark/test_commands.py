@@ -1,13 +1,14 @@
-"""`mainstem sql` and `mainstem job run audit`, as they are typed."""
+"""`mainstem sql` and the jobs of `mainstem job run`, as they are typed."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 import mainstem
 from mainstem.cli.app import run
+from mainstem.log.cold_maker import cold_files
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each command is a job of Spark")]
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -73,3 +74,79 @@ def test_audit_says_what_differs_and_stream_show_what_is_verified(folder, capfd)
     assert "2026-03-01T12:00:00.000000Z  read    10     11       +1" in capfd.readouterr().out
     assert run(["stream", "show", "orders", "--json", *data]) == 0
     assert json.loads(capfd.readouterr().out)["verified_through"] == "2026-03-01T12:00:00.000000Z"
+
+
+@pytest.fixture
+def shop(spark, server):
+    """A server with 300 rows of 100 keys, written a few at a time, and a stream beside it."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("stock", shards=2, schema={"item": "int64", "left": "int64"}, key="item", retention="3650d")
+        hub.streams.create("fixed", schema={"item": "int64"})
+        with hub.producer() as producer:
+            for number in range(300):
+                at = START + timedelta(minutes=number // 100)
+                producer.send("stock", {"item": number % 100, "left": number}, timestamp=at)
+                if number % 25 == 0:
+                    producer.flush()
+    return server
+
+
+def test_compact_moves_old_records_and_says_how_many(shop, state, capfd):
+    url = ("--url", shop.url)
+    assert run(["job", "run", "compact", "stock", *url]) == 0
+    assert capfd.readouterr().out == "compact: 0 records of stock in 0 files, 0 B\n", "all of it is new"
+    old = ("--older-than", "0s", "--file-bytes-min", "1")
+    assert run(["job", "run", "compact", "stock", *old, *url]) == 0
+    assert capfd.readouterr().out.startswith("compact: 300 records of stock in 2 files, ")
+    assert len(cold_files(shop.folder, "stock")) == 2
+    with mainstem.connect(shop.url) as hub, hub.consumer("stock", start="earliest", follow=False) as consumer:
+        assert sorted(record.value["left"] for record in consumer) == list(range(300))
+    assert run(["job", "run", "compact", "stock", "--json", *old, *url]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["stream"], told["records"], told["files"], told["loads"]) == ("stock", 0, 0, 0)
+    # What it has done is listed with what other jobs did that have no table.
+    assert run(["job", "loads", "--json"]) == 0
+    (load,) = json.loads(capfd.readouterr().out)
+    assert (load["job"], load["state"], load["rows_written"]) == ("compact", "done", 300)
+    assert run(["job", "loads", str(state)]) == 0
+    listed = capfd.readouterr().out.splitlines()[1].split()
+    assert listed[:7] == ["compact", "stock", "1", "done", "300", "300", "2"]
+    assert run(["job", "run", "compact", "stocks", *url]) == 3
+    assert "there is no stream 'stocks'" in capfd.readouterr().err
+
+
+def test_snapshot_prints_the_cursor_from_which_to_read_on(shop, tmp_path, capfd):
+    url = ("--url", shop.url)
+    assert run(["job", "run", "snapshot", "stock", str(tmp_path / "s"), "--columns", "item,left", *url]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith("snapshot: 300 records of stock in 1 load, ")
+    assert said[1].startswith("wrote 100 rows in ")
+    rows = DeltaTable(str(tmp_path / "s" / "rows")).to_pyarrow_table()
+    assert sorted(rows["left"].to_pylist()) == list(range(200, 300))
+    cursor = said[-1].removeprefix("up to ")
+    assert run(["job", "run", "snapshot", "stock", str(tmp_path / "d"), "--since", cursor, "--json", *url]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["rows_read"], told["start"], told["end"]) == (0, cursor, cursor)
+
+
+def test_replay_goes_into_a_table_or_another_stream(shop, tmp_path, capfd):
+    url = ("--url", shop.url)
+    within = ("--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z")
+    query = ("--sql", "SELECT item, left FROM stock WHERE item < 10")
+    assert run(["job", "run", "replay", "stock", str(tmp_path / "t"), *within, *query, *url]) == 0
+    assert "wrote 10 rows" in capfd.readouterr().out
+    rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
+    assert sorted(rows["left"].to_pylist()) == list(range(100, 110))
+    into = ("--into", "fixed", "--columns", "item")
+    for records in (100, 0):
+        assert run(["job", "run", "replay", "stock", str(tmp_path / "notes"), *within, *into, "--json", *url]) == 0
+        assert json.loads(capfd.readouterr().out)["rows_written"] == records
+    with mainstem.connect(shop.url) as hub:
+        assert hub.streams.get("fixed").records == 100
+
+
+def test_a_token_that_is_asked_for_is_not_for_jobs(spark, capfd):
+    assert run(["job", "run", "compact", "stock", "--token-file", "-"]) == 2
+    assert "put the token into a file" in capfd.readouterr().err
+    assert run(["job", "run", "compact", "stock", "--url", "mainstem://127.0.0.1:1", "--data", "x"]) == 2
+    assert "give one of them" in capfd.readouterr().err

@@ -1,12 +1,20 @@
 """The job `compact` on Spark, against a real server."""
 
+import json
+
 import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.errors import FolderLocked, FolderUnusable
+from mainstem.core.checksum import crc32c
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import FolderLocked, FolderUnusable, TableUnusable
 from mainstem.log.cold_maker import cold_files
-from mainstem.spark.jobs.compact import compact, read_cold
+from mainstem.spark.jobs.catalogue import loads_of
+from mainstem.spark.jobs.compact import compact, read_cold, span_of
+from mainstem.spark.jobs.manifest import Manifests
+from mainstem.transport.port import ColdTask
+from tests.spark.lakes import CutShort, cut_at
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -29,7 +37,7 @@ def seen(url: str) -> list[tuple[int, int, int, str]]:
 
 
 @pytest.mark.slow("runs tasks of Spark twice, and a query")
-def test_compacted_by_tasks_of_spark(spark, server):
+def test_compacted_by_tasks_of_spark(spark, server, state):
     write(server.url)
     before = seen(server.url)
     report = compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1)
@@ -43,8 +51,78 @@ def test_compacted_by_tasks_of_spark(spark, server):
     assert cold is not None
     (row,) = cold.selectExpr("count(*)", "sum(id)", "count(distinct _offset)", "max(if(id = 17, name, ''))").collect()
     assert tuple(row) == (ROWS, ROWS * (ROWS - 1) // 2, max(offset for _, offset, _, _ in before) + 1, "n17")
-    # Nothing is left to do.
+    # Nothing is left to do, and nothing is noted of it.
     assert not compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1).files
+
+    # What was done is in the manifest: from where to where, how much, and every file with its checksum.
+    (load,) = loads_of(state)
+    assert (load.job, load.stream, load.number, load.state) == ("compact", "orders", 1, "done")
+    assert (load.rows_read, load.rows_written, load.ranges_left) == (ROWS, ROWS, 0)
+    ends = [max(offset for shard, offset, _, _ in before if shard == each) + 1 for each in range(2)]
+    assert Cursor.parse(load.start).offsets == (0, 0)
+    assert list(Cursor.parse(load.end).offsets) == ends
+    for file in load.files:
+        content = (server.folder / file.path).read_bytes()
+        assert (len(content), crc32c(content)) == (file.bytes, file.crc32c)
+        assert json.loads(file.stats)["numRecords"] == file.rows
+
+
+@pytest.mark.slow("runs tasks of Spark for every step that a run can be killed at")
+@pytest.mark.parametrize("step", ["settled", "planned", "wrote", "written", "swap", "committed", "done"])
+def test_a_run_that_was_killed_is_finished_by_the_next(spark, server, state, step, monkeypatch):
+    """Whatever the step, afterwards every record is in one file, and the manifests name every file that is there."""
+    write(server.url)
+    before = seen(server.url)
+    given = {"spark": spark, "older_than": "0s", "file_bytes_min": 1}
+    if step == "swap":
+        # One of the two files is swapped in, the other is not.
+        with monkeypatch.context() as patched:
+            patched.setattr("mainstem.spark.jobs.compact._Run._swap", swap_once())
+            with pytest.raises(CutShort):
+                compact(server.url, "orders", **given)
+    else:
+        with pytest.raises(CutShort):
+            compact(server.url, "orders", on_step=cut_at(step), **given)
+    compact(server.url, "orders", **given)
+    assert seen(server.url) == before
+    there = {file.path.name for file in cold_files(server.folder, "orders")}
+    loads = list(loads_of(state))
+    assert {load.state for load in loads} == {"done"}
+    assert [load.number for load in loads] == list(range(1, len(loads) + 1))
+    assert sorted(file.path.rpartition("/")[2] for load in loads for file in load.files) == sorted(there)
+    assert sum(load.rows_written for load in loads) == ROWS
+    assert not list((state / "_mainstem" / "attempts").iterdir())
+    assert not list((server.folder / "blocks").glob("*.part"))
+
+
+def swap_once():
+    """Swaps one file in, and ends the run before the next."""
+    from mainstem.spark.jobs.compact import _Run
+
+    swap, count = _Run._swap, 0
+
+    def once(self, file):
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise CutShort
+        return swap(self, file)
+
+    return once
+
+
+def test_one_run_at_a_time(spark, server, tmp_path):
+    write(server.url, shards=1)
+    with mainstem.connect(server.url) as hub:
+        name = f"compact-{hub.streams.get('orders').uuid}"
+    with Manifests(tmp_path / "notes", name).locked(), pytest.raises(TableUnusable, match="another run of this job"):
+        compact(server.url, "orders", spark=spark, older_than="0s", manifests=tmp_path / "notes")
+
+
+def test_the_cursors_of_a_load_stand_where_its_ranges_do():
+    tasks = [ColdTask(1, shard, base, base + 10, 1, 1, 1, 1) for shard, base in ((1, 40), (1, 50), (3, 0))]
+    assert span_of(tasks, (5, 6, 7)) == ([5, 40, 7, 0], [5, 60, 7, 10])
+    assert span_of([], (5, 6)) == ([5, 6], [5, 6])
 
 
 def test_a_folder_that_a_server_writes_is_refused(spark, server):

@@ -1,26 +1,23 @@
 """`mainstem job`: run jobs on Spark, and see what they have done."""
 
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainstem.cli import hubs
 from mainstem.cli.exits import UsageProblem
-from mainstem.cli.flags import with_settings
-from mainstem.cli.hubs import Data, Json
+from mainstem.cli.hubs import Json
+from mainstem.cli.job_command import Given, job_command
 from mainstem.cli.printing import counted, print_json, print_table, time_text
-from mainstem.cli.progress import job_progress
 from mainstem.cli.times import parse_time
 from mainstem.core.cursor import Cursor
 from mainstem.core.kinds import parse_bytes
 from mainstem.core.plain import size_text
-from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
+    from mainstem.spark.jobs.compact import CompactReport
     from mainstem.spark.jobs.loading import JobResult
 
 app = typer.Typer(help="Run jobs on Spark, and see what they have done.", rich_markup_mode=None)
@@ -44,8 +41,11 @@ LoadRows = Annotated[
 FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get.", show_default=True)]
 OnBad = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
 OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
-Master = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077; here if not said.")
+Notes = Annotated[
+    str | None,
+    typer.Option(
+        "--manifests", metavar="FOLDER", help="Keeps what each run has done; ~/.local/state/mainstem if not said."
+    ),
 ]
 
 
@@ -61,15 +61,22 @@ def list_(json: Json = False) -> None:
 
 
 @app.command()
-def loads(table: Table, json: Json = False) -> None:
-    """List what jobs have loaded into a table: each line is one commit, with the cursor up to which it goes."""
-    from pathlib import Path
-
+def loads(
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="TABLE", help="The folder of a Delta table, or of manifests; yours if not said."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List what jobs have done, by their manifests: of a table each line is one commit, with the cursor up to which it
+    goes. Without a table it is what jobs have done that write none, compact and audit."""
     import msgspec
 
     from mainstem.spark.jobs.catalogue import loads_of
+    from mainstem.spark.jobs.manifest import notes_folder
 
-    found = list(loads_of(Path(table)))
+    folder = notes_folder(table)
+    found = list(loads_of(folder))
     if json:
         print_json([msgspec.to_builtins(manifest) for manifest in found])
         return
@@ -91,13 +98,50 @@ def loads(table: Table, json: Json = False) -> None:
     names = ("job", "stream", "load", "state", "read", "written", "files", "bytes", "time", "up to")
     print_table(names, rows, right=("load", "read", "written", "files", "bytes"))
     if not found:
-        print(f"no job has written {table}", file=sys.stderr)
+        print(f"no job has written {folder}", file=sys.stderr)
+
+
+def show_loaded(result: "JobResult", json: bool) -> None:
+    """What a job did that loads."""
+    if json:
+        print_json(dataclasses.asdict(result))
+        return
+    rate = f", {result.rows_read / result.seconds:,.0f} a second" if result.seconds and result.rows_read else ""
+    # A stream has no versions.
+    version = f", version {result.table_version}" if result.table_version >= 0 else ""
+    print(
+        f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
+        f"{result.seconds:.1f} s{rate}\n"
+        f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, "
+        f"to {result.table}{version}"
+    )
+    if result.rows_deleted:
+        print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")
+    if result.undecoded:
+        print(f"passed over {counted(result.undecoded, 'record')} that are no rows of the schema", file=sys.stderr)
+    for shard, first, end in result.lost:
+        print(f"passed over records {first} to {end - 1} of shard {shard}, which are gone", file=sys.stderr)
+    print(f"up to {result.end}")
+
+
+def show_compacted(done: "CompactReport", json: bool) -> None:
+    """What a run of `compact` did."""
+    if json:
+        told = {"stream": done.stream, "records": done.records, "files": len(done.files), "bytes": done.bytes}
+        print_json({**told, "ranges_left": done.ranges_left, "loads": done.loads, "manifests": done.manifests})
+        return
+    print(
+        f"compact: {counted(done.records, 'record')} of {done.stream} in {counted(len(done.files), 'file')}, "
+        f"{size_text(done.bytes)}"
+    )
+    if done.ranges_left:
+        print(f"{counted(done.ranges_left, 'range')} left: changed meanwhile, or unreadable", file=sys.stderr)
 
 
 @run.command()
-@with_settings("job")
+@job_command(show_loaded)
 def warehouse(
-    loaded: Loaded,
+    given: Given,
     stream: Stream,
     table: Table,
     mode: Annotated[
@@ -120,46 +164,38 @@ def warehouse(
     file_size: FileSize = "128MiB",
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
-    master: Master = None,
-    data: Data = None,
-    json: Json = False,
-) -> None:
+) -> "JobResult":
     """Load what came to a stream since the last run into a Delta table, exactly once.
 
     A run that was killed is simply run again. Late rows go to the partition of their time; columns that the stream gets
     are added to the table; small files are made into large ones.
     """
+    from mainstem.spark.jobs.warehouse import warehouse as job
 
-    def work(on_step: Any, given: dict[str, Any]) -> "JobResult":
-        from mainstem.spark.jobs.warehouse import warehouse as job
-
-        return job(
-            stream=stream,
-            table=table,
-            mode=mode,  # type: ignore[arg-type]  # checked there
-            partition=partition,  # type: ignore[arg-type]
-            time=time,
-            columns=_names(columns),
-            where=where,
-            sql=sql,
-            places=not no_places,
-            start=_start(start),
-            compact=not no_compact,
-            load_rows=load_rows,
-            file_bytes=_bytes("--file-size", file_size),
-            on_bad=on_bad,  # type: ignore[arg-type]
-            on_loss=on_loss,  # type: ignore[arg-type]
-            on_step=on_step,
-            **given,
-        )
-
-    _run("warehouse", loaded, data, master, json, work)
+    return job(
+        stream=stream,
+        table=table,
+        mode=mode,  # type: ignore[arg-type]  # checked there
+        partition=partition,  # type: ignore[arg-type]
+        time=time,
+        columns=_names(columns),
+        where=where,
+        sql=sql,
+        places=not no_places,
+        start=_start(start),
+        compact=not no_compact,
+        load_rows=load_rows,
+        file_bytes=_bytes("--file-size", file_size),
+        on_bad=on_bad,  # type: ignore[arg-type]
+        on_loss=on_loss,  # type: ignore[arg-type]
+        **given,
+    )
 
 
 @run.command()
-@with_settings("job")
+@job_command(show_loaded)
 def snapshot(
-    loaded: Loaded,
+    given: Given,
     stream: Stream,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Gets two tables: rows and tombstones.")],
     at: Annotated[str | None, typer.Option(metavar="CURSOR", help="As of this cursor; the end if not said.")] = None,
@@ -167,38 +203,30 @@ def snapshot(
     columns: Columns = None,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
-    master: Master = None,
-    data: Data = None,
-    json: Json = False,
-) -> None:
+) -> "JobResult":
     """Write the newest row of each key as of a cursor, tombstones apart.
 
     What is printed at the end is the cursor: who takes the rows and reads the stream from there misses nothing. With
     --since it is the consolidated delta: of all that happened after that, the last of each key.
     """
+    from mainstem.spark.jobs.snapshot import snapshot as job
 
-    def work(on_step: Any, given: dict[str, Any]) -> "JobResult":
-        from mainstem.spark.jobs.snapshot import snapshot as job
-
-        return job(
-            stream=stream,
-            folder=folder,
-            at=None if at is None else Cursor.parse(at),
-            since=None if since is None else Cursor.parse(since),
-            columns=_names(columns),
-            on_bad=on_bad,  # type: ignore[arg-type]
-            on_loss=on_loss,  # type: ignore[arg-type]
-            on_step=on_step,
-            **given,
-        )
-
-    _run("snapshot", loaded, data, master, json, work)
+    return job(
+        stream=stream,
+        folder=folder,
+        at=None if at is None else Cursor.parse(at),
+        since=None if since is None else Cursor.parse(since),
+        columns=_names(columns),
+        on_bad=on_bad,  # type: ignore[arg-type]
+        on_loss=on_loss,  # type: ignore[arg-type]
+        **given,
+    )
 
 
 @run.command()
-@with_settings("job")
+@job_command(show_loaded)
 def replay(
-    loaded: Loaded,
+    given: Given,
     stream: Stream,
     table: Table,
     since: Annotated[str, typer.Option(metavar="TIME", help="The first time that counts.")],
@@ -223,49 +251,41 @@ def replay(
     file_size: FileSize = "128MiB",
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
-    master: Master = None,
-    data: Data = None,
-    json: Json = False,
-) -> None:
+) -> "JobResult":
     """Run a time range of history through a function or a query into a table or a stream, exactly once.
 
     A run that was killed is simply run again; one that was done does nothing the second time. With --replace readers
     see the old rows or the new ones, never both.
     """
+    from mainstem.spark.jobs.replay import replay as job
+    from mainstem.spark.jobs.warehouse import LOAD_ROWS
 
-    def work(on_step: Any, given: dict[str, Any]) -> "JobResult":
-        from mainstem.spark.jobs.replay import replay as job
-        from mainstem.spark.jobs.warehouse import LOAD_ROWS
-
-        return job(
-            stream=stream,
-            table=table,
-            since=parse_time("--since", since),
-            until=parse_time("--until", until),
-            sql=sql,
-            function=function,
-            replace=replace,
-            into=into,
-            name=name,
-            columns=_names(columns),
-            where=where,
-            partition=partition,  # type: ignore[arg-type]
-            time=time,
-            load_rows=load_rows or LOAD_ROWS,
-            file_bytes=_bytes("--file-size", file_size),
-            on_bad=on_bad,  # type: ignore[arg-type]
-            on_loss=on_loss,  # type: ignore[arg-type]
-            on_step=on_step,
-            **given,
-        )
-
-    _run("replay", loaded, data, master, json, work)
+    return job(
+        stream=stream,
+        table=table,
+        since=parse_time("--since", since),
+        until=parse_time("--until", until),
+        sql=sql,
+        function=function,
+        replace=replace,
+        into=into,
+        name=name,
+        columns=_names(columns),
+        where=where,
+        partition=partition,  # type: ignore[arg-type]
+        time=time,
+        load_rows=load_rows or LOAD_ROWS,
+        file_bytes=_bytes("--file-size", file_size),
+        on_bad=on_bad,  # type: ignore[arg-type]
+        on_loss=on_loss,  # type: ignore[arg-type]
+        **given,
+    )
 
 
 @run.command()
-@with_settings("job")
+@job_command(show_compacted)
 def compact(
-    loaded: Loaded,
+    given: Given,
     stream: Stream,
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help="Only records that are older than this.", show_default=True)
@@ -273,89 +293,17 @@ def compact(
     file_bytes_min: Annotated[
         str, typer.Option(metavar="SIZE", help="What is less than this, as stored, stays as it is.", show_default=True)
     ] = "1MiB",
-    master: Master = None,
-    data: Data = None,
-    json: Json = False,
-) -> None:
+    manifests: Notes = None,
+) -> "CompactReport":
     """Put old records of a stream into Parquet files in the log's own folder, which must be on this machine.
 
     Readers do not notice: the same cursor gives the same records in the same order. A run that was killed is simply run
     again.
     """
-
     from mainstem.spark.jobs.compact import compact as job
 
     least = _bytes("--file-bytes-min", file_bytes_min)
-    with running("compact", loaded, data, master) as (on_step, given):
-        done = job(stream=stream, older_than=older_than, file_bytes_min=least, on_step=on_step, **given)
-    if json:
-        print_json({"stream": done.stream, "records": done.records, "files": len(done.files), "bytes": done.bytes})
-        return
-    print(
-        f"compact: {counted(done.records, 'record')} of {done.stream} in {counted(len(done.files), 'file')}, "
-        f"{size_text(done.bytes)}"
-    )
-    if done.ranges_left:
-        print(f"{counted(done.ranges_left, 'range')} left: changed meanwhile, or unreadable", file=sys.stderr)
-
-
-def _run(
-    name: str,
-    loaded: Loaded,
-    data: str | None,
-    master: str | None,
-    json: bool,
-    work: "Callable[[Any, dict[str, Any]], JobResult]",
-) -> None:
-    """Do the work of a job that loads, and say what was done."""
-    import dataclasses
-
-    with running(name, loaded, data, master) as (on_step, given):
-        result = work(on_step, given)
-    if json:
-        print_json(dataclasses.asdict(result))
-        return
-    _print_result(result)
-
-
-@contextmanager
-def running(
-    name: str, loaded: Loaded, data: str | None, master: str | None
-) -> Iterator[tuple[Callable[[str, int, int], None], dict[str, Any]]]:
-    """Start Spark for a job: what to call with its steps, and what every job is given."""
-    if data is not None and loaded.origins["url"].startswith("flag"):
-        raise UsageProblem("--url and --data name two logs; give one of them")
-    hubs.log_as_told(loaded)
-    where = data if data is not None else loaded.settings.url
-    with hubs.noted(where), job_progress(name) as on_step:
-        on_step("start", 0, 1)
-        given: dict[str, Any] = {"hub": where}
-        if master is not None:
-            from mainstem.spark import session
-
-            given["spark"] = session(f"mainstem job {name}", master)
-        if data is None:
-            given |= {"token_file": _text(loaded.settings.token_file), "ca": _text(loaded.settings.tls_ca)}
-        yield on_step, given
-
-
-def _print_result(result: "JobResult") -> None:
-    rate = f", {result.rows_read / result.seconds:,.0f} a second" if result.seconds and result.rows_read else ""
-    # A stream has no versions.
-    version = f", version {result.table_version}" if result.table_version >= 0 else ""
-    print(
-        f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
-        f"{result.seconds:.1f} s{rate}\n"
-        f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, "
-        f"to {result.table}{version}"
-    )
-    if result.rows_deleted:
-        print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")
-    if result.undecoded:
-        print(f"passed over {counted(result.undecoded, 'record')} that are no rows of the schema", file=sys.stderr)
-    for shard, first, end in result.lost:
-        print(f"passed over records {first} to {end - 1} of shard {shard}, which are gone", file=sys.stderr)
-    print(f"up to {result.end}")
+    return job(stream=stream, older_than=older_than, file_bytes_min=least, manifests=manifests, **given)
 
 
 def _start(text: str) -> "datetime | Cursor | Any":
@@ -375,7 +323,3 @@ def _bytes(option: str, text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise UsageProblem(f"{option} {text}: {error}") from None
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -5,21 +5,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainstem.cli.exits import ExitCode
-from mainstem.cli.flags import with_settings
-from mainstem.cli.hubs import Data, Json
-from mainstem.cli.job import Master, Stream, running
+from mainstem.cli.job import Notes, Stream
+from mainstem.cli.job_command import Given, job_command
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
 from mainstem.core.kinds import render_duration
-from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
     from mainstem.spark.jobs.audit import AuditResult
 
 
-@with_settings("job")
+def show_audited(result: "AuditResult", json: bool) -> int:
+    """What an audit found."""
+    if json:
+        print_json(result.as_json())
+    else:
+        _print(result)
+    return ExitCode.OK if result.is_good else ExitCode.FAILURE
+
+
+@job_command(show_audited)
 def audit(
-    loaded: Loaded,
+    given: Given,
     stream: Stream,
     table: Annotated[
         list[str] | None, typer.Option(metavar="FOLDER", help="A Delta table made of the stream; may be repeated.")
@@ -37,36 +44,27 @@ def audit(
         str | None, typer.Option(metavar="TIME", help="Compare from here on; else from where the last audit came to.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare, and keep nothing of it.")] = False,
-    master: Master = None,
-    data: Data = None,
-    json: Json = False,
-) -> int:
+    manifests: Notes = None,
+) -> "AuditResult":
     """Compare what producers sent to a stream with what is in the log and in tables, window by window.
 
     Producers have to count (hub.producer(counts="1m"), mainstem serve --http-counts 1m). The time up to which all is
     where it belongs is kept as `verified through` of the stream; each window and tier after that which differs is
     named, and the exit code is 1 if there is one.
     """
-    first = None if since is None else parse_time("--since", since)
-    with running("audit", loaded, data, master) as (on_step, given):
-        from mainstem.spark.jobs.audit import audit as job
+    from mainstem.spark.jobs.audit import audit as job
 
-        result = job(
-            stream=stream,
-            tables=table or (),
-            time=time,
-            window=window,
-            settle=settle,
-            since=first,
-            publish=not dry_run,
-            on_step=on_step,
-            **given,
-        )
-    if json:
-        print_json(result.as_json())
-    else:
-        _print(result)
-    return ExitCode.OK if result.is_good else ExitCode.FAILURE
+    return job(
+        stream=stream,
+        tables=table or (),
+        time=time,
+        window=window,
+        settle=settle,
+        since=None if since is None else parse_time("--since", since),
+        publish=not dry_run,
+        manifests=manifests,
+        **given,
+    )
 
 
 def _print(result: "AuditResult") -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mainstem.core.batch import FetchedBatch
+from mainstem.core.checksum import crc32c
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import FolderUnusable, InvalidPayload, Refused, UnknownStream
 from mainstem.core.events import Event
@@ -61,6 +62,10 @@ class Cooler:
                 block += 1
             if block == task.block + COLD_TASK_FILES_MAX:
                 return
+
+    def checksum(self, file: ColdFile) -> int:
+        """The crc32c of a file that was made and is not committed yet."""
+        return crc32c(self._blocks.read_part(file.block, file.part, file.bytes))
 
     def _loaded(self, stream: StreamRow, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Sequence[FetchedBatch]]]:
         """Each entry with its batches. Read many at a time, held one at a time."""

@@ -38,10 +38,9 @@ class Access:
         """To the log of a server, mainstem://host:7070, or in a folder."""
         if not hub.strip():
             raise InvalidSetting("the hub is a folder, or the address of a server such as mainstem://127.0.0.1:7070")
-        if "://" in hub:
-            return cls(url=hub.strip(), **credentials)
         # Tasks run in other processes, perhaps elsewhere in the tree.
-        return cls(data=str(Path(hub).expanduser().absolute()), **credentials)
+        given = {name: value if name == "token" else _absolute(value) for name, value in credentials.items()}
+        return cls(url=hub.strip(), **given) if "://" in hub else cls(data=_absolute(hub), **given)
 
     def __repr__(self) -> str:
         return f"<Access {self.url or self.data}>"
@@ -54,6 +53,10 @@ class Access:
             certificate=self.certificate or None,
             key=self.key or None,
         )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 @dataclass(frozen=True, slots=True)

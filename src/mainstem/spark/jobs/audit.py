@@ -3,6 +3,10 @@
 Producers that count (`hub.producer(counts="1m")`, the setting `http_counts`) say how many records they sent, by the
 times of the records. The job reads the stream, and the tables, counts what is there, and compares. It says up to when
 all of it agrees, as `verified_through` of the stream, and names every window and tier after that which differs.
+
+A run has a manifest: *planned* with the cursors between which it reads, *written* with what it has counted, *done* when
+the stream says it. A run that was killed while it counted is done anew by the next; what one had counted and could not
+say any more is said by the next, which goes on from there.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,7 +28,8 @@ from mainstem.core.times import from_us, to_us
 from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
 from mainstem.hub.counted import sent_counts, verified
 from mainstem.hub.hub import Hub
-from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, window_of
+from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
+from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
 from mainstem.spark.origin import Access, opened
 from mainstem.spark.session import session
@@ -43,10 +49,12 @@ _BEGINNING_US: Final = -(1 << 60)
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit found. `is_published`: the stream says `verified_through` from now on."""
+    """What an audit found. `is_published`: the stream says `verified_through` from now on, and the folder `manifests`
+    has what was found."""
 
     reconciliation: Reconciliation
     is_published: bool
+    manifests: str = ""
 
     @property
     def verified_through(self) -> datetime:
@@ -89,6 +97,7 @@ def audit(
     settle: str | timedelta = SETTLE,
     since: datetime | None = None,
     publish: bool = True,
+    manifests: str | Path | None = None,
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
@@ -101,33 +110,151 @@ def audit(
     `hub` is a folder or an address. `tables` are Delta tables made of the stream; `time` is the column of theirs that
     has the time of the record. Windows count that ended `settle` ago, from `since` on, else from where the last audit
     had come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is
-    not compared. With `publish` the result is kept as `verified_through` of the stream.
+    not compared. With `publish` the result is kept as `verified_through` of the stream, and a manifest of the run is in
+    the folder `manifests`, see `notes_folder`; without it nothing is kept.
     """
     access = Access.to(str(hub), token=token or "", token_file=token_file or "", ca=ca or "")
     port = opened(access)
-    reading = Hub(port, str(hub))
     info = port.call(GetStreamCall(stream)).streams[0]
     if "compact" in info.cleanup:
         raise InvalidRequest(
             f"stream {stream!r} is compacted: records go from it on purpose, so there is nothing to audit"
         )
-    counts = sent_counts(reading, stream)
-    if not counts:
-        raise InvalidRequest(
-            f"no producer has counted what it sent to {stream!r}; open producers with hub.producer(counts='1m'), and "
-            "servers that take records by HTTP with --http-counts 1m"
+    audited = _Audit(access, port, Hub(port, str(hub)), info, on_step, clock)
+    if not publish:
+        return AuditResult(audited.compared(spark, tables, time, window, settle, since).reconciliation, False)
+    notes = Manifests(notes_folder(manifests), f"audit-{info.uuid}")
+    with notes.locked():
+        audited.settle(notes)
+        compared = audited.compared(spark, tables, time, window, settle, since, notes)
+        audited.publish(notes, compared)
+    return AuditResult(compared.reconciliation, True, str(notes.folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What was found, and the manifest that has it, if one is kept."""
+
+    reconciliation: Reconciliation
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Audit:
+    """One audit of a stream as it is now. One thread."""
+
+    access: Access
+    port: Port
+    hub: Hub
+    info: StreamInfo
+    on_step: OnStep
+    clock: Clock
+
+    def settle(self, notes: Manifests) -> None:
+        """Finish what a run before was killed at. What it had found is said, unless another has found more meanwhile;
+        what it had only begun is given up."""
+        last = notes.last()
+        if last is not None and last.state == "planned":
+            notes.give_up(last)
+        elif last is not None and last.state == "written":
+            known = verified(self.hub).get(self.info.name)
+            if known is None or known.through_us < last.verified_through_us:
+                self._say(last)
+            self._done(notes, last)
+        self.on_step("settled", 1, 1)
+
+    def compared(
+        self,
+        spark: "SparkSession | None",
+        tables: Sequence[str | Path],
+        time: str,
+        window: str | timedelta | None,
+        settle: str | timedelta,
+        since: datetime | None,
+        notes: Manifests | None = None,
+    ) -> _Compared:
+        """What was sent beside what is there; with `notes` a manifest says so."""
+        counts = sent_counts(self.hub, self.info.name)
+        if not counts:
+            raise InvalidRequest(
+                f"no producer has counted what it sent to {self.info.name!r}; open producers with "
+                "hub.producer(counts='1m'), and servers that take records by HTTP with --http-counts 1m"
+            )
+        length = window_of(counts, None if window is None else _window_us(window))
+        settled_us = windows.start_of(self.clock.now_us() - microseconds(settle), length)
+        first_us = min(_first_us(self.hub, self.info, since, length), settled_us)
+        spark = spark or session()
+        parts = parts_of(spark)
+        found = slices_of(self.port, self.access, self.info, parts=parts)
+        wanted = [piece for piece in found if piece.time_high_us >= first_us]
+        manifest = None if notes is None else self._begun(notes, wanted)
+        tiers = {READ: _tally_of_stream(spark, wanted, parts, length, self.on_step)}
+        versions: dict[str, int] = {}
+        for table in tables:
+            tier = f"table {table}"
+            tiers[tier], versions[tier] = _tally_of_table(spark, str(table), time, length, self.on_step)
+        result = reconcile(
+            self.info.name,
+            summed(counts, length),
+            tiers,
+            window_us=length,
+            first_us=first_us,
+            settled_us=settled_us,
         )
-    length = window_of(counts, None if window is None else _window_us(window))
-    settled_us = windows.start_of(clock.now_us() - microseconds(settle), length)
-    first_us = min(_first_us(reading, info, since, length), settled_us)
-    spark = spark or session()
-    tiers = {READ: _tally_of_stream(spark, port, access, info, first_us, length, on_step)}
-    for table in tables:
-        tiers[f"table {table}"] = _tally_of_table(spark, str(table), time, length, on_step)
-    found = reconcile(stream, summed(counts, length), tiers, window_us=length, first_us=first_us, settled_us=settled_us)
-    if publish:
-        _publish(port, access, found)
-    return AuditResult(found, publish)
+        if notes is not None and manifest is not None:
+            manifest = msgspec.structs.replace(
+                manifest,
+                state="written",
+                rows_read=sum(tiers[READ].values()),
+                tiers=tier_counts(result, versions),
+                verified_through_us=result.verified_through_us,
+                windows_differing=result.windows_differing,
+            )
+            notes.advance(manifest)
+            self.on_step("written", manifest.number, manifest.number)
+        return _Compared(result, manifest)
+
+    def _begun(self, notes: Manifests, wanted: Sequence[Slice]) -> Manifest:
+        last = notes.last()
+        start = list(self.info.ends)
+        for piece in wanted:
+            start[piece.shard] = min(start[piece.shard], piece.first)
+        manifest = notes.begin(
+            Manifest(
+                job="audit",
+                stream=self.info.name,
+                number=1 if last is None else last.number + 1,
+                attempt="",
+                state="planned",
+                start=self._cursor(start),
+                end=self._cursor(self.info.ends),
+                planned_us=self.clock.now_us(),
+            )
+        )
+        self.on_step("planned", manifest.number, manifest.number)
+        return manifest
+
+    def publish(self, notes: Manifests, compared: _Compared) -> None:
+        """Have the stream say what was found."""
+        assert compared.manifest is not None, "of a run with manifests"
+        self._say(compared.manifest)
+        self.on_step("committed", compared.manifest.number, compared.manifest.number)
+        self._done(notes, compared.manifest)
+
+    def _say(self, manifest: Manifest) -> None:
+        call = NoteVerifiedCall(self.info.name, manifest.verified_through_us, manifest.windows_differing)
+        if self.access.url:
+            self.port.call(call)
+            return
+        with mainstem.open(self.access.data, read_only=False) as hub:
+            hub._port.call(call)
+
+    def _done(self, notes: Manifests, manifest: Manifest) -> None:
+        notes.advance(msgspec.structs.replace(manifest, state="done", done_us=self.clock.now_us()))
+        self.on_step("done", manifest.number, manifest.number)
+
+    def _cursor(self, offsets: Sequence[int]) -> str:
+        return str(mainstem.Cursor(self.info.uuid, self.info.epoch, tuple(offsets)))
 
 
 def _window_us(window: str | timedelta) -> int:
@@ -167,28 +294,10 @@ def _first_left_us(hub: Hub, info: StreamInfo) -> int:
     return max(found)
 
 
-def _publish(port: Port, access: Access, found: Reconciliation) -> None:
-    differing = len({line.start_us for line in found.differing})
-    call = NoteVerifiedCall(found.stream, found.verified_through_us, differing)
-    if access.url:
-        port.call(call)
-        return
-    with mainstem.open(access.data, read_only=False) as hub:
-        hub._port.call(call)
-
-
 def _tally_of_stream(
-    spark: "SparkSession",
-    port: Port,
-    access: Access,
-    info: StreamInfo,
-    first_us: int,
-    window_us: int,
-    on_step: OnStep,
+    spark: "SparkSession", wanted: Sequence[Slice], parts: int, window_us: int, on_step: OnStep
 ) -> Tally:
-    """The records of a stream by window, each read."""
-    parts = parts_of(spark)
-    wanted = [piece for piece in slices_of(port, access, info, parts=parts) if piece.time_high_us >= first_us]
+    """The records of slices by window, each read."""
     work = balance(wanted, parts)
 
     def count(index: int) -> Tally:
@@ -201,8 +310,10 @@ def _tally_of_slice(piece: Slice, window_us: int) -> Tally:
     return windows.total(_tally_of(batch.column(TIME_COLUMN), window_us) for batch in read(piece, [TIME_COLUMN]))
 
 
-def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_us: int, on_step: OnStep) -> Tally:
-    """The rows of a Delta table by window, each read."""
+def _tally_of_table(
+    spark: "SparkSession", path: str, time_column: str, window_us: int, on_step: OnStep
+) -> tuple[Tally, int]:
+    """The rows of a Delta table by window, each read, and the version of it that they are of."""
     from deltalake import DeltaTable
 
     table = DeltaTable(path)
@@ -221,7 +332,7 @@ def _tally_of_table(spark: "SparkSession", path: str, time_column: str, window_u
             _tally_of(batch.column(0), window_us) for batch in file.iter_batches(columns=[time_column])
         )
 
-    return _counted(spark, len(files), count, on_step)
+    return _counted(spark, len(files), count, on_step), table.version()
 
 
 def _tally_of(times: pa.Array, window_us: int) -> Tally:

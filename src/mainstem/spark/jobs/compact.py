@@ -3,11 +3,13 @@
     compact("mainstem://127.0.0.1:7070", "orders", older_than="3h")
 
 The process that writes the log plans and commits; Spark tasks make the files, each of one range of offsets of one
-shard, in the log's own folder, which they must see. What a kill leaves is nothing that counts: the ledger says what is
-cold, and the next run goes on there.
+shard, in the log's own folder, which they must see. Some tasks at a time are a load, which has a manifest: *planned*,
+then *written* when its files are there and none is swapped in, then *done*. The ledger says what is cold: what a kill
+leaves of a load is finished by the next run with the files that the ledger has, and the rest of it planned anew.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,37 +18,52 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.cursor import Cursor
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderUnusable, MainstemError, Refused
 from mainstem.hub.embedded import LogPort
 from mainstem.hub.remote import RemotePort
+from mainstem.log.blocks.local import block_name
 from mainstem.log.cold_maker import cold_files, open_cooler
 from mainstem.log.folder import has_log
+from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
+from mainstem.spark.jobs.part_files import WrittenFile
+from mainstem.spark.jobs.tasks import OnStep, context_of, no_step
 from mainstem.spark.origin import Access
 from mainstem.spark.session import session
-from mainstem.transport.port import ColdFile, ColdPlan, ColdTask, CoolCall, PlanColdCall, Port
+from mainstem.transport.port import (
+    ColdFile,
+    ColdPlan,
+    ColdTask,
+    CoolCall,
+    GetStreamCall,
+    PlanColdCall,
+    Port,
+    StreamInfo,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# How many tasks are under way before their files are committed, for each core of the session.
+# How many tasks make one load, for each core of the session.
 _TASKS_PER_CORE: Final = 2
 _CONNECT_SECONDS: Final = 10.0
 # After Scribe's measurements: of all that is read, 99 % was written within so long.
 OLDER_THAN: Final = "3h"
-
-# How far a run is: a word for the step, what is done of it, and of how much.
-OnStep = Callable[[str, int, int], None]
+# The files of a task, each with its checksum; None for a task whose entries have changed, or cannot be read.
+Made = list[tuple[ColdFile, int]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
     """What a run has done: the files that are swapped in, and how many ranges others had changed meanwhile, or could
-    not be read; those are left as they are."""
+    not be read; those are left as they are. `manifests` is the folder that has one of each load."""
 
     stream: str
     files: tuple[ColdFile, ...] = ()
     ranges_left: int = 0
+    loads: int = 0
+    manifests: str = ""
 
     @property
     def records(self) -> int:
@@ -64,7 +81,8 @@ def compact(
     spark: "SparkSession | None" = None,
     older_than: str = OLDER_THAN,
     file_bytes_min: int | None = None,
-    on_step: OnStep = lambda step, done, total: None,
+    manifests: str | Path | None = None,
+    on_step: OnStep = no_step,
     clock: Clock = SYSTEM_CLOCK,
     **credentials: str | None,
 ) -> CompactReport:
@@ -72,22 +90,24 @@ def compact(
     one: less than `file_bytes_min` as stored (1 MiB).
 
     `hub` is the address of the server that writes the log, or a folder that nobody writes; `credentials` are those of
-    `Access`. FolderUnusable if the log's folder is not to be seen from here.
+    `Access`. FolderUnusable if the log's folder is not to be seen from here. `manifests` is the folder for what the run
+    has done, see `notes_folder`.
     """
     before_us = clock.now_us() - microseconds(older_than)
     spark = session() if spark is None else spark
-    files: list[ColdFile] = []
-    left = 0
     given = {name: value for name, value in credentials.items() if value}
     with closing(_opened(Access.to(hub, **given))) as port:
-        while True:
-            plan = _planned(port, PlanColdCall(stream, before_us, file_bytes_min))
-            swapped, refused = _run(port, stream, spark, plan, on_step)
-            files += swapped
-            left += refused
+        info = port.call(GetStreamCall(stream)).streams[0]
+        notes = Manifests(notes_folder(manifests), f"compact-{info.uuid}")
+        with notes.locked():
+            run = _Run(port, info, spark, notes, on_step, clock)
+            call = PlanColdCall(stream, before_us, file_bytes_min)
+            plan = _planned(port, call)
+            run.settle(Path(plan.folder))
             # What could not be swapped is planned again as it is now, as long as something goes on.
-            if not swapped:
-                return CompactReport(stream, tuple(files), left)
+            while run.do(plan):
+                plan = _planned(port, call)
+        return run.report()
 
 
 def _opened(access: Access) -> Port:
@@ -107,32 +127,145 @@ def _planned(port: Port, call: PlanColdCall) -> ColdPlan:
         return plan
 
 
-def _run(port: Port, stream: str, spark: "SparkSession", plan: ColdPlan, on_step: OnStep) -> tuple[list[ColdFile], int]:
-    """Do the tasks of a plan, some at a time."""
-    swapped: list[ColdFile] = []
-    refused = done = 0
-    width = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    for begin in range(0, len(plan.tasks), width):
-        tasks = plan.tasks[begin : begin + width]
-        on_step("write", done, len(plan.tasks))
-        for task, made in zip(tasks, _made(spark, plan, tasks), strict=True):
-            for file in made or ():
-                try:
-                    port.call(CoolCall(stream, file))
-                except Refused:
-                    refused += 1
-                else:
-                    swapped.append(file)
-            refused += made is None
-            done += 1
+class _Run:
+    """The loads of one run. One thread, which holds the lock of the manifests."""
+
+    def __init__(
+        self,
+        port: Port,
+        info: StreamInfo,
+        spark: "SparkSession",
+        manifests: Manifests,
+        on_step: OnStep,
+        clock: Clock,
+    ) -> None:
+        self._port = port
+        self._info = info
+        self._spark = spark
+        self._manifests = manifests
+        self._on_step = on_step
+        self._clock = clock
+        # Of the last load there is.
+        self._number = 0
+        # Behind what was looked at: where the cursors of a load stand in shards that it has nothing of.
+        self._place = list(info.starts)
+        self._swapped: list[ColdFile] = []
+        self._left = 0
+        self._loads = 0
+
+    def report(self) -> CompactReport:
+        return CompactReport(
+            self._info.name, tuple(self._swapped), self._left, self._loads, str(self._manifests.folder)
+        )
+
+    def settle(self, folder: Path) -> None:
+        """Finish what a run before was killed at: of its files those count that the ledger has, and without any the
+        load is given up. What it left in the log's folder went when the plan was made."""
+        last = self._manifests.last()
+        self._number = 0 if last is None else last.number
+        if last is not None and last.state != "done":
+            have = {file.path.name for file in cold_files(folder, self._info.name)}
+            files = tuple(file for file in last.files if Path(file.path).name in have)
+            if files:
+                self._finish(last, files, last.ranges_left + len(last.files) - len(files))
+            else:
+                self._manifests.give_up(last)
+                self._number -= 1
+        self._on_step("settled", self._number, self._number)
+
+    def do(self, plan: ColdPlan) -> bool:
+        """Do the tasks of a plan, load by load; whether anything has changed."""
+        before = len(self._swapped)
+        width = _TASKS_PER_CORE * context_of(self._spark).defaultParallelism
+        for begin in range(0, len(plan.tasks), width):
+            self._on_step("load", begin, len(plan.tasks))
+            self._load(plan, plan.tasks[begin : begin + width])
+            self._on_step("load", min(begin + width, len(plan.tasks)), len(plan.tasks))
+        return len(self._swapped) > before
+
+    def _load(self, plan: ColdPlan, tasks: Sequence[ColdTask]) -> None:
+        start, self._place = span_of(tasks, self._place)
+        self._number += 1
+        self._loads += 1
+        manifest = self._manifests.begin(
+            Manifest(
+                job="compact",
+                stream=self._info.name,
+                number=self._number,
+                attempt="",
+                state="planned",
+                start=self._cursor(start),
+                end=self._cursor(self._place),
+                planned_us=self._clock.now_us(),
+            )
+        )
+        self._on_step("planned", self._number, self._number)
+        self._on_step("write", 0, len(tasks))
+        made = _made(self._spark, plan, tasks)
+        self._on_step("wrote", len(tasks), len(tasks))
+        files = {file.block: _noted(file, checksum) for each in made for file, checksum in each or ()}
+        manifest = msgspec.structs.replace(
+            manifest,
+            state="written",
+            files=tuple(files.values()),
+            rows_read=sum(file.rows for file in files.values()),
+            ranges_left=sum(each is None for each in made),
+        )
+        self._manifests.advance(manifest)
+        self._on_step("written", self._number, self._number)
+        swapped = [file for each in made for file, _ in each or () if self._swap(file)]
+        self._on_step("committed", self._number, self._number)
+        for task in tasks:
             with suppress(MainstemError):
-                port.call(CoolCall(stream, abandon=task.block))
-            on_step("write", done, len(plan.tasks))
-    return swapped, refused
+                self._port.call(CoolCall(self._info.name, abandon=task.block))
+        kept = tuple(files[file.block] for file in swapped)
+        self._left += self._finish(manifest, kept, manifest.ranges_left + len(files) - len(kept)).ranges_left
+        self._swapped += swapped
+
+    def _swap(self, file: ColdFile) -> bool:
+        try:
+            self._port.call(CoolCall(self._info.name, file))
+        except Refused:
+            return False
+        return True
+
+    def _finish(self, manifest: Manifest, files: tuple[WrittenFile, ...], left: int) -> Manifest:
+        done = msgspec.structs.replace(
+            manifest,
+            state="done",
+            files=files,
+            rows_written=sum(file.rows for file in files),
+            ranges_left=left,
+            done_us=self._clock.now_us(),
+        )
+        self._manifests.advance(done)
+        self._on_step("done", manifest.number, manifest.number)
+        return done
+
+    def _cursor(self, offsets: Sequence[int]) -> str:
+        return str(Cursor(self._info.uuid, self._info.epoch, tuple(offsets)))
 
 
-def _made(spark: "SparkSession", plan: ColdPlan, tasks: Sequence[ColdTask]) -> list[list[ColdFile] | None]:
-    """The files of each task; None for one whose entries have changed, or cannot be read."""
+def span_of(tasks: Sequence[ColdTask], place: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where the ranges of tasks begin and end in each shard; where there are none, both are the place given."""
+    # The stream may have got more shards since the place was looked up.
+    known = [*place, *(0 for _ in range(len(place), max((task.shard + 1 for task in tasks), default=0)))]
+    start, end = list(known), list(known)
+    for shard in {task.shard for task in tasks}:
+        start[shard] = min(task.base for task in tasks if task.shard == shard)
+        end[shard] = max(task.end for task in tasks if task.shard == shard)
+    return start, end
+
+
+def _noted(file: ColdFile, checksum: int) -> WrittenFile:
+    """A cold file as a manifest has it."""
+    stats = {"numRecords": file.records, "minValues": {"_offset": file.base}, "maxValues": {"_offset": file.end - 1}}
+    path = f"blocks/{block_name(file.block)}"
+    return WrittenFile(path, file.records, file.bytes, checksum, {"_shard": str(file.shard)}, json.dumps(stats))
+
+
+def _made(spark: "SparkSession", plan: ColdPlan, tasks: Sequence[ColdTask]) -> list[Made]:
+    """What each task makes."""
     head = msgspec.msgpack.encode(msgspec.structs.replace(plan, tasks=()))
     rows = [msgspec.msgpack.encode(task) for task in tasks]
 
@@ -142,14 +275,14 @@ def _made(spark: "SparkSession", plan: ColdPlan, tasks: Sequence[ColdTask]) -> l
             yield _make(planned, msgspec.msgpack.decode(row, type=ColdTask))
 
     answers = spark.sparkContext.parallelize(rows, len(rows)).mapPartitions(make).collect()
-    return [msgspec.msgpack.decode(answer, type=list[ColdFile] | None) for answer in answers]
+    return [msgspec.msgpack.decode(answer, type=Made) for answer in answers]
 
 
 def _make(plan: ColdPlan, task: ColdTask) -> bytes:
     """In a task of Spark: the files of one range."""
     with open_cooler(Path(plan.folder), plan.log) as maker:
         try:
-            return msgspec.msgpack.encode(list(maker.make(plan, task)))
+            return msgspec.msgpack.encode([(file, maker.checksum(file)) for file in maker.make(plan, task)])
         except FolderUnusable:
             raise
         except MainstemError:

@@ -10,12 +10,15 @@ the job's transaction there, committed together with the load's files. So what a
 
 - a manifest whose number the table has: it is done, whatever it says;
 - one manifest above that: its attempt is given up, its files are deleted, and the load is planned anew.
+
+Jobs that write no table, `compact` and `audit`, keep theirs in a folder of the user's (`notes_folder`). There the log
+decides what of the last manifest is done.
 """
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -28,6 +31,18 @@ from mainstem.spark.jobs.part_files import WrittenFile
 
 NOTES: Final = "_mainstem"
 _DISK: Final = LocalDisk()
+
+
+class TierCount(msgspec.Struct, frozen=True):
+    """What an audit found in one tier: records that should be there and that are, in all windows that were compared, in
+    how many of these the two differ, and a checksum of what is in each. A table is counted in one of its versions."""
+
+    tier: str
+    expected: int
+    seen: int
+    differing: int
+    crc32c: int
+    table_version: int = -1
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +66,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[WrittenFile, ...] = ()
     table_version: int = -1
     done_us: int = 0
+    # Of `compact`: ranges that others had changed meanwhile, or that could not be read.
+    ranges_left: int = 0
+    # Of `audit`: what is in each tier, up to when all of it agrees, and how many windows after that do not.
+    tiers: tuple[TierCount, ...] = ()
+    verified_through_us: int = 0
+    windows_differing: int = 0
 
     @property
     def bytes_written(self) -> int:
         return sum(file.bytes for file in self.files)
+
+
+def notes_folder(given: str | Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where a job keeps its manifests that has no table to keep them in: `given`, else with other state of the user."""
+    if given is not None:
+        return Path(given)
+    state = environment.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "mainstem"
 
 
 class Manifests:
@@ -72,8 +101,13 @@ class Manifests:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else runs this job on this table meanwhile. The lock is the process's: a kill lets go of it."""
-        _DISK.make_dirs(self.folder)
-        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _DISK.make_dirs(self.folder)
+            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise TableUnusable(
+                f"manifests cannot be kept in {self.folder}: {error.strerror}; name a folder that this user can write"
+            ) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,15 +128,23 @@ class Manifests:
             return None
         except msgspec.DecodeError as error:
             raise TableUnusable(
-                f"{path} is no manifest ({error}); remove it: the table's log has what is needed of it"
+                f"{path} is no manifest ({error}); remove it: the log of the table, or of the stream, says what is done"
             ) from None
 
     def all(self) -> Iterator[Manifest]:
         """Every manifest, oldest first."""
-        numbers = (path.stem for path in self.folder.glob("*.json")) if self.folder.is_dir() else iter(())
-        for number in sorted(int(stem) for stem in numbers if stem.isdecimal()):
+        for number in self._numbers():
             if (found := self.get(number)) is not None:
                 yield found
+
+    def last(self) -> Manifest | None:
+        """The newest one; None if there is none."""
+        numbers = self._numbers()
+        return self.get(numbers[-1]) if numbers else None
+
+    def _numbers(self) -> list[int]:
+        stems = (path.stem for path in self.folder.glob("*.json")) if self.folder.is_dir() else iter(())
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def begin(self, manifest: Manifest) -> Manifest:
         """Plan a load under an attempt of its own."""
@@ -127,9 +169,13 @@ class Manifests:
             self.sweep(have.attempt, [file.path for file in have.files])
         begun = self.get(number + 1)
         if begun is not None:
-            self.marker(begun.attempt).unlink(missing_ok=True)
-            self.sweep(begun.attempt, ())
-            self._path(number + 1).unlink()
+            self.give_up(begun)
+
+    def give_up(self, begun: Manifest) -> None:
+        """Nothing of a load that was begun is done: its files go, and its number is free."""
+        self.marker(begun.attempt).unlink(missing_ok=True)
+        self.sweep(begun.attempt, ())
+        self._path(begun.number).unlink()
 
     def sweep(self, attempt: str, kept: Iterable[str]) -> int:
         """Delete the files of an attempt that are not of its load; how many there were. Names alone say which: no two

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.kinds import render_duration
 from mainstem.core.windows import Tally, start_of
 from mainstem.hub.counted import SentCount
+from mainstem.spark.jobs.manifest import TierCount
 
 ACKNOWLEDGED = "acknowledged"
 READ = "read"
@@ -60,6 +62,10 @@ class Reconciliation:
     @property
     def windows(self) -> int:
         return len({line.start_us for line in self.lines})
+
+    @property
+    def windows_differing(self) -> int:
+        return len({line.start_us for line in self.differing})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +119,21 @@ def reconcile(
     )
     through = next((line.start_us for line in lines if line.difference), settled_us)
     return Reconciliation(stream, window_us, lines, max(through, first_us))
+
+
+def tier_counts(found: Reconciliation, versions: Mapping[str, int]) -> tuple[TierCount, ...]:
+    """The findings of each tier in few numbers, for a manifest. `versions` has those of tables."""
+    by_tier: dict[str, list[Line]] = {}
+    for line in found.lines:
+        by_tier.setdefault(line.tier, []).append(line)
+    return tuple(
+        TierCount(
+            tier,
+            sum(line.expected for line in lines),
+            sum(line.seen for line in lines),
+            sum(line.difference != 0 for line in lines),
+            crc32c("\n".join(f"{line.start_us} {line.seen}" for line in lines).encode()),
+            versions.get(tier, -1),
+        )
+        for tier, lines in by_tier.items()
+    )
