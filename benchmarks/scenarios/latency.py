@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 import time
 
-from benchmarks import disk, product
+from benchmarks import product
 from benchmarks.child import Talk, settle
 from benchmarks.harness import Child, Stopwatch, check, percentiles, scratch
+from benchmarks.scenarios import disk
 from benchmarks.scenarios.base import Metrics, Ratio, Scenario, Settings, Target, ours
 
 RATE = 1_000

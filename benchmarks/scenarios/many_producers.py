@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import disk, product
+from benchmarks import product
 from benchmarks.child import Talk, settle
 from benchmarks.harness import Child, Stopwatch, check, percentiles, run_child, scratch
+from benchmarks.scenarios import disk
 from benchmarks.scenarios.base import Metrics, Ratio, Scenario, Settings, Target, ours
 from benchmarks.scenarios.latency import sleep_until
 

@@ -13,10 +13,11 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
-from benchmarks import disk, product
+from benchmarks import product
 from benchmarks.child import Talk, settle
 from benchmarks.harness import Stopwatch, check, percentiles, run_child, scratch
 from benchmarks.payload import Receipt, messages
+from benchmarks.scenarios import disk
 from benchmarks.scenarios.base import Metrics, Ratio, Scenario, Settings, Target, ours
 
 SIZE = 100

@@ -25,6 +25,8 @@ from mainstem.produce.cells import bytes_cell, csv_cells
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
+_NOT_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_NULL: Final = msgspec.Raw(b"null")
 _METADATA: Final = frozenset(METADATA_COLUMNS)
 
 
@@ -62,7 +64,7 @@ def reader_of(line: bytes, schema: Schema) -> Callable[[bytes], records.Row]:
     """What makes records of lines like this one."""
     try:
         names = set(_decode_fields(line))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except _NOT_JSON:
         return as_it_is  # whatever it is, the check of the row says so
     if records.is_records(names) and names - _known(schema):
         return _of_record
@@ -80,25 +82,34 @@ def as_it_is(line: bytes) -> records.Row:
 def _fields(line: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _decode_fields(line)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except _NOT_JSON as error:
         raise InvalidRecord(f"not a JSON object ({error})") from None
+
+
+def _decoded(name: str, raw: msgspec.Raw) -> Any:
+    """A field, of which only the end was looked for before."""
+    try:
+        return _decode_json(raw)
+    except _NOT_JSON as error:
+        raise InvalidRecord(f"field {name!r} is not JSON ({error})") from None
 
 
 def _of_record(line: bytes) -> records.Row:
     """What `tail --output json` writes: the value is JSON of a row, as it stands or in a text, or null."""
     fields = _fields(line)
-    beside = {name: _decode_json(raw) for name, raw in fields.items() if name != "value"}
-    raw = bytes(fields.get("value", b"null"))
+    beside = {name: _decoded(name, raw) for name, raw in fields.items() if name != "value"}
+    value = fields.get("value", _NULL)
+    raw = bytes(value)
     found = records.record_of({**beside, "value": None} if "value" in fields else beside)
     if found.value is not None or raw == b"null":
         return found  # bytes that were no row where they come from, or a tombstone
-    return found._replace(value=_decode_json(raw).encode() if raw[:1] == b'"' else raw)
+    return found._replace(value=_decoded("value", value).encode() if raw[:1] == b'"' else raw)
 
 
 def _of_flat(line: bytes) -> records.Row:
     """A row with what belongs to its record beside its own columns."""
     fields = _fields(line)
-    beside = {name: _decode_json(fields.pop(name)) for name in _METADATA & fields.keys()}
+    beside = {name: _decoded(name, fields.pop(name)) for name in _METADATA & fields.keys()}
     return _with_metadata(_encode_json(fields), beside)
 
 

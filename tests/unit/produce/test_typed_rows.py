@@ -72,6 +72,19 @@ def test_lines_that_are_records_are_taken_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (b'{"value": "v\xbe", "key": "k"}', "value"),
+        (b'{"value": "{}", "key": "k\xf1\x80"}', "key"),
+        (b'{"id": 1, "_key": "k\xf1\x80"}', "_key"),
+    ],
+)
+def test_a_field_that_is_no_text_is_refused_by_its_name(line: bytes, field: str) -> None:
+    with pytest.raises(InvalidRecord, match=f"line 1: field '{field}' is not JSON"):
+        list(typed_rows.json_lines([line], ORDERS))
+
+
 def test_lines_are_rows_where_the_schema_has_their_names() -> None:
     schema = as_schema({"value": "int64", "key": {"type": "text", "aliases": ["headers"]}})
     line = b'{"value":1,"headers":"x"}'

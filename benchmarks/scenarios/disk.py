@@ -2,7 +2,7 @@
 
 Beside a scenario that waits for single commits, it tells the disk's hour from ours: messages fall due by the same open
 schedule, whatever is due goes into one synced write of a file that was made before, and the next write begins when that
-one is done. No log that syncs before it acknowledges waits less on this disk at this minute.
+one is done. A log that syncs before it acknowledges cannot wait less on this disk at this minute.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.scenarios.base import Case, Metrics, Settings
 FILE_BYTES = 64 << 20
 PAGE_BYTES = 4096
 LEAD_NS = 200_000_000
+HERE = "benchmarks.scenarios.disk"
 
 
 def paced(rate: int, seconds: int, message_bytes: int = 100) -> Case:
@@ -28,7 +29,9 @@ def paced(rate: int, seconds: int, message_bytes: int = 100) -> Case:
         count = rate * settings.count(seconds)
         with scratch(settings.data, "disk") as folder:
             path = str(folder / "disk")
-            took = run_child("benchmarks.disk:write_due", path=path, rate=rate, count=count, size=message_bytes)
+            took = run_child(
+                "benchmarks.scenarios.disk:write_due", path=path, rate=rate, count=count, size=message_bytes
+            )
         found = percentiles(took["waited_ms"])
         return {
             "p50_ms": found["p50"],
@@ -66,7 +69,9 @@ def one_by_one(count: int, messages: int, message_bytes: int = 100) -> Case:
         writes = settings.count(count)
         with scratch(settings.data, "disk") as folder:
             path = str(folder / "disk")
-            took = run_child("benchmarks.disk:write_all", path=path, count=writes, size=messages * message_bytes)
+            took = run_child(
+                "benchmarks.scenarios.disk:write_all", path=path, count=writes, size=messages * message_bytes
+            )
         return {
             "msg_per_s": writes * messages / took["wall_s"],
             "p50_ms": percentiles(took["took_ms"])["p50"],
