@@ -11,8 +11,8 @@ from mainstem.hub.embedded import FolderPort
 from mainstem.hub.remote import RemotePort
 from mainstem.spark import origin, slices
 from mainstem.spark.origin import Access, Origin
-from mainstem.spark.slices import Slice, balance, joined, list_slices, read
-from mainstem.transport.port import RunsCall
+from mainstem.spark.slices import Slice, balance, joined, read, slices_of
+from mainstem.transport.port import GetStreamCall, RunsCall
 from tests.spark.parts import append, fill
 
 ONE_DAY = "day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'"
@@ -23,6 +23,11 @@ def ids(pieces, **how) -> list[int]:
     return [
         number for piece in pieces for batch in read(piece, ["id"], **how) for number in batch.column(0).to_pylist()
     ]
+
+
+def list_slices(access: Access, stream: str, **how) -> list[Slice]:
+    port = origin.opened(access)
+    return slices_of(port, access, port.call(GetStreamCall(stream)).streams[0], **how)
 
 
 @pytest.fixture
@@ -89,8 +94,9 @@ def test_metadata_and_columns(folder):
     (batch,) = read(piece, ["x", "_offset"])
     assert batch.schema.names == ["x", "_offset"]
     assert batch.column("_offset").to_pylist() == list(range(100))
-    (batch,) = read(piece, metadata=True)
-    assert batch.schema.names == ["id", "x", "v", "day", "_shard", "_offset", "_timestamp", "_key", "_headers"]
+    everything = ["id", "x", "v", "day", "_shard", "_offset", "_timestamp", "_key", "_headers"]
+    (batch,) = read(piece, everything)
+    assert batch.schema.names == everything
 
 
 def test_older_rows_come_in_the_newest_schema(folder):

@@ -20,7 +20,7 @@ class Shop:
         self._hub = hub
         self._rng = random.Random(5)
         self.state: dict[str, int] = {}
-        hub.streams.create("stock", shards=2, schema={"item": "string", "left": "int64"}, key="item")
+        hub.streams.create("stock", shards=2, schema={"item": "string", "left": "uint32"}, key="item")
 
     def change(self, count: int, keys: int) -> Cursor:
         """Change keys at random; the cursor after it."""

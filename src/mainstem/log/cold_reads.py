@@ -39,9 +39,6 @@ class ColdReads:
         # Each is held by who opens the block.
         self._under_way: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
-        # Blocks that were opened, and their bytes.
-        self.reads = 0
-        self.bytes_read = 0
 
     def read(self, stream: StreamRow, entry: Entry) -> Sequence[FetchedBatch]:
         """All batches of an entry's block, in order. FrameDamaged if they are not what was written there."""
@@ -76,8 +73,6 @@ class ColdReads:
         told = (frame.stream, frame.shard, opened.base, frame.span, frame.count, frame.position, frame.total_len)
         if told != (*entry[:5], entry.position, entry.length):
             raise FrameDamaged(frame.position, "a cold block of other records")
-        self.reads += 1
-        self.bytes_read += size
         records = cold.records_in(opened, Contents.of(stream, self._schema))
         return tuple(batches_of(entry.stream, entry.shard, records, _MAKING))
 

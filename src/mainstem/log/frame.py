@@ -90,8 +90,6 @@ ALIGNMENT: Final = 8
 HEADER_BYTES_MAX: Final = FRAME_BYTES + STATISTICS_BYTES_MAX
 _HEADER_LEN = struct.Struct("<I")
 _HEADER_LEN_AT: Final = 12
-# No frame can be longer than this: `parse_header` holds its header and its payload to their limits.
-FRAME_TOTAL_BYTES_MAX: Final = HEADER_BYTES_MAX + COLD_STORED_BYTES_MAX + 2 * ALIGNMENT
 
 assert FRAME_BYTES == 136 and FRAME_BYTES % ALIGNMENT == 0
 assert BLOCK_HEADER.size <= BLOCK_HEADER_BYTES and COMMAND_BYTES_MAX <= PAYLOAD_STORED_BYTES_MAX

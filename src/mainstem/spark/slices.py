@@ -1,6 +1,6 @@
 """Slices: a stream cut into pieces that many processes read at once, and the reading of one.
 
-    plan = list_slices(access, "orders", first=cursor)     # from rows of the ledger, without reading a record
+    plan = slices_of(port, access, info, first=offsets)    # from rows of the ledger, without reading a record
     parts = balance(plan, 8)                               # as many lists, of about the same bytes
     for batch in read(parts[0][0]): ...                    # anywhere: a slice can be pickled
 
@@ -20,7 +20,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidCursor
 from mainstem.core.limits import MIB
 from mainstem.core.schema import METADATA_COLUMNS
-from mainstem.spark.origin import Access, Origin, opened, opened_near
+from mainstem.spark.origin import Access, Origin, opened_near
 from mainstem.transport.port import Answer, GetStreamCall, Port, Run, RunsCall, StreamInfo
 
 # Told of records that are gone, by who goes on without them.
@@ -50,26 +50,6 @@ class Slice:
     time_high_us: int = 0
 
 
-def list_slices(
-    access: Access,
-    stream: str,
-    *,
-    first: Sequence[int] | None = None,
-    end: Sequence[int] | None = None,
-    where: str = "",
-    parts: int = 1,
-    on_loss: OnLoss | None = None,
-) -> list[Slice]:
-    """The slices of a stream from `first` to before `end`, an offset for each shard: all that is there if not said.
-
-    What the ledger knows to hold no match for `where` is left out. With more `parts` slices are smaller, so that they
-    can be balanced. DataLoss says what was trimmed; `on_loss` is told instead, and the rest is planned.
-    """
-    port = opened(access)
-    info = port.call(GetStreamCall(stream)).streams[0]
-    return slices_of(port, access, info, first, end, where=where, parts=parts, on_loss=on_loss)
-
-
 def slices_of(
     port: Port,
     access: Access,
@@ -81,7 +61,11 @@ def slices_of(
     parts: int = 1,
     on_loss: OnLoss | None = None,
 ) -> list[Slice]:
-    """The same of a stream that was looked up."""
+    """The slices of a stream from `first` to before `end`, an offset for each shard: all that is there if not said.
+
+    What the ledger knows to hold no match for `where` is left out. With more `parts` slices are smaller, so that they
+    can be balanced. DataLoss says what was trimmed; `on_loss` is told instead, and the rest is planned.
+    """
     firsts = info.starts if first is None else (*first, *(0,) * (info.shards - len(first)))
     ends = info.ends if end is None else (*end, *(0,) * (info.shards - len(end)))
     there = sum(map(int.__sub__, info.ends, info.starts))
@@ -173,19 +157,19 @@ def read(
     columns: Sequence[str] | None = None,
     where: str = "",
     *,
-    metadata: bool = False,
     on_bad: OnBad = "raise",
     on_loss: OnLoss | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a slice as batches of the stream's newest schema: these columns, all if that is None, with
-    `metadata` also _shard, _offset, _timestamp, _key and _headers, which may be named among the columns too. Records of
-    older schemas are promoted, JSON is made rows of. A tombstone is a row of nulls.
+    """The records of a slice as batches of the stream's newest schema: these columns, all if that is None; also _shard,
+    _offset, _timestamp, _key and _headers may be named. Records of older schemas are promoted, JSON is made rows of. A
+    tombstone is a row of nulls.
 
     DataLoss says what of the slice is gone; `on_loss` is told instead, and reading goes on behind it.
     """
     port, info = look_up(piece)
-    wanted = _wanted(info, columns, metadata)
-    is_whole = wanted[: len(_names(info))] == _names(info)
+    names = _names(info)
+    wanted = names if columns is None else list(columns)
+    is_whole = wanted[: len(names)] == names
     chosen = None if is_whole else wanted
     with consumer_of(piece, port, info, where=where or None, columns=chosen, on_bad=on_bad) as consumer:
         yield from _coalesced(_batches(consumer, piece.end, wanted, is_whole, on_loss))
@@ -215,11 +199,6 @@ def consumer_of(
 def _names(info: StreamInfo) -> list[str]:
     schema = info.schema
     return ["key", "value", "headers", "timestamp"] if schema is None else list(schema.names)
-
-
-def _wanted(info: StreamInfo, columns: Sequence[str] | None, metadata: bool) -> list[str]:
-    wanted = _names(info) if columns is None else list(columns)
-    return [*wanted, *(name for name in METADATA_COLUMNS if name not in wanted)] if metadata else wanted
 
 
 def _batches(

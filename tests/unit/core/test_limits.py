@@ -5,7 +5,6 @@ from typing import Any
 from mainstem.core import layouts, limits, payload
 from mainstem.core.batch import BatchHeader
 from mainstem.core.cursor import Cursor
-from mainstem.log import frame
 from mainstem.transport import wire
 
 
@@ -59,11 +58,6 @@ def test_a_message_of_the_most_batches_has_a_header_that_is_allowed():
     header = BatchHeader(*fields, large, 2**32 - 1, 1 << 62, 1 << 62, large)  # type: ignore[call-arg]
     encoded = wire.encode_header(wire.Append([header] * limits.APPEND_BATCHES_MAX))
     assert len(encoded) <= limits.MESSAGE_HEADER_BYTES_MAX
-
-
-def test_the_largest_frame_holds_the_largest_payload_and_statistics():
-    header = frame.FRAME_BYTES + limits.STATISTICS_BYTES_MAX
-    assert header + limits.PAYLOAD_STORED_BYTES_MAX <= frame.FRAME_TOTAL_BYTES_MAX
 
 
 def test_a_producer_may_repeat_everything_it_has_in_flight():

@@ -36,7 +36,6 @@ class Outcomes(NamedTuple):
 
 
 ANY: Final = Outcomes(True, True, True)
-_NONE: Final = Outcomes(False, False, False)
 
 
 def outcomes(condition: Bound, ranges: "Mapping[str, Range]") -> Outcomes:

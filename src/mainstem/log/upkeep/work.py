@@ -125,9 +125,9 @@ class Work:
         """The records of one group."""
         return records_of(group, contents, self.rests.within)
 
-    def upshot(self, *, merged: int = 0, compacted: int = 0) -> Upshot:
+    def upshot(self, *, merged: int = 0) -> Upshot:
         """What else is to be done where entries are stored anew."""
-        return Upshot(self.rewrite_us(), merged, compacted)
+        return Upshot(self.rewrite_us(), merged)
 
     def rewrite_us(self) -> int:
         """By when bytes should be off the disk that are dead from now on."""

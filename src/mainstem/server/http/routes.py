@@ -11,8 +11,6 @@ from typing import Any, Final
 from mainstem.produce.posting import READERS
 from mainstem.server.http.renderings import EVENTS, RENDERINGS
 
-Document = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

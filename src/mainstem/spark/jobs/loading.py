@@ -132,15 +132,14 @@ class Loading:
         commit: Commit,
         *,
         offsets_max: int,
-        end: Sequence[int] | None = None,
     ) -> JobResult:
-        """Load everything from where the last load ended, or from `start` if there was none, to `end`."""
+        """Load everything from where the last load ended, or from `start` if there was none."""
         began = self._clock.monotonic()
         info = self._history.info
         with self.manifests.locked():
             number = self._settled()
             place = self._place(number, start)
-            stop = tuple(info.ends if end is None else end)
+            stop = tuple(info.ends)
             first, lost = self._kept(place)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []

@@ -24,16 +24,12 @@ class Load:
         return sum(self.end) - sum(self.start)
 
 
-def plan_loads(
-    start: Sequence[int], end: Sequence[int], generations: Generations, offsets_max: int, *, is_ordered: bool = True
-) -> Iterator[Load]:
-    """The loads from `start` to `end`, none of more than `offsets_max`, one after the other.
-
-    With `is_ordered` a load ends where the number of shards changed, so that a later load has what came after it.
-    """
+def plan_loads(start: Sequence[int], end: Sequence[int], generations: Generations, offsets_max: int) -> Iterator[Load]:
+    """The loads from `start` to `end`, none of more than `offsets_max`, one after the other. A load ends where the
+    number of shards changed, so that a later load has what came after it."""
     assert len(start) == len(end)
     place = tuple(start)
-    stops = [_barrier(generation, end) for generation in generations] if is_ordered else []
+    stops = [_barrier(generation, end) for generation in generations]
     for stop in (*stops, tuple(end)):
         while any(at < limit for at, limit in zip(place, stop, strict=True)):
             load = Load(place, _step(place, stop, offsets_max))
