@@ -15,7 +15,7 @@ from tests.spark.parts import SCHEMA, append, fill
 
 pytestmark = pytest.mark.xdist_group("spark")
 
-KILLS = 4
+KILLS = 3
 DOWN_SECONDS = 2.0
 SECONDS_MAX = 180
 
@@ -62,7 +62,7 @@ class Reads:
         assert not self._thread.is_alive()
 
 
-@pytest.mark.slow("a streaming query and reads while the server is killed four times")
+@pytest.mark.slow("a streaming query and reads while the server is killed three times")
 def test_nothing_is_lost_and_nothing_twice_when_the_server_is_killed_under_queries(spark, server, tmp_path):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=4_000)
