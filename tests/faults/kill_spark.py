@@ -2,8 +2,8 @@
 
 Each trial is one life of a driver: it takes up its checkpoint, and at a step that is chosen by the trial the JVM gets
 SIGKILL, alone, so that the Python process at the step goes on without it, or together with that process; or only a task
-does. Trials take turns between a server and a folder that nobody serves. A last life does what is left. Then every row
-is in the stream once, and nothing is left behind.
+does. Trials take turns between a server and a folder that nobody serves. A last life does what is left of both. Then
+every row is in the stream once, and nothing is left behind.
 """
 
 import contextlib
@@ -64,16 +64,46 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         try:
             for trial in range(trials):
                 step, victim = STEPS[(trial // 2 + seed - 1) % len(STEPS)]
-                pipelines[trial % 2].live(rng.randrange(_FILES_PER_LIFE), step, victim)
+                _live(folder, [pipelines[trial % 2]], rng.randrange(_FILES_PER_LIFE), step, victim)
                 result.trials += 1
-            for pipeline in pipelines[: max(1, min(trials, 2))]:
-                pipeline.live()
+            begun = pipelines[: max(1, min(trials, 2))]
+            _live(folder, begun)
+            for pipeline in begun:
                 for text in pipeline.check(result):
                     result.add_finding(f"seed {seed}: {text}")
         except (ServerFailed, MainstemError, AssertionError, subprocess.TimeoutExpired) as error:
             result.add_finding(f"seed {seed}: {type(error).__name__}: {error}\n{server.stderr()}")
     check_kept(result, folder / "served", f"seed {seed}")
     return result
+
+
+def _live(folder: Path, pipelines: list["_Pipeline"], after: int = 0, step: str = "", victim: str = "") -> None:
+    """One life of a driver, which is killed at a step of the batch `after` so many of this life."""
+    number = len(list(folder.glob("life-*.log"))) + 1
+    marker = folder / f"struck-{number}"
+    life = {
+        "queries": [pipeline.query() for pipeline in pipelines],
+        "strike": {"step": step, "victim": victim, "after": after, "marker": str(marker)},
+    }
+    told = folder / f"life-{number}.log"
+    with told.open("wb") as log:
+        child = subprocess.Popen(
+            planted.command("tests.faults.kill_spark", json.dumps(life)),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(_LIFE_SECONDS_MAX)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    said = told.read_text(errors="replace")[-4_000:]
+    assert not step or marker.exists(), f"life {number} did not come to the step {step!r}: {said}"
+    assert code == 0 or step, f"the last life ended with {code}: {said}"
 
 
 class _Pipeline:
@@ -83,7 +113,7 @@ class _Pipeline:
         self._folder = folder
         self._data = data
         self._hub = hub
-        self._rows = self._lives = 0
+        self._rows = 0
         (folder / "files").mkdir(parents=True)
         with self._opened() as opened:
             opened.streams.create(STREAM, schema={"id": "int64", "text": "string"}, key="id", shards=2)
@@ -91,38 +121,12 @@ class _Pipeline:
     def _opened(self) -> Hub:
         return mainstem.connect(self._hub) if "://" in self._hub else mainstem.open(self._hub)
 
-    def live(self, after: int = 0, step: str = "", victim: str = "") -> None:
-        """One life of a driver, which is killed at a step of the batch `after` so many of this life."""
+    def query(self) -> dict[str, str]:
+        """What a driver needs to know, which finds more to do than the last one."""
         for _ in range(_FILES_PER_LIFE):
             self._add_file()
-        self._lives += 1
-        marker = self._folder / f"struck-{self._lives}"
-        life = {
-            "hub": self._hub,
-            "files": str(self._folder / "files"),
-            "checkpoint": str(self._folder / "checkpoint"),
-            "strike": {"step": step, "victim": victim, "after": after, "marker": str(marker)},
-        }
-        with open(self._folder / f"life-{self._lives}.log", "wb") as log:
-            child = subprocess.Popen(
-                planted.command("tests.faults.kill_spark", json.dumps(life)),
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(_LIFE_SECONDS_MAX)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        assert not step or marker.exists(), f"life {self._lives} did not come to the step {step!r}: {self._told()}"
-        assert code == 0 or step, f"the last life ended with {code}: {self._told()}"
-
-    def _told(self) -> str:
-        return (self._folder / f"life-{self._lives}.log").read_text(errors="replace")[-4_000:]
+        files, checkpoint = self._folder / "files", self._folder / "checkpoint"
+        return {"hub": self._hub, "files": str(files), "checkpoint": str(checkpoint)}
 
     def _add_file(self) -> None:
         lines = [
@@ -226,11 +230,11 @@ def main(life: dict[str, Any]) -> None:
     spark.dataSource.register(KillingSource)
     jvm: Any = spark._jvm
     strike = {**life["strike"], "jvm": jvm.ProcessHandle.current().pid()}
-    rows = spark.readStream.schema("id bigint, text string").option("maxFilesPerTrigger", 1).json(life["files"])
-    writing = rows.writeStream.format("killing").trigger(availableNow=True)
-    options = {"hub": life["hub"], "stream": STREAM, "checkpointLocation": life["checkpoint"]}
-    query = writing.options(**options, strike=json.dumps(strike)).start()
-    query.awaitTermination()
+    for given in life["queries"]:
+        rows = spark.readStream.schema("id bigint, text string").option("maxFilesPerTrigger", 1).json(given["files"])
+        writing = rows.writeStream.format("killing").trigger(availableNow=True)
+        options = {"hub": given["hub"], "stream": STREAM, "checkpointLocation": given["checkpoint"]}
+        writing.options(**options, strike=json.dumps(strike)).start().awaitTermination()
     spark.stop()
 
 

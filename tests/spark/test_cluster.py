@@ -21,11 +21,13 @@ pytestmark = pytest.mark.xdist_group("spark")
 SOURCE = Path(__file__).parents[2] / "src"
 START_SECONDS_MAX = 120
 JOB = """
-import sys
+import os, sys
 import mainstem.spark
 from pyspark.sql import functions as f
 master, hub = sys.argv[1:]
-spark = mainstem.spark.session("cluster", master, {"spark.ui.enabled": False, "spark.executor.memory": "512m"})
+java = os.environ["SPARK_DAEMON_JAVA_OPTS"]
+config = {"spark.ui.enabled": False, "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": java}
+spark = mainstem.spark.session("cluster", master, config)
 rows = spark.read.format("mainstem").option("hub", hub).option("partitions", 4).load("orders")
 print("sum", *rows.agg(f.count("*"), f.sum("id")).first())
 print("tasks", rows.rdd.getNumPartitions())

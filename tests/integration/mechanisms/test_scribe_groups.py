@@ -230,16 +230,16 @@ class Traffic(threading.Thread):
                     number += 1
 
 
-def follow_advice(path: Path, seconds: float) -> Iterator[tuple[list[int], float]]:
-    """A supervisor that starts and stops members as it is advised, with traffic for two members, for ten, and for two
-    again: what it was advised in each phase, period by period, and the lag at the end of it, in seconds."""
+def follow_advice(path: Path, seconds: float, rates: Sequence[float]) -> Iterator[tuple[list[int], float]]:
+    """A supervisor that starts and stops members as it is advised, with so many records a second in each phase: what it
+    was advised in it, period by period, and the lag at its end, in seconds."""
     with ServerProcess(path, *QUICK, "--group-rebalance-interval", "3s") as server, ExitStack() as stack:
         hub = stack.enter_context(mainstem.connect(server.url))
         hub.streams.create("clicks", shards=40)
         traffic = Traffic(hub)
         members = [SlowMember(server.url)]
         try:
-            for rate in (75, 375, 75):
+            for rate in rates:
                 traffic.rate = rate
                 advised: list[int] = []
                 until = time.monotonic() + seconds
@@ -268,13 +268,13 @@ def follow_advice(path: Path, seconds: float) -> Iterator[tuple[list[int], float
 def test_s12(tmp_path):
     """A member manages 50 records a second. With 75, 375 and 75 a second, two, about ten and two members are advised;
     a supervisor that follows it keeps up. If the advice stays what it was, the group falls behind."""
-    low, high, again = follow_advice(tmp_path / "right", 10)
+    low, high, again = follow_advice(tmp_path / "right", 10, (75, 375, 75))
     assert low[0][-1] in (2, 3)
     assert 9 <= high[0][-1] <= 12
     assert again[0][-1] in (2, 3)
     assert again[1] < 5
     with changed_servers(NO_ADVICE):
-        low, high, _ = follow_advice(tmp_path / "control", 6)
+        _, high = follow_advice(tmp_path / "control", 6, (75, 375))
     assert high[0][-1] == 1
     assert high[1] > 3
 
