@@ -65,6 +65,7 @@ from mainstem.transport.sharing import (
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
+    HoldGroupCall,
     JoinGroupCall,
     LeaseGroupCall,
     LeaveGroupCall,
@@ -90,7 +91,7 @@ _ASK_SECONDS: Final = 30.0
 
 _NEVER: Final = threading.Event()
 
-GroupCall = ListGroupsCall | GetGroupCall | ResetGroupCall | DeleteGroupCall
+GroupCall = ListGroupsCall | GetGroupCall | ResetGroupCall | DeleteGroupCall | HoldGroupCall
 
 
 @dataclass(slots=True, eq=False)
@@ -222,6 +223,12 @@ class Coordinator:
                 self._log.groups.delete(call.name)
                 self._reports.forget(call.name)
                 return Answer()
+            case HoldGroupCall():
+                owners = self._known_owners().get(call.name)
+                if owners is not None and owners.members:
+                    self._await_row(call.name)
+                self._log.groups.hold(call.name, call.hold_us)
+                return self._reports.get(call.name, 0, owners)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see. Any thread."""
