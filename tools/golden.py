@@ -9,7 +9,7 @@ streams that were trimmed, altered, deleted and made again, repeated batches, se
 snapshots, and a ledger whose write-ahead log holds flushes that its file does not; since format 2 also rows that were
 merged, compacted, emptied and dropped; since format 3 streams with schemas and streams that got more shards; since
 format 4 groups, and transactions that were committed, aborted and left open; since format 5 rows that say who may do
-what; since format 6 deliveries of jobs, and cold blocks, of records and of rows.
+what; since format 6 deliveries of jobs, cold blocks, of records and of rows, and groups that hold retention.
 """
 
 import json
@@ -296,7 +296,8 @@ class Filler:
                 log.execute(AlterStream(self._streams["wider"], shards=shards))
 
     def _share(self) -> None:
-        """A group with members, one whose members left, one that was reset, and one that was deleted."""
+        """A group with members, one whose members left, one that was reset, and one that was deleted; since format 6
+        two of them hold retention."""
         from mainstem.log.flush import AssignShards, CommitCursors, DeleteGroup, ResetGroup
 
         now, plain, keyed = self._clock.now_us(), self._streams["plain"], self._streams["keyed"]
@@ -308,6 +309,11 @@ class Filler:
                 self._outcome(AssignShards(name, 2, tuple((*unit, 0) for unit in units), now + 2))
         self._outcome(AssignShards("billing", 2, ((keyed, 0, 1 << 62),), now + 3, ((keyed, 0, 9),)))
         self._outcome(ResetGroup("reset", ((plain, 0, 3), (keyed, 2, 1)), now + 4))
+        if data_folder.FORMAT >= 6:
+            from mainstem.log.flush import HoldGroup
+
+            for name in ("billing", "reset", "gone"):
+                self._outcome(HoldGroup(name, 3 * 86_400_000_000))
         self._outcome(DeleteGroup("gone"))
 
     def _bind(self) -> None:

@@ -35,6 +35,7 @@ from mainstem.log.flush import (
     Done,
     DropEntries,
     ForgetStream,
+    HoldGroup,
     Outcome,
     Position,
     Rejected,
@@ -292,6 +293,27 @@ def test_no_number_is_given_twice_in_one_flush_either(ledgers):
     ledgers.do(DeleteGroup("h"))
     assign(ledgers, 1)
     assert [(row.id, row.name) for row in ledgers.memory.list_groups()] == [(5, "g")]
+
+
+def test_a_group_holds_retention_until_it_is_told_otherwise_or_goes(ledgers):
+    day = 86_400_000_000
+    assert isinstance(error(ledgers.flush(HoldGroup("g", day))[0]), UnknownGroup)
+    assign(ledgers, 1, (1, 0, ANN))
+    # Also while it has members; nothing else of it changes.
+    assert ledgers.do(HoldGroup("g", 3 * day)) == Done()
+    assert ledgers.memory.list_groups() == [GroupRow(1, "g", 1, TIME, TIME, 3 * day)]
+    for hold_us in (-1, 30 * day + 1, 1 << 70):
+        found = error(ledgers.flush(HoldGroup("g", hold_us))[0])
+        assert isinstance(found, InvalidRequest)
+        assert "up to 30 days" in str(found)
+    assign(ledgers, 2, (1, 0, 0))
+    ledgers.do(ResetGroup("g", ((1, 0, 2),), TIME))
+    assert ledgers.memory.list_groups()[0].hold_us == 3 * day
+    ledgers.do(HoldGroup("g", 0))
+    assert ledgers.memory.list_groups()[0].hold_us == 0
+    ledgers.flush(HoldGroup("g", day), DeleteGroup("g"))
+    assign(ledgers, 1, (1, 0, ANN))
+    assert ledgers.memory.list_groups()[0].hold_us == 0
 
 
 def test_the_cursors_of_a_deleted_stream_go_from_all_groups(ledgers):

@@ -86,9 +86,13 @@ def content(log: Log) -> list[dict[str, Any]]:
 
 
 def groups(log: Log) -> list[Any]:
-    """Every group with its owners and its cursors."""
+    """Every group with its owners and its cursors; and what it holds, if it does."""
     return [
-        [*row[1:], [[*key, *shard] for key, shard in log.ledger.list_group_shards(row.id)]]
+        [
+            *row[1:5],
+            [[*key, *shard] for key, shard in log.ledger.list_group_shards(row.id)],
+            *([row.hold_us] if getattr(row, "hold_us", 0) else []),
+        ]
         for row in log.ledger.list_groups()
     ]
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -13,37 +12,9 @@ from mainstem.spark.options import read_options
 from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
 from mainstem.transport.port import Run
 from tests.spark.parts import append, fill
+from tests.spark.queries import Query
 
 pytestmark = pytest.mark.xdist_group("spark")
-
-
-class Query:
-    """A query of `orders` into Parquet files, which run after run goes on where it was."""
-
-    def __init__(self, spark, hub: str, folder: Path, **options) -> None:
-        self._spark = spark
-        self._hub = hub
-        self._folder = folder
-        self._options = options
-
-    def start(self, **options):
-        rows = (
-            self._spark.readStream.format("mainstem").option("hub", self._hub).options(**{**self._options, **options})
-        )
-        written = rows.load("orders").select("id").writeStream.format("parquet")
-        return written.option("checkpointLocation", str(self._folder / "checkpoint")).option(
-            "path", str(self._folder / "out")
-        )
-
-    def run(self, **options) -> list[int]:
-        """Everything that there is now; the ids that were read since the first run."""
-        query = self.start(**options).trigger(availableNow=True).start()
-        assert query.awaitTermination(100)
-        self.progress = [json.loads(each.json) for each in query.recentProgress]
-        return self.ids()
-
-    def ids(self) -> list[int]:
-        return sorted(row["id"] for row in self._spark.read.parquet(str(self._folder / "out")).collect())
 
 
 @pytest.mark.slow("several streaming queries, seconds each")
@@ -93,18 +64,11 @@ def test_latest_means_when_it_began_and_where_is_for_streams_too(spark, server, 
             while not running.recentProgress and time.monotonic() < deadline:
                 time.sleep(0.1)
             append(hub, "orders", 1_000, 100)
-            while time.monotonic() < deadline and query_count(query) < 10:
+            while time.monotonic() < deadline and query.count() < 10:
                 time.sleep(0.2)
         finally:
             running.stop()
         assert query.ids() == list(range(1_000, 1_100, 10))
-
-
-def query_count(query: Query) -> int:
-    try:
-        return len(query.ids())
-    except PySparkException:
-        return 0
 
 
 def test_progress_needs_a_server(spark, tmp_path):

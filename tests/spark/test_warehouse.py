@@ -268,6 +268,24 @@ def test_what_was_trimmed_is_told_or_passed_over(log, tmp_path, spark):
     assert sum(end - first for _, first, end in done.lost) == 800
 
 
+def test_what_is_trimmed_while_it_is_planned_is_told_or_passed_over(log, tmp_path, spark):
+    """The stream was looked up, and then retention was faster."""
+
+    def trim(step: str, done: int, total: int) -> None:
+        if step == "planned":
+            for shard, end in enumerate(log.streams.get("orders").ends):
+                log.streams.trim("orders", offset=end - 100, shard=shard)
+
+    with pytest.raises(DataLoss, match=r"shard 0: records 0 to \d+ are gone"):
+        warehouse(tmp_path / "log", "orders", tmp_path / "other", on_step=trim, spark=spark)
+    before = log.streams.get("orders").starts
+    send(log, orders(3_000, 1_000))
+    done = warehouse(tmp_path / "log", "orders", tmp_path / "orders", on_loss="skip", on_step=trim, spark=spark)
+    assert done.rows_read == len(ids(tmp_path / "orders")) == 200
+    after = log.streams.get("orders").starts
+    assert done.lost == tuple((shard, *gone) for shard, gone in enumerate(zip(before, after, strict=True)))
+
+
 def test_without_its_manifests_it_goes_on_by_the_tables_log(log, tmp_path, spark):
     table = tmp_path / "orders"
     first = warehouse(tmp_path / "log", "orders", table, spark=spark)

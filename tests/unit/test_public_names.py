@@ -55,7 +55,7 @@ CLASSES = {
 NAMES = {
     Hub: "access close consumer find groups overview producer redrive sequence statistics streams transaction",
     Access: "allow create_token delete_quota delete_rule deny explain quotas revoke_token rules set_quota tokens",
-    Groups: "delete get list reset",
+    Groups: "delete get hold list reset",
     Streams: "alter create delete erase get list schemas set_schema trim",
     Producer: "close dropped flush left_out prepare send send_batch send_many",
     Ack: "add_done_callback chunk done exception index result stream",
@@ -87,8 +87,8 @@ NAMES = {
         "shard_records shards starts statistics_bytes tombstone_us uuid waiting_bytes"
     ),
     GroupInfo: (
-        "advice catch_up_seconds changed_us created_us generation member_count members name records seconds shards "
-        "spread streams trend"
+        "advice catch_up_seconds changed_us created_us generation held_records hold_seconds member_count members name "
+        "records seconds shards spread streams trend"
     ),
     SchemaInfo: "created_us id schema schema_bytes version",
     Erasure: "gone_by_us records",
@@ -113,6 +113,7 @@ CALLS = {
     "Groups.get": "(name)",
     "Groups.reset": "(name, to, *, streams=None, dry_run=True)",
     "Groups.delete": "(name)",
+    "Groups.hold": "(name, longer)",
     "GroupConsumer.commit": "(positions=None)",
     "Transaction.send_many": "(stream, values, keys=None, shard=None)",
     "Transaction.send_batch": "(stream, data, *, shard=None)",

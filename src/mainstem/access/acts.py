@@ -23,7 +23,7 @@ from mainstem.transport.port import (
     SetSchemaCall,
     TrimStreamCall,
 )
-from mainstem.transport.sharing import DeleteGroupCall, ResetGroupCall
+from mainstem.transport.sharing import DeleteGroupCall, HoldGroupCall, ResetGroupCall
 
 _OF_ACCESS: Final = (CreateTokenCall, RevokeTokenCall, SetRuleCall, DeleteRuleCall, SetQuotaCall, DeleteQuotaCall)
 _OF_STREAMS: Final = (
@@ -35,6 +35,7 @@ _OF_STREAMS: Final = (
     SetSchemaCall,
     ResetGroupCall,
     DeleteGroupCall,
+    HoldGroupCall,
 )
 
 

@@ -89,7 +89,7 @@ class Streams:
 
 
 class Groups:
-    """Lists, shows, resets and deletes groups, as those of a hub of `mainstem` do. Any task of the loop."""
+    """Lists, shows, resets, holds and deletes groups, as those of a hub of `mainstem` do. Any task of the loop."""
 
     def __init__(self, groups: CoreGroups, bridge: Bridge) -> None:
         self._core = groups
@@ -111,6 +111,7 @@ class Groups:
     get = _awaited(CoreGroups.get)
     reset = _awaited(CoreGroups.reset)
     delete = _awaited(CoreGroups.delete)
+    hold = _awaited(CoreGroups.hold)
 
 
 class Access:

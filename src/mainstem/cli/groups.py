@@ -1,4 +1,4 @@
-"""`mainstem groups`: list, show, reset and delete groups of readers."""
+"""`mainstem groups`: list, show, reset, hold and delete groups of readers."""
 
 import re
 import sys
@@ -16,6 +16,7 @@ from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import parse_time
 from mainstem.core.cursor import Cursors
 from mainstem.core.errors import InvalidCursor
+from mainstem.core.kinds import render_duration
 from mainstem.core.plain import age_text
 from mainstem.core.settings import Loaded
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mainstem.hub.groups import ShardReset
     from mainstem.transport.sharing import GroupInfo
 
-app = typer.Typer(help="List, show, reset and delete groups of readers.", rich_markup_mode=None)
+app = typer.Typer(help="List, show, reset, hold and delete groups of readers.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 _PLACE = re.compile(r"([A-Za-z0-9._-]+):([0-9]+)=([0-9]+)", re.ASCII)
@@ -39,10 +40,17 @@ def list_(loaded: Loaded, data: Data = None, json: Json = False) -> None:
         print_json([_described(info) for info in found])
         return
     rows = [
-        (info.name, ", ".join(info.streams), str(info.member_count), f"{info.records:,}", _seconds(info.seconds))
+        (
+            info.name,
+            ", ".join(info.streams),
+            str(info.member_count),
+            f"{info.records:,}",
+            _seconds(info.seconds),
+            render_duration(info.hold_seconds) if info.hold_seconds else "",
+        )
         for info in found
     ]
-    print_table(("group", "streams", "members", "behind", "for"), rows, right=("members", "behind", "for"))
+    print_table(("group", "streams", "members", "behind", "for", "holds"), rows, right=("members", "behind", "for"))
     if not found:
         print("no groups yet; one begins when its first member reads: hub.consumer(..., group=NAME)", file=sys.stderr)
 
@@ -112,6 +120,28 @@ def reset(
 
 @app.command()
 @with_settings("groups")
+def hold(
+    loaded: Loaded,
+    name: Name,
+    longer: Annotated[
+        str,
+        typer.Option("--for", metavar="DURATION", help="How much longer than retention says, as in 3d; up to 30d."),
+    ] = "7d",
+    off: Annotated[bool, typer.Option("--off", help="Keep nothing for it any longer.")] = False,
+    data: Data = None,
+) -> None:
+    """Keep what a group has not read, beyond the retention of its streams.
+
+    What it has read goes as ever. What it has not goes at last when the time is over, or when the disk is full. A Spark
+    query that was given holdRetention asks for it again when it is started.
+    """
+    with hubs.writing(loaded, data) as hub:
+        info = hub.groups.hold(name, None if off else longer)
+    print(_holding(info), file=sys.stderr)
+
+
+@app.command()
+@with_settings("groups")
 def delete(
     loaded: Loaded,
     name: Name,
@@ -162,6 +192,8 @@ def _described(info: "GroupInfo") -> dict[str, Any]:
         "lag_seconds": round(info.seconds, 3),
         "trend_records_per_second": info.trend,
         "catch_up_seconds": info.catch_up_seconds,
+        "hold_seconds": info.hold_seconds,
+        "held_records": info.held_records,
         "generation": info.generation,
         "created": time_text(info.created_us),
     }
@@ -196,6 +228,8 @@ def _print_group(info: "GroupInfo") -> None:
     print(f"group {info.name}: {counted(info.member_count, 'member')}{how}, generation {info.generation}")
     oldest = f", the oldest for {_seconds(info.seconds)}" if info.records else ""
     print(f"behind by {counted(info.records, 'record')}{oldest}; {_trend(info)}")
+    if info.hold_seconds:
+        print(_holding(info))
     if info.advice is not None:
         able = f", each able to read {info.advice.capacity:,.0f} records/s" if info.advice.capacity else ""
         print(f"advice: {counted(info.advice.members, 'member')} (confidence {info.advice.confidence}{able})")
@@ -214,6 +248,14 @@ def _print_group(info: "GroupInfo") -> None:
     ]
     columns = ("stream", "shard", "offset", "end", "behind", "for", "member")
     print_table(columns, rows, right=("shard", "offset", "end", "behind", "for"))
+
+
+def _holding(info: "GroupInfo") -> str:
+    if not info.hold_seconds:
+        return f"nothing is kept for group {info.name} beyond retention"
+    held = f"{counted(info.held_records, 'record')} now" if info.held_records else "none now"
+    longer = render_duration(info.hold_seconds)
+    return f"holds retention: unread records are kept up to {longer} longer, {held}; `groups hold --off` ends it"
 
 
 def _owner(member: int, names: Mapping[int, str], info: "GroupInfo") -> str:

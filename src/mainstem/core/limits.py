@@ -214,6 +214,10 @@ IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 GROUPS_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 1_000
 GROUP_CHANGE_UNITS_MAX: Final = 20_000
+# How much longer than retention a group keeps what it has not read, if it does not say, and at most: one that never
+# comes back must not keep it for ever.
+GROUP_HOLD_US_DEFAULT: Final = 7 * 24 * 3600 * 1_000_000
+GROUP_HOLD_US_MAX: Final = 30 * 24 * 3600 * 1_000_000
 # Requests of one client's members that wait for an answer: as long as nothing changes, one of each member does.
 MEMBER_REQUESTS_MAX: Final = 4_096
 # Of a shard that is spread over the members of a group: ranges that are being read, and those that are done while one

@@ -1,12 +1,14 @@
 """Groups of readers, for whoever looks after them: where they stand, how far behind, and setting them elsewhere."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Final
 
 import msgspec
 
 from mainstem.consume.places import Start, offsets_at
 from mainstem.core.cursor import Cursor, Cursors
+from mainstem.core.durations import microseconds
 from mainstem.core.errors import GroupBusy, InvalidCursor, InvalidSetting
 from mainstem.core.names import check_group_name
 from mainstem.transport.port import GetStreamCall, Port, StreamInfo
@@ -15,6 +17,7 @@ from mainstem.transport.sharing import (
     GetGroupCall,
     GroupInfo,
     GroupShard,
+    HoldGroupCall,
     ListGroupsCall,
     ResetGroupCall,
 )
@@ -41,7 +44,7 @@ class ShardReset(msgspec.Struct, frozen=True):
 
 
 class Groups:
-    """Lists, shows, resets and deletes groups. Any thread."""
+    """Lists, shows, resets, holds and deletes groups. Any thread."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -98,6 +101,19 @@ class Groups:
     def delete(self, name: str) -> None:
         """Forget a group and its cursors. GroupBusy if it has members."""
         self._port.call(DeleteGroupCall(check_group_name(name)))
+
+    def hold(self, name: str, longer: str | timedelta | None) -> GroupInfo:
+        """Keep what the group has not read up to so much longer than retention says ("7d"); None: no longer.
+
+        A record that is too old by retention goes when the group has read it, or when it is by that much older than
+        that; one of those that make a stream too large (`retention_bytes`) at the latest when it is older than that.
+        On a full disk nothing is kept for a group. InvalidRequest if it is more than 30 days.
+        """
+        hold_us = 0 if longer is None else microseconds(longer)
+        if hold_us < 0 or (longer is not None and not hold_us):
+            raise InvalidSetting(f"a group keeps records for a while, such as '7d', or None for no longer: {longer!r}")
+        self._port.call(HoldGroupCall(check_group_name(name), hold_us))
+        return self.get(name)
 
     def _streams_of(
         self, info: GroupInfo, to: To, streams: Sequence[str] | None

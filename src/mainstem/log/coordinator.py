@@ -41,6 +41,7 @@ from mainstem.transport.sharing import (
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
+    HoldGroupCall,
     JoinGroupCall,
     LeaseGroupCall,
     LeaveGroupCall,
@@ -55,7 +56,7 @@ _LOOK_REST: Final = 20
 
 _NEVER: Final = threading.Event()
 
-GroupCall = ListGroupsCall | GetGroupCall | ResetGroupCall | DeleteGroupCall
+GroupCall = ListGroupsCall | GetGroupCall | ResetGroupCall | DeleteGroupCall | HoldGroupCall
 
 
 class Coordinator:
@@ -158,6 +159,12 @@ class Coordinator:
                 self._log.groups.delete(call.name)
                 self._reports.forget(call.name)
                 return Answer()
+            case HoldGroupCall():
+                owners = self._known_owners().get(call.name)
+                if owners is not None and owners.members:
+                    self._await_row(call.name)
+                self._log.groups.hold(call.name, call.hold_us)
+                return self._reports.get(call.name, 0, owners)
 
     def counters(self) -> dict[str, int]:
         """What an operator may want to see. Any thread."""

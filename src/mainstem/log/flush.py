@@ -274,6 +274,13 @@ class DeleteGroup(msgspec.Struct, frozen=True, tag="delete_group"):
     group: str
 
 
+class HoldGroup(msgspec.Struct, frozen=True, tag="hold_group"):
+    """What a group has not read is kept from retention, for so long at most; 0: no more."""
+
+    group: str
+    hold_us: int
+
+
 class StagedFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A staged batch: where its frame lies, and what its entry will say of it. `summary` is that of its statistics."""
 
@@ -376,6 +383,7 @@ Command = (
     | CommitCursors
     | ResetGroup
     | DeleteGroup
+    | HoldGroup
     | OpenWriter
     | CommitTransaction
     | ForgetTransactions

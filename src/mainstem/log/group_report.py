@@ -15,6 +15,7 @@ from mainstem.core.clock import Clock
 from mainstem.core.errors import UnknownGroup
 from mainstem.core.limits import GROUP_MEMBERS_MAX, GROUPS_MAX, LIST_BYTES_MAX
 from mainstem.log.ledger.base import GroupRow, GroupShardRow, LedgerReader, ShardKey
+from mainstem.log.retention import due
 from mainstem.transport.port import Answer
 from mainstem.transport.sharing import GroupAdvice, GroupInfo, GroupMember, GroupShard
 
@@ -130,7 +131,19 @@ class GroupReports:
             shards=tuple(shards),
             advice=advice,
             spread=bool(owners.spread_by),
+            hold_seconds=row.hold_us / 1_000_000,
+            held_records=self._held(shards, now_us) if row.hold_us else 0,
         )
+
+    def _held(self, shards: Sequence[GroupShard], now_us: int) -> int:
+        """How many unread records retention would have let go by now."""
+        found = 0
+        for stream in {shard.stream_id for shard in shards}:
+            row = self._ledger.load_stream(stream)
+            starts = {} if row is None else due(self._ledger, row, now_us)
+            mine = [shard for shard in shards if shard.stream_id == stream]
+            found += sum(max(0, starts.get(each.shard, 0) - max(each.offset, each.start)) for each in mine)
+        return found
 
     def _shard(self, key: ShardKey, at: GroupShardRow, owners: Owners, now_us: int) -> GroupShard | None:
         stream, shard = key

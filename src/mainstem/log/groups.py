@@ -19,6 +19,7 @@ from mainstem.log.flush import (
     CommitCursors,
     DeleteGroup,
     Done,
+    HoldGroup,
     Position,
     ResetGroup,
 )
@@ -107,6 +108,11 @@ class Groups:
         """Forget a group and its cursors, and wait for it. GroupBusy if somebody owns a shard of it."""
         check_group_name(name)
         self._execute(DeleteGroup(name))
+
+    def hold(self, name: str, hold_us: int) -> None:
+        """Keep what the group has not read from retention, for so long at most, and wait for it; 0: no more."""
+        check_group_name(name)
+        self._execute(HoldGroup(name, hold_us))
 
 
 def group_is_full(name: str) -> InvalidRequest:

@@ -63,6 +63,7 @@ from mainstem.transport.sharing import (
     DeleteGroupCall,
     GetGroupCall,
     GroupInfo,
+    HoldGroupCall,
     ListGroupsCall,
     ResetGroupCall,
 )
@@ -521,7 +522,7 @@ class Server:
     def carry_out(self, call: Call) -> Answer:
         """Any thread but the loop's: it waits for the disk."""
         match call:
-            case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall():
+            case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall() | HoldGroupCall():
                 return self.coordinator.call(call)
             case StatisticsCall():
                 return Answer(counters=self.counters(), histograms=self.log.histograms(), server=self.name)

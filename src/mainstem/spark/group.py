@@ -1,4 +1,4 @@
-"""A streaming query as a group: where it stands is published, so that it has a lag and can be reset.
+"""A streaming query as a group: where it stands is published, so that it has a lag, can be reset, and holds retention.
 
 Nobody is a member: Spark alone decides which task reads what, and its checkpoint is what counts. The group is a view of
 it, and a lever: whoever resets the group moves the query.
@@ -16,6 +16,7 @@ from mainstem.transport.sharing import (
     GetGroupCall,
     GroupInfo,
     GroupShard,
+    HoldGroupCall,
     JoinGroupCall,
     LeaveGroupCall,
 )
@@ -59,6 +60,10 @@ class QueryGroup:
         except (InvalidCursor, Fenced) as error:
             # The query goes by its checkpoint, which is older than the group, or somebody else reads as this group.
             logger.warning(Event("progress of the query is not published", group=self._name, reason=error))
+
+    def hold(self, hold_us: int) -> None:
+        """Keep what the query has not read from retention, for so long at most."""
+        self._port.call(HoldGroupCall(self._name, hold_us))
 
     def _get(self) -> tuple[GroupInfo, list[GroupShard]]:
         shards: list[GroupShard] = []

@@ -9,7 +9,10 @@ from typing import Any, Final, Literal, cast
 
 from mainstem.consume.places import offsets_at
 from mainstem.core.cursor import Cursor
+from mainstem.core.durations import microseconds
 from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.core.kinds import render_duration
+from mainstem.core.limits import GROUP_HOLD_US_DEFAULT, GROUP_HOLD_US_MAX
 from mainstem.core.names import check_group_name, check_stream_name
 from mainstem.spark.origin import Access
 from mainstem.transport.port import Port, StreamInfo
@@ -26,9 +29,9 @@ READ_OPTIONS: Final = (
     *ACCESS_OPTIONS,
     *("columns", "where", "includeMetadata", "onBad", "failOnDataLoss", "partitions"),
     *("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "group"),
+    *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "group", "holdRetention"),
 )
-_STREAMING_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "group")
+_STREAMING_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "group", "holdRetention")
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
 # What people write who come from elsewhere.
 _MEANT: Final = {
@@ -52,7 +55,7 @@ _MEANT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read was asked for. `starting` None: not said."""
+    """What a read was asked for. `starting`, `hold_us` None: not said."""
 
     access: Access
     stream: str
@@ -67,6 +70,7 @@ class ReadOptions:
     rows_max: int | None
     bytes_max: int | None
     group: str
+    hold_us: int | None
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -80,6 +84,11 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
     group = options.get("group") or ""
     if group:
         check_group_name(group)
+    hold_us = options.hold("holdRetention")
+    if hold_us and not group:
+        raise InvalidSetting(
+            'option holdRetention: retention is held by a group; name that of the query, as in .option("group", "lake")'
+        )
     return ReadOptions(
         access=options.access(),
         stream=options.stream(),
@@ -94,6 +103,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         rows_max=options.number("maxOffsetsPerTrigger"),
         bytes_max=options.number("maxBytesPerTrigger"),
         group=group,
+        hold_us=hold_us,
     )
 
 
@@ -158,6 +168,22 @@ class Options:
         if not value.strip().isascii() or not value.strip().isdigit() or int(value) < 1:
             raise InvalidSetting(f"option {name} is a whole number from 1 on, not {value!r}")
         return int(value)
+
+    def hold(self, name: str) -> int | None:
+        """For how long: 0 for false, as long as is usual for true."""
+        value = self._given.get(name)
+        if value is None:
+            return None
+        if value.lower() in ("true", "false"):
+            return GROUP_HOLD_US_DEFAULT if value.lower() == "true" else 0
+        try:
+            found = microseconds(value)
+        except InvalidSetting:
+            found = 0
+        if not 0 < found <= GROUP_HOLD_US_MAX:
+            most = render_duration(GROUP_HOLD_US_MAX / 1_000_000)
+            raise InvalidSetting(f"option {name} is true, false or a time such as 3d, up to {most}, not {value!r}")
+        return found
 
     def place(self, offsets: str, time: str) -> Place | None:
         by_offset, by_time = self._given.get(offsets), self._given.get(time)

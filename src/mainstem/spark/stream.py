@@ -43,6 +43,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shape = Shape.of(info, schema)
         if options.where:
             Predicate.parse(options.where).bind(with_metadata(all_columns(info)))
+        # Whether the group was told if it shall hold retention. Once: whoever changes that meanwhile has the last word.
+        self._has_held = options.hold_us is None
         # Of a query that ends: where the stream ended when it began.
         self._target: tuple[int, ...] | None = None
 
@@ -104,15 +106,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = QueryGroup(opened(self._options.access), self._options.group)
         standing = group.standing(info)
         if standing is None:
-            generation = group.begin(info, first.offsets)
-        else:
-            cursors, generation = standing
-            if before is not None and was_reset(before, cursors, generation):
-                moved = QueryOffset(info.uuid, info.epoch, cursors, begins=cursors)
-                return replace(moved, published=cursors, generation=generation), True
-            if cursors != first.offsets:
-                group.publish(info, first.offsets)
+            standing = first.offsets, group.begin(info, first.offsets)
+        self._hold(group)
+        cursors, generation = standing
+        if before is not None and was_reset(before, cursors, generation):
+            moved = QueryOffset(info.uuid, info.epoch, cursors, begins=cursors)
+            return replace(moved, published=cursors, generation=generation), True
+        if cursors != first.offsets:
+            group.publish(info, first.offsets)
         return replace(first, published=first.offsets, generation=generation), False
+
+    def _hold(self, group: QueryGroup) -> None:
+        if not self._has_held and self._options.hold_us is not None:
+            group.hold(self._options.hold_us)
+        self._has_held = True
 
     def _next(self, info: StreamInfo, first: QueryOffset, *, is_limited: bool) -> QueryOffset:
         """The end of the next batch: as much as there is, and as may be."""

@@ -30,6 +30,7 @@ from mainstem.transport.sharing import (
     DeleteGroupCall,
     GetGroupCall,
     GroupInfo,
+    HoldGroupCall,
     JoinGroupCall,
     LeaseGroupCall,
     Leases,
@@ -397,6 +398,7 @@ Call = (
     | GetGroupCall
     | ResetGroupCall
     | DeleteGroupCall
+    | HoldGroupCall
     | CommitTransactionCall
     | CommitPartsCall
     | AbortTransactionCall

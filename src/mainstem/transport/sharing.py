@@ -98,6 +98,13 @@ class DeleteGroupCall(msgspec.Struct, frozen=True, tag="delete_group"):
     name: str
 
 
+class HoldGroupCall(msgspec.Struct, frozen=True, tag="hold_group"):
+    """Keep what a group has not read so long beyond retention; 0: no longer. Answered with the group."""
+
+    name: str
+    hold_us: U63
+
+
 class Membership(msgspec.Struct, frozen=True, array_like=True):
     """What a member shall hold from now on: `hold`, those that are new to it at `cursors`. It commits what it has read
     of `let_go` and lets them go; what it has beside these is lost to it. A lower version than was seen says nothing.
@@ -178,7 +185,8 @@ class GroupInfo(msgspec.Struct, frozen=True):
     """A group as users see it. `records` are unread, the oldest of them for `seconds`. `trend` is how many more there
     are each second, below 0 if it catches up, in `catch_up_seconds`; None where that is not known, or never. So many
     members as `member_count` says read now, batch by batch if they `spread` shards; a list of groups leaves out who
-    they are, and the shards."""
+    they are, and the shards. What is unread is kept up to `hold_seconds` longer than retention says, if that is not 0:
+    now `held_records` of them."""
 
     name: str
     generation: int
@@ -194,6 +202,8 @@ class GroupInfo(msgspec.Struct, frozen=True):
     shards: tuple[GroupShard, ...] = ()
     advice: GroupAdvice | None = None
     spread: bool = False
+    hold_seconds: float = 0.0
+    held_records: int = 0
 
     def __repr__(self) -> str:
         return (

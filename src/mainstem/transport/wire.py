@@ -20,7 +20,7 @@ must not send what the other would pass over and should not:
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access; the message share; ranges that a quota leaves out
     6   transactions of many clients: the call commit_parts; where records lie: the call runs; auditing: the calls
-        note_counts and note_verified
+        note_counts and note_verified; groups that hold retention: the call hold_group, and what groups say of it
 """
 
 import struct
@@ -79,6 +79,7 @@ from mainstem.transport.sharing import (
     CommitTransactionCall,
     DeleteGroupCall,
     GetGroupCall,
+    HoldGroupCall,
     JoinGroupCall,
     LeaseGroupCall,
     LeaveGroupCall,
@@ -294,6 +295,8 @@ def version_needed(call: Call) -> int:
         case MomentCall():
             return VERSION_OF_ORDER
         case RunsCall() | PlanColdCall() | CoolCall() | NoteCountsCall() | NoteVerifiedCall() | CommitPartsCall():
+            return 6
+        case HoldGroupCall():
             return 6
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3

@@ -27,6 +27,14 @@ def test_a_group_from_its_first_member_to_its_end(local):
     assert (listed["group"], listed["streams"], listed["members"]) == ("billing", ["orders"], 0)
     assert (listed["lag_records"], listed["lag_seconds"]) == (0, 0.0)
     assert local.out("groups", "list").split()[:5] == ["group", "streams", "members", "behind", "for"]
+    assert (listed["hold_seconds"], listed["held_records"]) == (0.0, 0)
+    assert b"kept up to 3d longer, none now" in local.run("groups", "hold", "billing", "--for", "3d").stderr
+    assert local.out("groups", "list").split()[-1] == "3d"
+    assert "holds retention: unread records are kept up to 3d longer" in local.out("groups", "show", "billing")
+    assert json.loads(local.out("groups", "show", "billing", "--json"))["hold_seconds"] == 3 * 86_400
+    assert "up to 30 days" in local.error("groups", "hold", "billing", "--for", "31d", code=2)
+    assert b"nothing is kept" in local.run("groups", "hold", "billing", "--off").stderr
+    assert "holds retention" not in local.out("groups", "show", "billing")
     shown = json.loads(local.out("groups", "show", "billing", "--json"))
     assert [(shard["shard"], shard["offset"], shard["end"]) for shard in shown["shards"]] == [(0, 3, 3)]
     assert "behind by 0 records" in local.out("groups", "show", "billing")

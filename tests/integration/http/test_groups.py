@@ -51,6 +51,9 @@ def test_how_far_groups_are(client: Client, server: ServerProcess):
         (member,) = found["members"]
         assert {shard["member"] for shard in found["shards"]} == {member["id"]}
         assert sum(shard["end"] for shard in found["shards"]) == 10
+        assert (found["hold_seconds"], found["held_records"]) == (0, 0)
+        hub.groups.hold("readers", "2d")
+        assert client.get("/groups/readers").json()["hold_seconds"] == 172_800
         # What a member has is the member's.
         cursor = client.get("/streams/clicks/records").headers["mainstem-cursor"]
         fenced = client.ask("POST", "/groups/readers/commit", {"stream": "clicks", "cursor": cursor})

@@ -153,13 +153,17 @@ class BlockRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A group of readers. `generation` counts changes of its owners, and resets: the last was made at `changed_us`."""
+    """A group of readers. `generation` counts changes of its owners, and resets: the last was made at `changed_us`.
+
+    For up to `hold_us` what it has not read is kept from retention: see retention.Hold.
+    """
 
     id: int
     name: str
     generation: int
     created_us: int
     changed_us: int
+    hold_us: int = 0
 
 
 class GroupShardRow(NamedTuple):

@@ -1,14 +1,18 @@
 """Trimming: what retention lets go, rows below the start of a shard, and streams of which nothing is left."""
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mainstem.core.errors import Refused, StreamDeleted, UnknownStream
+from mainstem.core.events import Event
 from mainstem.log.flush import DropEntries, ForgetStream, HurryBlocks
 from mainstem.log.ledger.base import ShardKey, StreamRow
-from mainstem.log.retention import expired
+from mainstem.log.retention import expired, holds_of, passed_over
 from mainstem.log.upkeep.work import Work
+
+logger = logging.getLogger("mainstem.log")
 
 # Rows dropped in one flush.
 _DROP_ROWS: Final = 500
@@ -29,13 +33,32 @@ class Trimming:
         self._knows_erased = False
 
     def trim(self) -> Iterator[None]:
-        """Move the start of shards behind what is too old, or too much."""
-        for trim in expired(self._work.ledger, self._work.clock.now_us()):
+        """Move the start of shards behind what is too old, or too much, and is held by no group. On a full disk nobody
+        holds anything: what is written counts more than what one group has not read."""
+        holds = holds_of(self._work.ledger)
+        is_full = self._work.commits.is_disk_full()
+        for trim in expired(self._work.ledger, self._work.clock.now_us(), None if is_full else holds):
             # A stream may be deleted between the decision and the deed; then there is nothing left to trim.
             with contextlib.suppress(StreamDeleted, UnknownStream):
+                unread = passed_over(trim, self._work.commits.shard((trim.stream, trim.shard)).start, holds)
                 self._work.execute(trim)
                 self.look_at((trim.stream, trim.shard))
+                self._tell(trim.stream, unread, is_full)
                 yield
+
+    def _tell(self, stream: int, unread: Mapping[str, int], is_full: bool) -> None:
+        """Of what groups hold and will not get any more."""
+        for group, records in unread.items():
+            row = self._work.ledger.load_stream(stream)
+            logger.warning(
+                Event(
+                    "records go that a group holds and has not read",
+                    group=group,
+                    stream=stream if row is None else row.name,
+                    records=records,
+                    reason="the disk is full" if is_full else "they were held for as long as they may be",
+                )
+            )
 
     def look_at(self, key: ShardKey) -> None:
         """The start of this shard has moved."""

@@ -118,6 +118,8 @@ def group_json(info: GroupInfo) -> dict[str, Any]:
         "spread": info.spread,
         "trend": info.trend,
         "catch_up_seconds": info.catch_up_seconds,
+        "hold_seconds": info.hold_seconds,
+        "held_records": info.held_records,
     }
 
 

@@ -177,6 +177,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "spread": {"type": "boolean", "description": "Whether members share shards, batch by batch."},
             "trend": {"type": ["number", "null"], "description": "How many more are unread each second."},
             "catch_up_seconds": {"type": ["number", "null"]},
+            "hold_seconds": {
+                "type": "number",
+                "description": "How much longer than retention says what is unread is kept; 0 if it is not.",
+            },
+            "held_records": {**_COUNT, "description": "How many are there only because of that."},
             "members": {
                 "type": "array",
                 "items": _object({"id": _TEXT, "client": _TEXT, "shards": _COUNT}, ["id", "client", "shards"]),

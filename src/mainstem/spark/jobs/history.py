@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Start = Literal["earliest", "latest"] | datetime | Cursor
 OnBad = Literal["raise", "skip"]
 OnLoss = Literal["raise", "skip"]
+# A range that is gone: shard, first, and the one after the last.
+Lost = tuple[int, int, int]
 # Beside the columns of a row, what says where a record stands.
 PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
 
@@ -50,7 +52,7 @@ class Tally:
     def __init__(self) -> None:
         self.rows = 0
         self.undecoded = 0
-        self.lost: list[tuple[int, int, int]] = []
+        self.lost: list[Lost] = []
 
 
 class History:
@@ -61,6 +63,8 @@ class History:
         self.access = Access.to(str(hub), **given)
         self._port = opened(self.access)
         self.info: StreamInfo = self._port.call(GetStreamCall(stream)).streams[0]
+        # Ranges that were gone when a load was cut, since that was last asked.
+        self._lost: list[Lost] = []
 
     def cursor(self, offsets: Sequence[int]) -> Cursor:
         return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))
@@ -71,9 +75,21 @@ class History:
         return tuple(min(offset, end) for offset, end in zip(found, self.info.ends, strict=False))
 
     def cut(self, load: Load, wanted: "Wanted", parts: int) -> list[list[Slice]]:
-        """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted."""
+        """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted. What
+        was trimmed since the stream was looked up is DataLoss, or left out and told by `pop_lost`."""
+
+        def note(loss: DataLoss) -> None:
+            self._lost.append((loss.shard, loss.first, min(loss.last + 1, load.end[loss.shard])))
+
         pieces = slices_of(
-            self._port, self.access, self.info, load.start, load.end, where=wanted.where or "", parts=parts
+            self._port,
+            self.access,
+            self.info,
+            load.start,
+            load.end,
+            where=wanted.where or "",
+            parts=parts,
+            on_loss=note if wanted.on_loss == "skip" else None,
         )
         return balance(pieces, parts)
 
@@ -81,6 +97,11 @@ class History:
         """The columns to read: these, or all of the rows, and what is to be `beside` them."""
         names = list(self.schema(Wanted()).names if columns is None else columns)
         return (*names, *(name for name in beside if name not in names))
+
+    def pop_lost(self) -> list[Lost]:
+        """What `cut` had to leave out since this was asked last."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def schema(self, wanted: Wanted) -> pa.Schema:
         """The columns of what is wanted."""
@@ -96,12 +117,12 @@ class History:
         return found.append(pa.field(DELETED_COLUMN, pa.bool_())) if wanted.is_deleted else found
 
 
-def lost_before(load_start: Sequence[int], starts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Ranges that a job stood before and that the stream has no more: shard, first, and the one after the last."""
+def lost_before(load_start: Sequence[int], starts: Sequence[int]) -> list[Lost]:
+    """Ranges that a job stood before and that the stream has no more."""
     return [(shard, at, start) for shard, (at, start) in enumerate(zip(load_start, starts, strict=True)) if at < start]
 
 
-def require_kept(stream: str, lost: Sequence[tuple[int, int, int]], on_loss: OnLoss) -> None:
+def require_kept(stream: str, lost: Sequence[Lost], on_loss: OnLoss) -> None:
     """DataLoss names the first range that is gone, unless that is to be passed over."""
     if lost and on_loss == "raise":
         shard, first, end = lost[0]

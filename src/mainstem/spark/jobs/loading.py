@@ -215,7 +215,7 @@ class Loading:
             manifest,
             state="written",
             files=() if written.is_staged else (*written.files, *written.apart),
-            **_counts(written.answers, lost),
+            **_counts(written.answers, [*lost, *self._history.pop_lost()]),
         )
         self.manifests.advance(manifest)
         self._on_step("written", number, number)

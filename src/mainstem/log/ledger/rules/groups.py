@@ -4,8 +4,10 @@ Commits and changes of owners stand in one order, that of the flushes. So whethe
 here, when its commit is applied, and not by anybody's memory of who is alive.
 """
 
+from datetime import timedelta
+
 from mainstem.core.errors import Fenced, GroupBusy, InvalidCursor, InvalidRequest, UnknownGroup
-from mainstem.core.limits import GROUPS_MAX
+from mainstem.core.limits import GROUP_HOLD_US_MAX, GROUPS_MAX
 from mainstem.log.flush import (
     PRODUCER_ID_MAX,
     Assigned,
@@ -14,6 +16,7 @@ from mainstem.log.flush import (
     DeleteGroup,
     Done,
     GroupCursors,
+    HoldGroup,
     Outcome,
     Position,
     ResetGroup,
@@ -132,6 +135,17 @@ def delete(rows: PendingRows, command: DeleteGroup) -> Outcome:
     changes.groups.pop(group.id, None)
     changes.group_shards = {key: row for key, row in changes.group_shards.items() if key[0] != group.id}
     changes.deleted_groups.append(group.id)
+    return Done()
+
+
+def hold(rows: PendingRows, command: HoldGroup) -> Outcome:
+    group = _existing(rows, command.group)
+    if not 0 <= command.hold_us <= GROUP_HOLD_US_MAX:
+        raise InvalidRequest(
+            f"a group may keep what it has not read up to {timedelta(microseconds=GROUP_HOLD_US_MAX).days} days longer "
+            "than retention does; for more, give its streams a longer retention"
+        )
+    rows.shared.groups[group.id] = group._replace(hold_us=command.hold_us)
     return Done()
 
 

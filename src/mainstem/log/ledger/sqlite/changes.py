@@ -8,6 +8,7 @@ from typing import Any
 from mainstem.log.ledger.base import Changes, SharedChanges
 from mainstem.log.ledger.sqlite.tables import (
     ENTRY_COLUMNS,
+    HOLD_PREFIX,
     deliveries_values,
     pack_barriers,
     producer_values,
@@ -94,10 +95,20 @@ def _store_groups(execute: Execute, changes: SharedChanges) -> None:
     for group in changes.deleted_groups:
         execute("DELETE FROM groups WHERE id = ?", (group,))
         execute("DELETE FROM group_shards WHERE group_id = ?", (group,))
+        _store_hold(execute, group, 0)
     _note_max(execute, "group_id_max", changes.group_id_max)
-    _insert(execute, "INSERT OR REPLACE INTO groups", list(changes.groups.values()))
+    _insert(execute, "INSERT OR REPLACE INTO groups", [row[:5] for row in changes.groups.values()])
+    for row in changes.groups.values():
+        _store_hold(execute, row.id, row.hold_us)
     rows = [(*key, *row) for key, row in changes.group_shards.items()]
     _insert(execute, "INSERT OR REPLACE INTO group_shards", rows)
+
+
+def _store_hold(execute: Execute, group: int, hold_us: int) -> None:
+    if hold_us:
+        execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"{HOLD_PREFIX}{group}", hold_us))
+    else:
+        execute("DELETE FROM meta WHERE k = ?", (f"{HOLD_PREFIX}{group}",))
 
 
 def _store_transactions(execute: Execute, changes: SharedChanges) -> None:

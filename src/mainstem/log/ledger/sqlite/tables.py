@@ -135,7 +135,11 @@ STREAM_COLUMNS = (
 )
 SHARD_COLUMNS = "start, next, stable, time_high, bytes, merged, compacted"
 BLOCK_COLUMNS = "id, writer_epoch, state, bytes, live_bytes, created_us, dead_us, rewrite_us"
-GROUP_COLUMNS = "id, name, generation, created_us, changed_us"
+# What few groups have stands in another table, by their number.
+HOLD_PREFIX = "hold_us "
+GROUP_COLUMNS = (
+    f"id, name, generation, created_us, changed_us, coalesce((SELECT v FROM meta WHERE k = '{HOLD_PREFIX}' || id), 0)"
+)
 GROUP_SHARD_COLUMNS = "offset, committed_us, owner, since"
 _PAIR = struct.Struct("<QQ")
 _SHARD_OFFSETS = struct.Struct("<QQQQ")
