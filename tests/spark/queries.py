@@ -42,7 +42,7 @@ class Query:
         except PySparkException:
             return 0
 
-    def come_to(self, rows: int, seconds: float = 60.0) -> None:
+    def come_to(self, rows: int, seconds: float = 180.0) -> None:
         """Wait until it has written so many."""
         deadline = time.monotonic() + seconds
         while self.count() < rows:

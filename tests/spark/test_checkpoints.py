@@ -24,7 +24,7 @@ from tests.spark.parts import SCHEMA, append, fill
 pytestmark = pytest.mark.xdist_group("spark")
 
 ROOT = Path(__file__).parents[2]
-SECONDS_MAX = 150
+SECONDS_MAX = 300
 # A second driver, as `Files.start` is the first: it follows the files until it is told to stop, and says how it ended.
 DRIVER = """
 import sys, time
