@@ -57,20 +57,27 @@ class Place:
         return files + [name for name in names if counters.get(name, 0)]
 
 
-@pytest.fixture(params=["server", "folder"])
-def place(request, tmp_path) -> Iterator[Place]:
-    folder = tmp_path / "data"
-    if request.param == "folder":
-        yield Place(folder, None)
-        return
-    with ServerProcess(folder) as server:
-        yield Place(folder, server)
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory) -> Iterator[ServerProcess]:
+    """One server for all tests here; each leaves it without streams."""
+    with ServerProcess(tmp_path_factory.mktemp("sink") / "data") as server:
+        yield server
 
 
 @pytest.fixture
-def served(tmp_path) -> Iterator[Place]:
-    with ServerProcess(tmp_path / "data") as server:
-        yield Place(tmp_path / "data", server)
+def served(shared_server) -> Iterator[Place]:
+    yield Place(shared_server.folder, shared_server)
+    with mainstem.connect(shared_server.url) as hub:
+        for stream in hub.streams.list():
+            hub.streams.delete(stream.name)
+
+
+@pytest.fixture(params=["server", "folder"])
+def place(request, tmp_path) -> Place:
+    if request.param == "folder":
+        return Place(tmp_path / "data", None)
+    served: Place = request.getfixturevalue("served")
+    return served
 
 
 def frame(spark: SparkSession, first: int = 0, count: int = ROWS, partitions: int = 3) -> DataFrame:
