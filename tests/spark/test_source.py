@@ -130,8 +130,9 @@ def test_partitions_follow_bytes_and_cores():
     assert parts_for(0, 2) == 1
     assert parts_for(3 * mib, 2) == 1
     assert parts_for(16 * mib, 2) == 4
-    assert parts_for(500 * mib, 2) == 8
-    assert parts_for(10_000 * mib, 4) == 157
+    assert parts_for(500 * mib, 2) == 6
+    assert parts_for(2_000 * mib, 2) == 8
+    assert parts_for(10_000 * mib, 4) == 40
 
 
 TYPED = pa.schema(

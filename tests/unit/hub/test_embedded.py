@@ -74,8 +74,8 @@ def test_a_stream_deleted_while_retention_decides_is_passed_over(tmp_path, monke
     expired = retention.expired
     decided: list[TrimShard] = []
 
-    def overtaken(ledger, now_us):
-        decided.extend(expired(ledger, now_us))
+    def overtaken(ledger, now_us, holds):
+        decided.extend(expired(ledger, now_us, holds))
         if len(decided) == 2:
             log.execute(DeleteStream(first, NOW_US))
         return decided
