@@ -26,7 +26,7 @@ from mainstem.testing.disk import BudgetDisk
 from mainstem.testing.history import History
 from mainstem.testing.server import ServerFailed, ServerProcess
 from mainstem.transport.port import Answer, Call, DeleteStreamCall, StatisticsCall
-from tests.faults.load import SHARDS, Load
+from tests.faults.load import SHARDS, CompanionLoad, Load
 from tests.faults.mounts import PowerImage, can_mount, small_disk
 from tests.faults.stamped import check_kept, count_report, read_back
 from tests.faults.trials import Trials
@@ -55,7 +55,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     history = History()
     with _place(seed, folder) as place, place.connect() as hub:
         hub.streams.create(_STREAM, shards=SHARDS)
-        load = Load(place.connect, _STREAM, history, pause=_PAUSE_SECONDS, timeout=_TIMEOUT_SECONDS)
+        load = CompanionLoad(place.connect, _STREAM, history, pause=_PAUSE_SECONDS, timeout=_TIMEOUT_SECONDS)
         try:
             for trial in range(trials):
                 _fill_and_free(result, f"seed {seed}, trial {trial}", place, hub, load, rng)

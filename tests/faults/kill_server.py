@@ -1,8 +1,9 @@
 """`kill -9` of a server under load, again and again on one folder, with producers and a follower that live through it.
 
-Producers retry by themselves; what they were told must be there once, in order, and the follower must miss nothing and
-see nothing twice. Before every other kill the answers are held up for a moment, and between kills connections are cut
-the same way: what the server has done by then, its clients do not know, and send again.
+Producers retry by themselves, some of them on a connection that they share; what they were told must be there once, in
+order, and the follower must miss nothing and see nothing twice. Before every other kill the answers are held up for a
+moment, and between kills connections are cut the same way: what the server has done by then, its clients do not know,
+and send again.
 """
 
 import random
@@ -14,7 +15,7 @@ from mainstem.core.errors import MainstemError
 from mainstem.testing.history import History
 from mainstem.testing.link import Link
 from mainstem.testing.server import ServerFailed, ServerProcess
-from tests.faults.load import SHARDS, Load
+from tests.faults.load import SHARDS, CompanionLoad
 from tests.faults.stamped import check_kept, count_report, read_back
 from tests.faults.trials import Trials
 
@@ -33,7 +34,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
         with ServerProcess(folder / "killed") as server, Link(server.address) as link:
             with mainstem.connect(server.url) as hub:
                 hub.streams.create(_STREAM, shards=SHARDS)
-                load = Load(lambda: mainstem.connect(f"mainstem://{link.address}"), _STREAM, history)
+                load = CompanionLoad(lambda: mainstem.connect(f"mainstem://{link.address}"), _STREAM, history)
                 for trial in range(trials):
                     for _ in range(rng.randrange(3)):
                         # The connections break, the server does not.

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class Load:
     """
 
     producers = PRODUCERS
+    # So many more share one connection, and with it the batches of what is small.
+    companions = 0
     shards = SHARDS
 
     def __init__(
@@ -40,7 +43,7 @@ class Load:
         self._producers_done = threading.Event()
         self.errors: list[str] = []
         # Bursts that were acknowledged, of each producer; records that reached the follower.
-        self.bursts = [0] * self.producers
+        self.bursts = [0] * (self.producers + self.companions)
         self.followed = 0
         self._producers = [threading.Thread(target=self._guarded, args=work, daemon=True) for work in self._producing()]
         self._follower = threading.Thread(target=self._guarded, args=(self._follow, 0), daemon=True)
@@ -62,22 +65,38 @@ class Load:
 
     def _producing(self) -> list[Work]:
         """What is done until `stop`, each in a thread of its own."""
-        return [(self._produce, number) for number in range(self.producers)]
+        together = [(self._produce_together, self.producers)] if self.companions else []
+        return [*((self._produce, number) for number in range(self.producers)), *together]
 
     def _guarded(self, work: Callable[[int], None], number: int) -> None:
         try:
             work(number)
         except Exception as error:
-            self.errors.append(f"{work.__name__} {number} got {type(error).__name__}: {error}")
+            name = getattr(work, "__name__", "produce together")
+            self.errors.append(f"{name} {number} got {type(error).__name__}: {error}")
 
     def _produce(self, number: int) -> None:
         with self._connect() as hub:
-            producer = StampedProducer(hub, self._stream, number, self._history, delivery_timeout=self._timeout)
-            while not self._stopping.is_set():
-                producer.burst()
-                self.bursts[number] += 1
-                time.sleep(self._pause)
-            producer.close()
+            self._write(hub, number)
+
+    def _produce_together(self, first: int) -> None:
+        with self._connect() as hub:
+            threads = [
+                threading.Thread(target=self._guarded, args=(partial(self._write, hub), number), daemon=True)
+                for number in range(first, first + self.companions)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _write(self, hub: Hub, number: int) -> None:
+        producer = StampedProducer(hub, self._stream, number, self._history, delivery_timeout=self._timeout)
+        while not self._stopping.is_set():
+            producer.burst()
+            self.bursts[number] += 1
+            time.sleep(self._pause)
+        producer.close()
 
     def _follow(self, number: int) -> None:
         with self._connect() as hub:
@@ -93,3 +112,9 @@ class Load:
                     self._history.read(_FOLLOWER, batch.shard, offsets, batch.to_arrow().column("value"))
                     got[batch.shard] = batch.end
                     self.followed += batch.count
+
+
+class CompanionLoad(Load):
+    """The same, and several producers of one hub that travel together."""
+
+    companions = 3

@@ -31,6 +31,7 @@ from mainstem.hub.access import Access
 from mainstem.hub.groups import Groups
 from mainstem.hub.overview import Overview, look
 from mainstem.hub.redrive import Redrive, Redriven
+from mainstem.produce.convoy import Convoy
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
 from mainstem.produce.transaction import Transaction, Writings
@@ -280,6 +281,8 @@ class Hub:
         # Names under which this hub writes transactions, and the epoch of each.
         self._writers: dict[str, int] = {}
         self._writers_lock = threading.Lock()
+        # By what its producers have in common; one goes with the last of them.
+        self._convoys: weakref.WeakValueDictionary[tuple[Any, ...], Convoy] = weakref.WeakValueDictionary()
         self._open: weakref.WeakSet[
             Producer | Consumer | SeveralConsumer | GroupConsumer | SpreadConsumer | OrderedBatches
         ] = weakref.WeakSet()
@@ -322,9 +325,17 @@ class Hub:
         )
         self._port.check_usable()
         self._port.check_writable()
-        producer = Producer(self._port, options)
+        producer = Producer(self._port, options, convoy=self._convoy_for(options))
         self._open.add(producer)
         return producer
+
+    def _convoy_for(self, options: ProducerOptions) -> Convoy | None:
+        """What takes along the small parcels of all producers that wait as long and compress alike, where every batch
+        is a message's worth of work."""
+        if not self._port.checks_values:
+            return None
+        alike = (options.delivery_timeout, options.linger, options.compression)
+        return self._convoys.setdefault(alike, Convoy(self._port, SYSTEM_CLOCK, options.compression))
 
     @overload
     def consumer(

@@ -7,7 +7,7 @@ a chunk and an index into it.
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -42,11 +42,13 @@ class Chunk:
         "atomic_in",
         "bases",
         "batch",
+        "carrier",
         "chosen",
         "convert",
         "count",
         "created_us",
         "error",
+        "first",
         "headers",
         "is_sealed",
         "is_told",
@@ -113,6 +115,9 @@ class Chunk:
         self.bases: dict[int, int] = {}
         # The records once encoded, until their fate is known: they may have to be split over other shards.
         self.source: pa.RecordBatch | Encoded | None = None
+        # The chunk of a convoy that its records were sent in, and the place of the first of them there.
+        self.carrier: Chunk | None = None
+        self.first = 0
         # What it became before its turn to be shipped came, and the generation of the stream then.
         self.ahead: tuple[int, list[Batch]] | None = None
         # Records of each shard by window, if they are counted: windows then have this length.
@@ -148,6 +153,30 @@ class Chunk:
         if isinstance(self.chosen, list):
             self.chosen.append(shard)
         return index
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has records of its own, not a table, of which nothing is asked but keys, and was never sent."""
+        return (
+            self.batch is None
+            and self.headers is None
+            and self.times is None
+            and self.chosen is None
+            and self.source is None
+            and not self.window_us
+        )
+
+    def carry(self, carrier: "Chunk", first: int, errors: Mapping[int, MainstemError]) -> None:
+        """Its records were sent in a chunk of many, from `first` on: they stand where those stand, or have failed with
+        a shard of theirs."""
+        shard_of = carrier.shard_of
+        mine = {shard_of} if isinstance(shard_of, int) else set(shard_of[first : first + self.count].tolist())
+        self.error = next((error for shard, error in errors.items() if shard in mine), None)
+        if self.error is None:
+            self.carrier, self.first, self.bases = carrier, first, carrier.bases
+            self.values, self.keys = _Gone(), None
+        else:
+            self.bases = {shard: base for shard, base in carrier.bases.items() if shard in mine}
 
     def seal(self) -> None:
         """Count the records; what the owner adds from now on is not one of them. Called under the producer's lock."""
@@ -347,6 +376,8 @@ class Chunk:
             index = int(self.kept[index])
         if not self.bases:
             raise _no_place()
+        if self.carrier is not None:
+            return self.carrier.placed(self.first + index)
         if isinstance(self.shard_of, int):
             return self.shard_of, self.bases[self.shard_of] + index
         shard = int(self.shard_of[index])

@@ -52,6 +52,7 @@ from mainstem.produce.admission import (
     headers_size,
 )
 from mainstem.produce.chunk import Ack, BatchAck, Chunk, Parcel
+from mainstem.produce.convoy import Convoy
 from mainstem.produce.known_streams import KnownStreams
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.row_batches import as_row_batches, goes_as_it_is, keys_of
@@ -87,9 +88,10 @@ class Producer:
         *,
         first_shard: int = 0,
         known: Sequence[StreamInfo] = (),
+        convoy: Convoy | None = None,
     ) -> None:
         """Records without a key are spread over the shards, beginning after `first_shard`. Streams that are `known` are
-        not asked for."""
+        not asked for. A `convoy` takes along what is small."""
         options.check()
         self._port = port
         self._options = options
@@ -99,7 +101,7 @@ class Producer:
         for info in known:
             self._streams.adopt(info)
         # Its lock also guards what is here.
-        self._shipping = Shipping(port, options, clock, self._streams, self._roll, first_shard)
+        self._shipping = Shipping(port, options, clock, self._streams, self._roll, first_shard, convoy)
         # What is being filled: the parcel, and in it the newest chunk of each stream.
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}
@@ -600,7 +602,7 @@ class Producer:
 
     def _end_close(self) -> None:
         with self._shipping.lock:
-            self._shipping.is_closed = True
+            self._shipping.end()
             self._chunks.clear()
 
     def _tell_counts(self) -> None:

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import msgspec
-
 from mainstem.core.batch import Batch
 from mainstem.core.callbacks import check_may_wait
 from mainstem.core.clock import Clock
@@ -26,12 +24,13 @@ from mainstem.core.errors import (
     OutOfSequence,
     UnknownProducer,
 )
-from mainstem.core.identity import new_producer_id
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import APPEND_BATCHES_MAX, APPEND_RAW_BYTES_MAX, PRODUCER_IN_FLIGHT_MAX
 from mainstem.produce.chunk import Chunk, Parcel
+from mainstem.produce.convoy import Convoy
 from mainstem.produce.counts import Counts
 from mainstem.produce.known_streams import KnownStreams, alike
+from mainstem.produce.numbering import Numbering
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.returns import Returns
 from mainstem.transport.port import AppendResult, Port, StreamInfo
@@ -56,17 +55,22 @@ class Shipping:
         streams: KnownStreams,
         roll: Callable[[], None],
         first_shard: int = 0,
+        convoy: Convoy | None = None,
     ) -> None:
         self._port = port
         self._options = options
         self._clock = clock
         self._streams = streams
         self._roll = roll
-        self._id = new_producer_id()
+        self._numbering = Numbering()
+        # What takes small parcels along with those of other producers; none if records are counted or not acknowledged.
+        self._convoy = convoy if options.acks == "durable" and options.counts is None else None
+        if self._convoy is not None:
+            self._convoy.join(self)
         # Told of every chunk whose fate is known, if records are counted.
-        self.counts = Counts(port, self._id, options.window_us(), clock) if options.counts is not None else None
-        self._epoch = 0
-        self._sequences: dict[tuple[int, int], int] = {}
+        self.counts: Counts | None = None
+        if options.counts is not None:
+            self.counts = Counts(port, self._numbering.id, options.window_us(), clock)
         # Stream: the generation for which its records were shipped last.
         self._generations: dict[int, int] = {}
         self.lock = threading.Lock()
@@ -75,6 +79,8 @@ class Shipping:
         self._rolled: deque[Parcel] = deque()
         self._buffered = 0
         self._in_flight = 0
+        # Those of them that travel in a convoy.
+        self._aboard: set[Parcel] = set()
         # Records without a key go to one shard after the other, a parcel each.
         self._sticky = first_shard
         self._reset_wanted = False
@@ -94,6 +100,12 @@ class Shipping:
         self._waiting: list[Parcel] = []
         self._returns = Returns()
         self._shipped = 0
+
+    def end(self) -> None:
+        """With the lock held: no more is sent."""
+        self.is_closed = True
+        if self._convoy is not None:
+            self._convoy.leave(self)
 
     def check_open(self) -> None:
         """Raise what is the reason, if no more may be sent."""
@@ -250,9 +262,16 @@ class Shipping:
         if self._reset_wanted:
             self._reset_wanted = False
             self._void = None
-            self._epoch += 1
-            self._sequences.clear()
+            self._numbering.begin_epoch()
+        # Once some travel in a convoy nothing goes past them: they may come back.
+        goes_along = (
+            self._convoy is not None and len(self._aboard) == self._in_flight and self._convoy.suits(self._rolled[0])
+        )
+        if self._aboard and not goes_along:
+            return None
         parcel = self._rolled.popleft()
+        if goes_along:
+            self._aboard.add(parcel)
         for chunk, stream in zip(parcel.chunks, streams, strict=True):
             chunk.stream = stream
             self._generations[stream.id] = stream.generation
@@ -271,8 +290,11 @@ class Shipping:
             # Never repeated, so never in need of a number; a number lost on the way would void those after it.
             self._ship_unacknowledged(parcel)
             return
+        if self._convoy is not None and parcel in self._aboard:
+            self._convoy.board(parcel, self._on_answered)
+            return
         batches, owners = self._encode(parcel)
-        batches = [self._numbered(batch) for batch in batches]
+        batches = [self._numbering.number(batch) for batch in batches]
         timeout = max(0.0, parcel.deadline - self._clock.monotonic())
         if len(batches) == 1 and len(parcel.chunks) == 1:
             self._port.append(batches, timeout, partial(self._on_lone_answer, parcel, batches[0].header.shard))
@@ -293,7 +315,7 @@ class Shipping:
             if chunk.bases or chunk.error is not None:
                 continue  # of a parcel that came back: this one did not
             if (share := self._port.write_share) < 1.0:
-                self.left_out += chunk.leave_out(share, self._id, self._looked_at)
+                self.left_out += chunk.leave_out(share, self._numbering.id, self._looked_at)
                 self._looked_at += chunk.count
             try:
                 encoded = chunk.encode(self._sticky, self._options.compression)
@@ -304,14 +326,6 @@ class Shipping:
             batches += encoded
             owners += [chunk] * len(encoded)
         return batches, owners
-
-    def _numbered(self, batch: Batch) -> Batch:
-        header = batch.header
-        key = (header.stream, header.shard)
-        sequence = self._sequences.get(key, 0)
-        self._sequences[key] = sequence + 1
-        numbered = msgspec.structs.replace(header, producer=self._id, producer_epoch=self._epoch, sequence=sequence)
-        return Batch(numbered, batch.payload, batch.columns)
 
     def _ship_unacknowledged(self, parcel: Parcel) -> None:
         if parcel.batches is None:
@@ -340,6 +354,7 @@ class Shipping:
         over: list[Parcel] = []
         with self.lock:
             self._in_flight -= 1
+            self._aboard.discard(parcel)
             if self._returns.take(parcel):
                 self._reset_wanted = True
                 self._streams.note_shards(parcel)
