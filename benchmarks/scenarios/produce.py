@@ -89,8 +89,8 @@ def _peer_case(name: str, durability: Durability) -> Case:
 PROMISE = "acknowledged means: synced to disk"
 PEER_CASES = tuple(_peer_case(name, durability) for durability in DURABILITIES for name in PEERS)
 
-# How many times as fast we have to be as a peer that promises the same. Redis by script, where one command on the server
-# adds many records, is no pipeline of commands; its ratio is shown.
+# How many times as fast we have to be as a peer that promises the same. Redis by script, where one command adds many
+# records, is no pipeline of commands; its ratio is shown.
 BOUNDS = {"nats, safe": 10.0, "redis, safe": 5.0}
 
 SCENARIO = Scenario(
