@@ -6,7 +6,8 @@ records wait, while a convoy is on its way, for the next one. It numbers its bat
 tells each of those who sent with it what became of its own.
 
 There is one convoy on its way at a time, with at most one chunk for a stream. So nothing is behind a batch that fails,
-and whoever was in it may send again in any way. A producer whose parcels are aboard sends nothing past them.
+and whoever was in it may send again in any way. A producer whose parcels are aboard sends nothing past them. If records
+are refused for what they are, each goes again alone, so that one who sends what must not be harms nobody else.
 """
 
 import weakref
@@ -16,7 +17,16 @@ from typing import Final, NamedTuple
 
 from mainstem.core.batch import Batch
 from mainstem.core.clock import Clock
-from mainstem.core.errors import DeadlineExceeded, MainstemError
+from mainstem.core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidPayload,
+    InvalidRecord,
+    InvalidSchema,
+    MainstemError,
+    RecordTooLarge,
+    SchemaMismatch,
+)
 from mainstem.core.layouts import FEW
 from mainstem.core.limits import APPEND_BATCHES_MAX, KIB
 from mainstem.produce.chunk import Chunk, Parcel
@@ -35,9 +45,15 @@ _PAUSE_SECONDS: Final = 0.006
 _NOBODY: Final = 0
 
 
+# What a server says of records themselves: of those of one rider, and nobody else should suffer for it.
+_OF_RECORDS: Final = (InvalidPayload, InvalidRecord, InvalidSchema, RecordTooLarge, SchemaMismatch)
+
+
 class _Rider(NamedTuple):
     parcel: Parcel
     answered: Callable[[Parcel], None]
+    # Whether it takes nobody along, because it was refused in company.
+    goes_alone: bool = False
 
     @property
     def chunk(self) -> Chunk:
@@ -60,6 +76,8 @@ class _Carriage:
         self._size += rider.parcel.size
         if (
             self._size > _BYTES_MAX
+            or rider.goes_alone
+            or self.riders[0].goes_alone
             or abs(other.created_us - first.created_us) > _MOMENT_US
             or other.stream.generation != first.stream.generation
             or other.rows is not first.rows
@@ -81,12 +99,12 @@ class _Carriage:
         whole.seal()
         return whole
 
-    def arrive(self, shards: Sequence[int], results: Sequence[AppendResult]) -> None:
-        """Say what became of the batches, to each rider what concerns its records."""
+    def arrive(self, shards: Sequence[int], results: Sequence[AppendResult]) -> list[_Rider]:
+        """Say what became of the batches, to each rider what concerns its records; the riders of whom nothing was
+        written because somebody's records were refused. A server does not say whose."""
         whole = self.chunk
-        assert whole is not None
-        if not shards:
-            return  # it could not be encoded, and all know
+        if whole is None or not shards:
+            return []  # it could not be encoded, and all know
         errors: dict[int, MainstemError] = {}
         for shard, result in zip(shards, results, strict=True):
             if isinstance(result, MainstemError):
@@ -97,6 +115,10 @@ class _Carriage:
         for rider in self.riders:
             rider.chunk.carry(whole, first, errors)
             first += rider.chunk.count
+        refused = [] if len(self.riders) == 1 else [rider for rider in self.riders if _is_refused(rider.chunk)]
+        for rider in refused:
+            rider.chunk.error = None
+        return refused
 
     def fail(self, error: MainstemError) -> None:
         for rider in self.riders:
@@ -159,8 +181,8 @@ class Convoy:
                 whole = carriage.close()
                 # A server looks through a few plain records by itself, and goes to Arrow with what is compressed.
                 encoded = whole.encode(self._sticky, None if whole.count < FEW else self._compression)
-            except MainstemError as error:
-                carriage.fail(error)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others must not wait for ever
+                carriage.fail(_told(error))
                 encoded = []
             carriage.begin = len(batches)
             batches += [self._numbering.number(batch) for batch in encoded]
@@ -210,16 +232,39 @@ class Convoy:
 
     def _arrive(self, carriages: Sequence[_Carriage], shards: Sequence[int], results: Sequence[AppendResult]) -> None:
         self._has_failed = any(isinstance(result, MainstemError) for result in results)
+        again: list[_Rider] = []
         for carriage in carriages:
-            carriage.arrive(shards[carriage.begin : carriage.end], results[carriage.begin : carriage.end])
-        for carriage in carriages:
-            for rider in carriage.riders:
+            places = slice(carriage.begin, carriage.end)
+            again += [rider._replace(goes_alone=True) for rider in carriage.arrive(shards[places], results[places])]
+        self._waiting.extendleft(reversed(again))
+        riders = [rider for carriage in carriages for rider in carriage.riders]
+        waits_again = {id(rider.parcel) for rider in again}
+        for rider in riders:
+            if id(rider.parcel) not in waits_again:
                 rider.answered(rider.parcel)
-        is_crowd = sum(len(carriage.riders) for carriage in carriages) >= _CROWD
-        pause = self._departed + _PAUSE_SECONDS - self._clock.monotonic() if is_crowd else 0.0
+        try:
+            self._port.check_usable()
+        except MainstemError as error:
+            # No turn will come any more.
+            self._fail_all(error)
+            return
+        pause = self._departed + _PAUSE_SECONDS - self._clock.monotonic() if len(riders) >= _CROWD else 0.0
         self._is_called = True
         self._is_away = False
-        if pause > 0.0:
-            self._port.schedule(self._depart, pause)
-        else:
-            self._port.schedule(self._depart)
+        self._port.schedule(self._depart, max(0.0, pause))
+
+    def _fail_all(self, error: MainstemError) -> None:
+        while self._waiting:
+            rider = self._waiting.popleft()
+            rider.chunk.error = error
+            rider.answered(rider.parcel)
+
+
+def _is_refused(chunk: Chunk) -> bool:
+    return isinstance(chunk.error, _OF_RECORDS) and not chunk.bases
+
+
+def _told(error: Exception) -> MainstemError:
+    if isinstance(error, MainstemError):
+        return error
+    return InternalError(f"the records could not be encoded: {type(error).__name__}: {error}")

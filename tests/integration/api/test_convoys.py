@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mainstem
-from mainstem.core.errors import StreamDeleted
+from mainstem.core.errors import SchemaMismatch, StreamDeleted
 
 PRODUCERS = 20
 
@@ -111,3 +111,18 @@ def test_a_deleted_stream_is_told_to_those_who_wrote_to_it_and_to_nobody_else(hu
     assert {ack.result(10) for ack in acks[::2]} == {(0, 0), (0, 1), (0, 2)}
     again = [producer.send("orders", b"again") for producer in producers]
     assert {ack.result(10)[1] for ack in again} == set(range(3, 9))
+
+
+def test_a_record_that_is_refused_harms_nobody_else(hub):
+    """They know the stream without its schema, so what does not fit is found by the server, in the batch of all."""
+    hub.streams.create("orders")
+    producers = [hub.producer() for _ in range(6)]
+    for producer in producers:
+        producer.prepare("orders")
+    hub.streams.set_schema("orders", {"id": "int64"})
+    values = [b'{"id": %d}' % who if who != 3 else b"no JSON" for who in range(6)]
+    acks = [producer.send("orders", value) for producer, value in zip(producers, values, strict=True)]
+    heard = [ack.exception(10) for ack in acks]
+    assert [isinstance(error, SchemaMismatch) for error in heard] == [who == 3 for who in range(6)]
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        assert sorted(record.value["id"] for record in consumer) == [0, 1, 2, 4, 5]

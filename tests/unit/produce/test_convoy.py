@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from mainstem.core.batch import Batch
-from mainstem.core.errors import DeadlineExceeded, MainstemError, Refused, StaleGeneration, StreamDeleted
+from mainstem.core.errors import (
+    Closed,
+    DeadlineExceeded,
+    InternalError,
+    MainstemError,
+    Refused,
+    SchemaMismatch,
+    StaleGeneration,
+    StreamDeleted,
+)
+from mainstem.produce import convoy as convoy_module
 from mainstem.produce.convoy import Convoy
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
@@ -27,6 +37,7 @@ class HandDriven:
 
     def __init__(self) -> None:
         self.write_share = 1.0
+        self.is_closed = False
         self.actions: list[Callable[[], None]] = []
         self.later: list[Callable[[], None]] = []
         self.sent: list[tuple[list[Batch], Callable[[Sequence[Any]], None]]] = []
@@ -51,7 +62,9 @@ class HandDriven:
         _, done = self.sent.pop(0)
         done(list(results))
 
-    def check_usable(self) -> None: ...
+    def check_usable(self) -> None:
+        if self.is_closed:
+            raise Closed("the hub is closed")
 
 
 class Company:
@@ -233,3 +246,42 @@ def test_while_a_share_is_kept_everybody_goes_alone(company):
     company.send()
     company.port.turn()
     assert company.goes_alone()
+
+
+def test_one_who_sends_what_is_refused_harms_nobody_else(company):
+    """A server that refuses a batch does not say whose record it was: each goes again alone, in its order."""
+    acks = company.send()
+    company.port.turn()
+    company.port.answer(SchemaMismatch("record 2: not JSON"))
+    for index in range(5):
+        company.port.wait_a_moment()
+        assert company.under_way() == [(1, 1, *((1, index) if index < 3 else (2, index - 3)))]
+        company.port.answer(SchemaMismatch("record 0: not JSON") if index == 2 else 100 + index)
+    heard = [ack.exception(0) for ack in acks]
+    assert [type(error) for error in heard] == [type(None), type(None), SchemaMismatch, type(None), type(None)]
+    assert acks[4].result(0) == (0, 104)
+
+
+def test_whoever_waits_when_the_hub_ends_hears_it(company):
+    company.send()
+    company.port.turn()
+    waiting = company.send()
+    company.port.turn()
+    company.port.is_closed = True
+    company.port.answer(Closed("the hub is closed"))
+    assert all(isinstance(ack.chunk.error, Closed) and ack.done() for ack in waiting)
+
+
+def test_what_cannot_be_encoded_fails_and_the_next_one_leaves(company, monkeypatch):
+    def broken(carriage: Any) -> None:
+        raise ValueError("nobody has thought of this")
+
+    acks = company.send()
+    with monkeypatch.context() as patched:
+        patched.setattr(convoy_module._Carriage, "close", broken)
+        company.port.turn()
+    assert all(isinstance(ack.exception(0), InternalError) for ack in acks)
+    fine = company.send()
+    company.port.wait_a_moment()
+    company.port.answer(0)
+    assert fine[0].result(0) == (0, 0)
