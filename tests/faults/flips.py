@@ -135,6 +135,9 @@ def regions() -> dict[str, list[Region]]:
         for region in _block_regions(image, name) if name.endswith(".block") else _plain_regions(name, content):
             if region.begin < region.end:
                 found.setdefault(region.kind, []).append(region)
+    # The end of a Parquet file is none of a block.
+    wanted = {f"{kind.name.lower()} header" for kind in FrameKind if kind != FrameKind.PARQUET_END}
+    assert wanted <= found.keys(), f"the session has no {wanted - found.keys()}"
     return found
 
 

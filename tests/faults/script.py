@@ -39,6 +39,7 @@ from mainstem.log.flush import (
     NoteMoment,
     NoteUpkeep,
     OpenWriter,
+    Replacement,
     ResetGroup,
     StagedBatch,
     TransactionCommitted,
@@ -48,6 +49,7 @@ from mainstem.log.flush import (
 )
 from mainstem.log.flush import Item as LogItem
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.replacement import Upshot, moved
 
 # Small enough that one session rolls blocks, checkpoints the ledger and takes snapshots several times.
 TINY = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10)
@@ -58,6 +60,7 @@ _TIME_US = 1_000
 _MEMBER = 77
 # Every so many steps there is one of a kind of command that the others do not have.
 _OTHERS_EVERY = 4
+_MOVED_ENTRIES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,23 @@ class SentTransaction:
         return StagedBatch(msgspec.structs.replace(batch.header, transaction=self.id), batch.payload)
 
 
-Item = SentBatch | SentTransaction | Command
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What upkeep does when it frees a block: the first entries of a shard are stored anew. Readers notice nothing."""
+
+    stream: int
+    shard: int
+
+    def to_item(self, log: Log) -> Replacement:
+        row = log.ledger.load_stream(self.stream)
+        assert row is not None
+        start = log.reader.shard(self.stream, self.shard).start
+        found = log.ledger.entries_from(self.stream, self.shard, start, _MOVED_ENTRIES_MAX + 1)
+        entries = [entry for entry in found if entry.base >= start][:_MOVED_ENTRIES_MAX]
+        return moved(entries, list(log.reader.load(row, entries)), Upshot(_TIME_US))
+
+
+Item = SentBatch | SentTransaction | Move | Command
 Step = tuple[Item, ...]
 # (base, count, digest of the payload)
 Placed = tuple[int, int, bytes]
@@ -159,6 +178,8 @@ class State:
     def _item(self, item: Item) -> int:
         if isinstance(item, SentBatch):
             return self._batch(item)
+        if isinstance(item, Move):
+            return -1
         return self._transaction(item) if isinstance(item, SentTransaction) else self._command(item)
 
     def _transaction(self, sent: SentTransaction) -> int:
@@ -266,7 +287,7 @@ def digest(payload: bytes | bytearray | memoryview) -> bytes:
 # In this order: what builds on another comes after it.
 _OTHERS = (
     *("assign readers", "transaction", "access", "commit", "assign resting", "leave resting", "reset", "delete"),
-    *("hold", "writer", "drop", "alter", "upkeep", "moment", "hurry", "forget", "forget transactions"),
+    *("move", "hold", "writer", "drop", "move", "alter", "upkeep", "moment", "hurry", "forget", "forget transactions"),
 )
 
 
@@ -327,6 +348,8 @@ class Script:
                 places = sorted(self._place() for _ in range(self._random.randint(1, 4)))
                 batches = [self._filled(*place, 0, 0, self._random.randint(20, 3_000)) for place in places]
                 return SentTransaction(self._random.getrandbits(60) + 1, tuple(batches), self._cursors("readers"))
+            case "move":
+                return Move(*self._random.choice(self._movable()))
             case "access":
                 return ChangeAccess((("rule", "a", self._random.randbytes(20)), ("rule", "b", b"")))
             case "assign readers":
@@ -364,6 +387,16 @@ class Script:
     def _assign(self, group: str, units: Sequence[tuple[int, int]], owner: int) -> AssignShards:
         known = self._state.groups.get(group, GroupState())
         return AssignShards(group, known.generation + 1, tuple((*unit, owner) for unit in units), _TIME_US)
+
+    def _movable(self) -> list[tuple[int, int]]:
+        """Shards with a batch of which nothing was trimmed."""
+        shards = self._state.shards
+        units = [(stream, shard) for stream in self._state.names for shard in range(len(shards[stream]))]
+        return [
+            unit
+            for unit in units
+            if any(at[0] >= shards[unit[0]][unit[1]].start for at in shards[unit[0]][unit[1]].batches)
+        ]
 
     def _cursors(self, group: str) -> tuple[GroupCursors, ...]:
         return (GroupCursors(group, _MEMBER, self._places(group)),) if group in self._state.groups else ()
@@ -430,7 +463,7 @@ def commit(log: Log, step: Step, on_answer: Callable[[], None] = lambda: None) -
         on_answer()
         result.append(outcomes)
 
-    items = [_to_item(item) for item in step]
+    items = [_to_item(log, item) for item in step]
     result: list[Outcomes | MainstemError] = []
     log.batcher.submit(Submission(items, answer))
     while not result:
@@ -442,8 +475,10 @@ def commit(log: Log, step: Step, on_answer: Callable[[], None] = lambda: None) -
     return [_base(outcome) for outcome in result[0]]
 
 
-def _to_item(item: Item) -> LogItem:
+def _to_item(log: Log, item: Item) -> LogItem:
     match item:
+        case Move():
+            return item.to_item(log)
         case SentBatch():
             return item.to_batch()
         case SentTransaction():
