@@ -7,7 +7,8 @@
 undecided. REPORT.json comes from `pytest --mechanisms-report`. A mechanism is demonstrated when at least one test that
 is marked with its id passed and none failed.
 
-Exit status 1: a marked test failed, a mark names an id that is not listed, or an id that tests mark has no `as`.
+Exit status 1: a marked test failed, a mark names an id that is not listed, an id that tests mark has no `as`, or one
+that has an `as` is not demonstrated.
 """
 
 import csv
@@ -42,7 +43,11 @@ def main(argv: list[str]) -> int:
     outcomes = read_outcomes(Path(argv[0]))
     shown = {name for name, seen in outcomes.items() if "passed" in seen and "failed" not in seen}
     print_table(mechanisms, shown)
-    problems = [*problems_of_list(mechanisms), *problems_of_tests(mechanisms, outcomes)]
+    problems = [
+        *problems_of_list(mechanisms),
+        *problems_of_tests(mechanisms, outcomes),
+        *problems_of_claims(mechanisms, shown),
+    ]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0
@@ -92,6 +97,15 @@ def problems_of_tests(mechanisms: list[Mechanism], outcomes: dict[str, set[str]]
             yield f"a test of {name} failed"
 
 
+def problems_of_claims(mechanisms: list[Mechanism], shown: set[str]) -> Iterator[str]:
+    for mechanism in missing_of(mechanisms, shown):
+        yield f"{LIST.name} claims that {mechanism.id} is {mechanism.way}, and no passing test demonstrates it"
+
+
+def missing_of(mechanisms: list[Mechanism], shown: set[str]) -> list[Mechanism]:
+    return [mechanism for mechanism in mechanisms if mechanism.way and mechanism.id not in shown]
+
+
 def print_table(mechanisms: list[Mechanism], shown: set[str]) -> None:
     """One line per system; `missing` counts what has an `as` but no passing test, and is named below the table."""
     systems: dict[str, list[Mechanism]] = defaultdict(list)
@@ -102,7 +116,7 @@ def print_table(mechanisms: list[Mechanism], shown: set[str]) -> None:
     print("demonstrated by a passing test:")
     for row in (COLUMNS, *rows):
         print(f"  {row[0]:<14}" + "".join(f"{cell:>11}" for cell in row[1:]))
-    missing = [mechanism for mechanism in mechanisms if mechanism.way and mechanism.id not in shown]
+    missing = missing_of(mechanisms, shown)
     if missing:
         print("\nmissing (claimed in the list, not demonstrated):")
         for mechanism in missing:
@@ -111,8 +125,7 @@ def print_table(mechanisms: list[Mechanism], shown: set[str]) -> None:
 
 def _row(system: str, members: list[Mechanism], shown: set[str]) -> tuple[str | int, ...]:
     done = [mechanism.way for mechanism in members if mechanism.id in shown]
-    missing = sum(1 for mechanism in members if mechanism.way and mechanism.id not in shown)
-    return (system, len(members), *(done.count(way) for way in WAYS), missing)
+    return (system, len(members), *(done.count(way) for way in WAYS), len(missing_of(members, shown)))
 
 
 def _natural(name: str) -> tuple[str, int]:

@@ -101,7 +101,7 @@ class Session:
 
 @lru_cache(maxsize=2)
 def _record(seed: int, bugs: tuple[str, ...]) -> Session:
-    script = Script(seed, STEPS)
+    script = Script(seed, STEPS, others=True)
     with temporary_folder() as folder:
         path = folder / "data"
         done = [0]
@@ -212,7 +212,7 @@ def _kill(seed: int, rng: random.Random, folder: Path) -> tuple[str, Verdict, St
     command = planted.command("tests.faults.crash_points", str(seed), str(folder), str(at), leaves)
     child = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)
     done = len(child.stdout.split())
-    script = Script(seed, STEPS)
+    script = Script(seed, STEPS, others=True)
     states = [script.state_after(done), script.state_after(done + 1)]
     verdict = judge(folder, states, go_on=True)
     if list(folder.glob("damaged-*")):
@@ -221,7 +221,7 @@ def _kill(seed: int, rng: random.Random, folder: Path) -> tuple[str, Verdict, St
 
 
 def _child(seed: int, folder: Path, at: int, leaves: str) -> None:
-    script = Script(seed, STEPS)
+    script = Script(seed, STEPS, others=True)
     log = Log(folder, TINY, disk=KillingDisk(at=at, leaves=leaves))  # type: ignore[arg-type]
     play(log, script.steps, State(), lambda: print("done", flush=True))
     log.close()

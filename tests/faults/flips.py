@@ -32,12 +32,13 @@ _LIVE_STEPS_MAX = 40
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes of one kind: where a bit may flip."""
+    """Bytes of one kind: where a bit may flip. Of a block, `frame` is where the frame begins that they are in."""
 
     kind: str
     file: str
     begin: int
     end: int
+    frame: int = 0
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -115,9 +116,14 @@ def flipped(image: FolderImage, name: str, position: int, bit: int) -> FolderIma
 
 
 def _unnamed(region: Region, verdict: Verdict) -> list[str]:
-    if not verdict.refusal or Path(region.file).stem in verdict.refusal or "format" in verdict.refusal:
+    """A refusal names the file, and in a block the byte where the damaged frame begins."""
+    if not verdict.refusal or "format" in verdict.refusal:
         return []
-    return [f"refused without naming the file: {verdict.refusal}"]
+    if Path(region.file).stem not in verdict.refusal:
+        return [f"refused without naming the file: {verdict.refusal}"]
+    if region.file.endswith(".block") and f"at byte {region.frame}:" not in verdict.refusal:
+        return [f"refused without naming byte {region.frame}, where the damage is: {verdict.refusal}"]
+    return []
 
 
 @lru_cache(maxsize=1)
@@ -129,6 +135,9 @@ def regions() -> dict[str, list[Region]]:
         for region in _block_regions(image, name) if name.endswith(".block") else _plain_regions(name, content):
             if region.begin < region.end:
                 found.setdefault(region.kind, []).append(region)
+    # The end of a Parquet file is none of a block.
+    wanted = {f"{kind.name.lower()} header" for kind in FrameKind if kind != FrameKind.PARQUET_END}
+    assert wanted <= found.keys(), f"the session has no {wanted - found.keys()}"
     return found
 
 
@@ -156,6 +165,6 @@ def _block_regions(image: FolderImage, name: str) -> list[Region]:
     for frame in frames:
         kind = FrameKind(frame.kind).name.lower()
         middle, end = frame.position + frame.header_len, frame.position + frame.total_len
-        regions.append(Region(f"{kind} header", name, frame.position, middle))
-        regions.append(Region(f"{kind} payload", name, middle, end))
+        regions.append(Region(f"{kind} header", name, frame.position, middle, frame.position))
+        regions.append(Region(f"{kind} payload", name, middle, end, frame.position))
     return regions

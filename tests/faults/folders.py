@@ -60,7 +60,7 @@ class Session:
 @lru_cache(maxsize=4)
 def session(seed: int, steps: int, options: LogOptions = TINY) -> Session:
     """Play the script of a seed to its end, in two lives of the writer."""
-    script = Script(seed, steps)
+    script = Script(seed, steps, others=True)
     state = State()
     ledgers: list[LedgerFiles] = []
     with temporary_folder() as folder:

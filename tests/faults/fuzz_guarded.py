@@ -20,24 +20,10 @@ from tests.faults.fuzz_server import (
     MESSAGES_PER_CONNECTION_MAX,
     Connection,
     Healthy,
+    stop,
 )
 from tests.faults.trials import Trials
-from tests.fuzz.wire_fuzz import Mutator, guarding_messages, messages
-
-# One in this many messages is sent as it is.
-_WHOLE_EVERY = 8
-
-
-class _Source:
-    """Messages, most of them mutated."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(f"guarded {seed}")
-        self._whole = guarding_messages()
-        self._mutated = Mutator(seed, [*messages(), *self._whole])
-
-    def next(self) -> bytes:
-        return self._mutated.next() if self._random.randrange(_WHOLE_EVERY) else self._random.choice(self._whole)
+from tests.fuzz.wire_fuzz import Mixed, guarding_messages, messages
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -61,9 +47,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                     result.add_finding(f"seed {seed}: somebody who may not has changed {kept} to {rights(hub)}")
             if growth > GROWTH_BYTES_MAX:
                 result.add_finding(f"seed {seed}: the server's memory grew by {growth >> 20} MiB")
-            code = server.stop()
-            if code:
-                result.add_finding(f"seed {seed}: the server ended with {code}: {server.stderr()}")
+            stop(server, f"seed {seed}", result)
     except (ServerFailed, MainstemError) as error:
         result.add_finding(f"seed {seed}: {type(error).__name__}: {error}")
     return result
@@ -82,7 +66,7 @@ def rights(hub: Hub) -> list[str]:
 
 
 def _throw(seed: int, trials: int, server: ServerProcess, token: str, result: Trials) -> None:
-    rng, source = random.Random(f"fuzz guarded {seed}"), _Source(seed)
+    rng, source = random.Random(f"fuzz guarded {seed}"), Mixed(seed, guarding_messages(), messages())
     wrong = f"mst_{token.split('_')[1]}_{'0' * 64}"
     hellos = [
         b"",

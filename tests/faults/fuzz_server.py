@@ -2,7 +2,8 @@
 
 A connection says hello, is welcomed, sends a few mutated messages one after the other, and reads until the server ends
 it. Some send garbage instead of hello; others speak as they should and send rows and schemas that must not be believed.
-No answer may say that the server itself has failed, and of what it has taken every row can be read.
+No answer and no line that the server prints may say that it has failed itself, and of what it has taken every row can
+be read.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from tests.faults.stamped import StampedProducer, count_report, read_back
 from tests.faults.trials import Trials
 from tests.fuzz.payload_fuzz import ROWS
 from tests.fuzz.rows_fuzz import HostileRows
-from tests.fuzz.wire_fuzz import Mutator
+from tests.fuzz.wire_fuzz import Mixed, messages
 
 MESSAGES_PER_CONNECTION_MAX = 8
 CONNECTIONS_AT_ONCE = 32
@@ -35,10 +36,15 @@ GROWTH_BYTES_MAX = 256 << 20
 # A healthy client waits this long at most while the garbage flies; two cores share everything here.
 HEALTHY_SECONDS_MAX = 3.0
 _ANSWER_SECONDS_MAX = 10.0
-_HELLO = b"".join(pack(Kind.HELLO, 1, Hello(1, 1, "fuzz")))
-_HELLO_ROWS = b"".join(pack(Kind.HELLO, 1, Hello(1, VERSION, "fuzz")))
+_HELLO = b"".join(pack(Kind.HELLO, 1, Hello(1, VERSION, "fuzz")))
+_HELLOS_OLD = [b"".join(pack(Kind.HELLO, 1, Hello(1, version, "fuzz"))) for version in range(1, VERSION)]
+# So many connections send garbage instead of hello, and so many greet as older clients do.
+_SHARE_RUDE = 0.05
+_SHARE_OLD = 0.15
 # One in this many connections sends rows.
 _ROWS_EVERY = 4
+# How the server says that it met something it did not expect.
+_STUMBLED = "could not be handled"
 _PING = b"".join(pack(Kind.PING, 0))
 
 
@@ -55,24 +61,34 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                 rows = _stream_of_rows(hub, rng)
                 before = server.memory_bytes()
                 healthy = Healthy(hub)
-                _throw(Mutator(seed), rows, rng, trials, server, result)
+                _throw(Mixed(seed, messages()), rows, rng, trials, server, result)
                 healthy.stop()
                 growth = server.memory_bytes() - before
                 healthy.judge(result)
                 _read_rows(hub, result)
             if growth > GROWTH_BYTES_MAX:
                 result.add_finding(f"seed {seed}: the server's memory grew by {growth >> 20} MiB")
-            code = server.stop()
-            if code:
-                result.add_finding(f"seed {seed}: the server ended with {code}: {server.stderr()}")
+            stop(server, f"seed {seed}", result)
     except (ServerFailed, MainstemError, pa.ArrowInvalid) as error:
         result.add_finding(f"seed {seed}: {error}")
     return result
 
 
+def stop(server: ServerProcess, name: str, result: Trials) -> None:
+    """End it; it has not stumbled over anything meanwhile."""
+    code = server.stop()
+    said = server.stderr()
+    if code:
+        result.add_finding(f"{name}: the server ended with {code}: {said[-2_000:]}")
+    if "Traceback" in said:
+        at = said.index("Traceback")
+        result.add_finding(f"{name}: the server stumbled: {said[max(0, at - 300) : at + 3_000]}")
+
+
 def _stream_of_rows(hub: Hub, rng: random.Random) -> HostileRows:
     """A stream whose schema has two versions, and another with a schema of its own."""
-    first = hub.streams.create("rows", schema=ROWS)
+    # Its rows say that they are old; what is taken is to be there at the end.
+    first = hub.streams.create("rows", schema=ROWS, retention="36500d")
     wider = hub.streams.set_schema("rows", pa.schema([*ROWS.arrow, ("later", pa.string())]))
     other = hub.streams.create("other", schema={"id": "int64"})
     return HostileRows(rng, first.id, first.schema_id, (wider.schema_id, other.schema_id))
@@ -94,16 +110,16 @@ def _read_rows(hub: Hub, result: Trials) -> None:
 
 
 def _throw(
-    mutator: Mutator, rows: HostileRows, rng: random.Random, trials: int, server: ServerProcess, result: Trials
+    source: Mixed, rows: HostileRows, rng: random.Random, trials: int, server: ServerProcess, result: Trials
 ) -> None:
     while result.trials < trials and server.is_running and len(result.findings) <= 5:
         with contextlib.ExitStack() as stack:
             try:
                 connections = [
                     stack.enter_context(
-                        _Attacker(server.address, mutator, rng)
+                        Connection(server.address, source, _hello(rng))
                         if number % _ROWS_EVERY
-                        else _RowsAttacker(server.address, rows)
+                        else Connection(server.address, rows, _HELLO)
                     )
                     for number in range(CONNECTIONS_AT_ONCE)
                 ]
@@ -123,6 +139,13 @@ def _throw(
                     result.add_finding(f"after {result.trials} messages: {wrong}"[:2_000])
 
 
+def _hello(rng: random.Random) -> bytes:
+    chance = rng.random()
+    if chance < _SHARE_RUDE:
+        return b""
+    return rng.choice(_HELLOS_OLD) if chance < _SHARE_RUDE + _SHARE_OLD else _HELLO
+
+
 class Source(Protocol):
     """What a connection throws."""
 
@@ -140,6 +163,9 @@ class Connection:
         self._source = source
         self._hello = hello
         self._thrown: list[bytes] = []
+        self._reader = MessageReader(bytearray(MESSAGE_BYTES_MAX_BEFORE_HELLO))
+        self._reader.allow_large()
+        self._failures: list[str] = []
         if hello:
             with contextlib.suppress(OSError):
                 self._socket.sendall(hello)
@@ -167,11 +193,13 @@ class Connection:
         except TimeoutError:
             return f"no end within {_ANSWER_SECONDS_MAX} s; sent {self._thrown!r}"
         except OSError:
-            return ""
-        return ""
+            pass  # thrown out already
+        return f"{self._failures}; sent {self._thrown!r}" if self._failures else ""
 
     def _take(self, data: bytes) -> None:
         """What the server has answered."""
+        for message in self._reader.feed(data):
+            self._failures += [error.message for error in _errors(message) if _is_own_failure(error)]
 
     def __enter__(self) -> Self:
         return self
@@ -180,29 +208,9 @@ class Connection:
         self._socket.close()
 
 
-class _Attacker(Connection):
-    """One that sends messages that can hardly be read."""
-
-    def __init__(self, address: str, mutator: Mutator, rng: random.Random) -> None:
-        super().__init__(address, mutator, _HELLO if rng.random() < 0.95 else b"")
-
-
-class _RowsAttacker(Connection):
-    """One whose messages can be read, so that each is answered."""
-
-    def __init__(self, address: str, rows: HostileRows) -> None:
-        super().__init__(address, rows, _HELLO_ROWS)
-        self._reader = MessageReader(bytearray(MESSAGE_BYTES_MAX_BEFORE_HELLO))
-        self._reader.allow_large()
-        self._failures: list[str] = []
-
-    def _take(self, data: bytes) -> None:
-        for message in self._reader.feed(data):
-            self._failures += [error.message for error in _errors(message) if error.code == InternalError.code]
-
-    def end(self) -> str:
-        wrong = super().end()
-        return f"{self._failures}; sent {self._thrown!r}" if self._failures else wrong
+def _is_own_failure(error: WireError) -> bool:
+    """Whether the server says that it was not up to what it was asked."""
+    return error.code == InternalError.code or _STUMBLED in error.message
 
 
 def _errors(message: Message) -> list[WireError]:

@@ -1,8 +1,9 @@
 """`kill -9` of members of groups, and of the server that coordinates them, under load; some are stopped and wake up.
 
-Two groups read a stream that producers write to all the time; the members of one commit themselves, those of the other
-leave it to the consumer. Whoever is killed is replaced within ten seconds. Nothing is passed over, cursors never go
-back, and nothing is committed by a member that slept and lost its shards.
+Three groups read a stream that producers write to all the time; the members of one commit themselves, those of the
+others leave it to the consumer, and the third shares its shards batch by batch. Whoever is killed is replaced within
+ten seconds. Nothing is passed over, cursors never go back, nothing is committed by a member that slept and lost its
+shards, and what is spread is read again only because somebody was killed or slept.
 """
 
 import random
@@ -29,7 +30,7 @@ _CATCH_UP_SECONDS_MAX = 100.0
 _LIFE_SECONDS_MAX = 0.5
 _STREAM = "shared"
 _READER = 2
-# Of members; those of the second group come after.
+# Of members; those of the other groups come after.
 _FIRST_READER = 1_000
 
 
@@ -39,13 +40,14 @@ class _Load(Load):
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
-    """Each trial is one kill, or a member that sleeps for longer than it may."""
+    """Each trial is one kill; between them members sleep for longer than they may."""
     result = Trials()
     history = History()
     place = folder / "shared"
     accounts = [
         GroupAccount("manual", "manual", history, _FIRST_READER),
         GroupAccount("auto", "auto", history, 100 * _FIRST_READER),
+        GroupAccount("spread", "auto", history, 200 * _FIRST_READER, spread=True),
     ]
     try:
         with ServerProcess(place, *QUICK) as server, mainstem.connect(server.url) as hub, ExitStack() as stack:
@@ -56,9 +58,8 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             stack.callback(watch.stop)
             killing = _Killing(random.Random(f"kill groups {seed}"), server, hub, accounts, result)
             stack.callback(killing.end)
-            for trial in range(trials):
-                killing.strike(f"seed {seed}, kill {trial}")
-                result.trials += 1
+            while result.trials < trials:
+                result.trials += killing.strike(f"seed {seed}, kill {result.trials}")
             load.stop()
             ends = hub.streams.get(_STREAM).ends
             for account in accounts:
@@ -79,7 +80,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
 
 
 class _Killing:
-    """The members of both groups, and what happens to them and to their server. One thread."""
+    """The members of all groups, and what happens to them and to their server. One thread."""
 
     def __init__(
         self, rng: random.Random, server: ServerProcess, hub: Hub, accounts: list[GroupAccount], result: Trials
@@ -99,9 +100,10 @@ class _Killing:
 
     def _join(self, group: str) -> None:
         account = self._accounts[group]
-        self.members.append(MemberProcess(self._server.url, _STREAM, group, account.commit, account))
+        self.members.append(MemberProcess(self._server.url, _STREAM, group, account))
 
-    def strike(self, name: str) -> None:
+    def strike(self, name: str) -> bool:
+        """Whether it was a kill."""
         time.sleep(self._rng.uniform(0.05, _LIFE_SECONDS_MAX))
         what = self._rng.random()
         if what < 0.5:
@@ -110,11 +112,14 @@ class _Killing:
             self._kill_server(name)
         else:
             self._put_to_sleep(name)
+            return False
+        return True
 
     def _kill_member(self, name: str) -> None:
         """Its shards go to who is left, or to the one that takes its place."""
         member = self._rng.choice(self.members)
         ends = self._hub.streams.get(_STREAM).ends
+        self._accounts[member.group].disturb()
         member.go_on()
         member.kill()
         self.members.remove(member)
@@ -127,6 +132,8 @@ class _Killing:
 
     def _kill_server(self, name: str) -> None:
         ends = self._hub.streams.get(_STREAM).ends
+        for account in self._accounts.values():
+            account.disturb()
         self._server.kill()
         time.sleep(self._rng.choice((0.0, 0.0, 0.5)))
         self._server.start()
@@ -136,6 +143,7 @@ class _Killing:
         """For longer than it may; it wakes up while others go on."""
         member = self._rng.choice(self.members)
         ends = self._hub.streams.get(_STREAM).ends
+        self._accounts[member.group].disturb()
         member.stop()
         waking = threading.Timer(SESSION_SECONDS * self._rng.uniform(1.2, 2.0), member.go_on)
         waking.start()

@@ -50,7 +50,7 @@ _LARGE_BYTES = 30_000
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
-    """Each trial is one kill, of a worker or of the server, or a loss of answers."""
+    """Each trial is one kill, of a worker or of the server; between them workers sleep, and answers are lost."""
     result = Trials()
     rng = random.Random(f"kill transactions {seed}")
     place = folder / "transactions"
@@ -244,9 +244,7 @@ class _Killing:
         if what < 0.4:
             self._rng.choice(self._workers).kill()
             self._bury()
-            return
-        self.kills += 1
-        if what < 0.5:
+        elif what < 0.5:
             self._put_to_sleep()
         else:
             self._lose_answers(is_killed=what < 0.7)
@@ -272,6 +270,7 @@ class _Killing:
             self._link.hold_answers()
             time.sleep(self._rng.uniform(0.0, 0.4))
         if is_killed:
+            self.kills += 1
             self._server.kill()
         self._link.cut()
         if is_killed:

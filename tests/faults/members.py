@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 import mainstem
 from mainstem.consume.group_consumer import GroupConsumer
 from mainstem.consume.member_consumer import Commit
+from mainstem.consume.spread_consumer import SpreadConsumer
 from mainstem.core.errors import Fenced, MainstemError, Retriable
 from mainstem.hub.hub import Hub
 from mainstem.testing import planted
@@ -39,16 +41,18 @@ _BATCHES_PER_COMMIT = 3
 _WORK_SECONDS = 0.005
 
 Range = tuple[int, int]
+AnyMember = GroupConsumer | SpreadConsumer
 
 
 class MemberProcess:
     """A process that reads a stream as a member of a group until it is killed or told to leave. One thread."""
 
-    def __init__(self, url: str, stream: str, group: str, commit: Commit, account: "GroupAccount") -> None:
+    def __init__(self, url: str, stream: str, group: str, account: "GroupAccount") -> None:
         self.group = group
         self.number = account.new_member()
         self._account = account
-        command = planted.command("tests.faults.members", url, stream, group, commit)
+        way = "spread" if account.is_spread else "whole"
+        command = planted.command("tests.faults.members", url, stream, group, account.commit, way)
         self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self._ready = threading.Event()
         self._hearing = threading.Thread(target=self._hear, daemon=True)
@@ -114,8 +118,11 @@ class MemberProcess:
 class GroupAccount:
     """What the members of one group have said. Any thread."""
 
-    def __init__(self, name: str, commit: Commit, history: History, first_reader: int) -> None:
+    def __init__(self, name: str, commit: Commit, history: History, first_reader: int, *, spread: bool = False) -> None:
         self.name = name
+        self.is_spread = spread
+        # How often something was done to its members or to their server.
+        self._disturbances = 0
         self.commit: Commit = commit
         self._history = history
         self._lock = threading.Lock()
@@ -135,6 +142,11 @@ class GroupAccount:
         with self._lock:
             self._members += 1
             return self._members - 1
+
+    def disturb(self) -> None:
+        """Something is about to be done to a member, or to the server: what is in hand may be read once more."""
+        with self._lock:
+            self._disturbances += 1
 
     def hear(self, member: int, words: list[Any]) -> None:
         what, *rest = words
@@ -174,6 +186,12 @@ class GroupAccount:
                 if self.commit == "manual":
                     steps = wrong_step(self._acked[shard], self._tried[shard], end)
                     wrong += [f"group {self.name}, shard {shard}: {text}" for text in steps]
+                times = times_read_max(self._read[shard])
+                if self.is_spread and times > 1 + self._disturbances:
+                    text = (
+                        f"something was read {times} times, and only {self._disturbances} times somebody was disturbed"
+                    )
+                    wrong.append(f"group {self.name}, shard {shard}: {text}")
         return wrong
 
 
@@ -185,6 +203,12 @@ def first_gap(ranges: list[Range], end: int) -> int | None:
             break
         reached = max(reached, after)
     return None if reached >= end else reached
+
+
+def times_read_max(ranges: list[Range]) -> int:
+    """How often the offset was read that was read most often."""
+    changes = sorted([(first, 1) for first, _ in ranges] + [(after, -1) for _, after in ranges])
+    return max(accumulate(change for _, change in changes), default=0)
 
 
 def wrong_step(acked: list[Range], tried: set[Range], end: int) -> list[str]:
@@ -267,14 +291,13 @@ def come_to(
 # ------------------------------------------------------------------------------------------------------ the process
 
 
-def _live(url: str, stream: str, group: str, commit: Commit) -> None:
+def _live(url: str, stream: str, group: str, commit: Commit, way: Literal["whole", "spread"]) -> None:
     leaving = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     with (
         mainstem.connect(url, timeout=_START_SECONDS_MAX) as hub,
-        hub.consumer(stream, group=group, start="earliest", commit=commit) as consumer,
+        _opened(hub, stream, group, commit, way) as consumer,
     ):
-        assert isinstance(consumer, GroupConsumer)
         _say("ready")
         member = _Member(consumer, commit)
         while not leaving.is_set():
@@ -282,10 +305,16 @@ def _live(url: str, stream: str, group: str, commit: Commit) -> None:
         member.commit()
 
 
+def _opened(hub: Hub, stream: str, group: str, commit: Commit, way: str) -> AnyMember:
+    if way == "spread":
+        return hub.consumer(stream, group=group, start="earliest", commit=commit, spread=True)
+    return hub.consumer(stream, group=group, start="earliest", commit=commit)
+
+
 class _Member:
     """Reads, and says what it does."""
 
-    def __init__(self, consumer: GroupConsumer, commit: Commit) -> None:
+    def __init__(self, consumer: AnyMember, commit: Commit) -> None:
         self._consumer = consumer
         self._is_manual = commit == "manual"
         # By shard, what was read and is not committed.

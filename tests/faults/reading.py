@@ -10,7 +10,7 @@ from mainstem.core.errors import DataLoss, FolderUnusable
 from mainstem.log.flush import Appended
 from mainstem.log.ledger.base import StreamRow
 from mainstem.log.log import Log, LogOptions
-from tests.faults.script import TINY, Placed, SentBatch, ShardState, State, commit, digest, further
+from tests.faults.script import TINY, GroupState, Placed, SentBatch, ShardState, State, commit, digest, further
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class Found:
 
     batches: dict[str, list[tuple[Placed, ...]]] = field(default_factory=dict)
     losses: dict[tuple[str, int], list[DataLoss]] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    access: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
 
 def read_all(log: Log) -> Found:
@@ -26,6 +28,10 @@ def read_all(log: Log) -> Found:
     for row in log.ledger.list_streams():
         if not row.deleted_us:
             found.batches[row.name] = [tuple(_read_shard(log, row, shard, found)) for shard in range(row.shards)]
+    for group in log.ledger.list_groups():
+        shards = {key: (at.offset, at.owner) for key, at in log.ledger.list_group_shards(group.id)}
+        found.groups[group.name] = GroupState(group.generation, group.hold_us, shards)
+    found.access = dict(log.ledger.load_access())
     return found
 
 
@@ -50,9 +56,14 @@ def _read_shard(log: Log, row: StreamRow, shard: int, found: Found) -> list[Plac
 def differences(expected: State, found: Found, *, losses_allowed: bool = False) -> list[str]:
     """Every way in which what was found is not what must be there; [] if it is, apart from losses that were told."""
     content = expected.content()
+    wrong = []
+    if expected.groups != found.groups:
+        wrong.append(f"groups are {found.groups}, and must be {expected.groups}")
+    if expected.access != found.access:
+        wrong.append(f"rights are {found.access}, and must be {expected.access}")
     if content == found.batches and not found.losses:
-        return []
-    wrong = [f"stream {name!r} is missing" for name in content if name not in found.batches]
+        return wrong
+    wrong += [f"stream {name!r} is missing" for name in content if name not in found.batches]
     wrong += [f"stream {name!r} should not be there" for name in found.batches if name not in content]
     for stream, name in expected.names.items():
         if name not in found.batches:

@@ -97,7 +97,7 @@ class _Changing:
         return what
 
     def _join(self) -> None:
-        self.members.append(MemberProcess(self._url, _STREAM, _GROUP, "manual", self._account))
+        self.members.append(MemberProcess(self._url, _STREAM, _GROUP, self._account))
         self.members[-1].await_ready()
 
     def _taken(self) -> MemberProcess:

@@ -8,20 +8,59 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
+
+import msgspec
 
 from mainstem.core.batch import Batch, BatchHeader
 from mainstem.core.checksum import crc32c
 from mainstem.core.errors import MainstemError
 from mainstem.core.limits import PRODUCER_RECENT_MAX
 from mainstem.log.batcher import Outcomes, Submission
-from mainstem.log.flush import Appended, Command, CreateStream, DeleteStream, Done, TrimShard
+from mainstem.log.flush import (
+    AlterStream,
+    Appended,
+    Assigned,
+    AssignShards,
+    ChangeAccess,
+    Command,
+    CommitCursors,
+    CommitTransaction,
+    CreateStream,
+    DeleteGroup,
+    DeleteStream,
+    Done,
+    DropEntries,
+    ForgetProducers,
+    ForgetTransactions,
+    GroupCursors,
+    HoldGroup,
+    HurryBlocks,
+    NoteMoment,
+    NoteUpkeep,
+    OpenWriter,
+    Replacement,
+    ResetGroup,
+    StagedBatch,
+    TransactionCommitted,
+    TrimShard,
+    WholeTransaction,
+    WriterOpened,
+)
+from mainstem.log.flush import Item as LogItem
 from mainstem.log.log import Log, LogOptions
+from mainstem.log.replacement import Upshot, moved
 
 # Small enough that one session rolls blocks, checkpoints the ledger and takes snapshots several times.
 TINY = LogOptions(block_bytes=64 << 10, checkpoint_bytes=96 << 10, snapshot_bytes=160 << 10)
 
 _PRODUCERS = (101, 202)
 _RETENTION_US = 10**15
+_TIME_US = 1_000
+_MEMBER = 77
+# Every so many steps there is one of a kind of command that the others do not have.
+_OTHERS_EVERY = 4
+_MOVED_ENTRIES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +96,40 @@ class SentBatch:
         return Batch(header, self.payload)
 
 
-Item = SentBatch | Command
+@dataclass(frozen=True, slots=True)
+class SentTransaction:
+    """All batches of a transaction, in the order of their shards, and how far it moves cursors of a group."""
+
+    id: int
+    batches: tuple[SentBatch, ...]
+    cursors: tuple[GroupCursors, ...]
+
+    def to_item(self) -> WholeTransaction:
+        count = len(self.batches)
+        command = CommitTransaction(self.id, count, (), self.cursors, _TIME_US, frames=count)
+        return WholeTransaction(command, tuple(self._staged(sent.to_batch()) for sent in self.batches))
+
+    def _staged(self, batch: Batch) -> StagedBatch:
+        return StagedBatch(msgspec.structs.replace(batch.header, transaction=self.id), batch.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What upkeep does when it frees a block: the first entries of a shard are stored anew. Readers notice nothing."""
+
+    stream: int
+    shard: int
+
+    def to_item(self, log: Log) -> Replacement:
+        row = log.ledger.load_stream(self.stream)
+        assert row is not None
+        start = log.reader.shard(self.stream, self.shard).start
+        found = log.ledger.entries_from(self.stream, self.shard, start, _MOVED_ENTRIES_MAX + 1)
+        entries = [entry for entry in found if entry.base >= start][:_MOVED_ENTRIES_MAX]
+        return moved(entries, list(log.reader.load(row, entries)), Upshot(_TIME_US))
+
+
+Item = SentBatch | SentTransaction | Move | Command
 Step = tuple[Item, ...]
 # (base, count, digest of the payload)
 Placed = tuple[int, int, bytes]
@@ -76,18 +148,49 @@ class ShardState:
 
 
 @dataclass(slots=True)
+class GroupState:
+    """Of each shard that a group reads, where it stands and who owns it."""
+
+    generation: int = 0
+    hold_us: int = 0
+    shards: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def copy(self) -> "GroupState":
+        return GroupState(self.generation, self.hold_us, dict(self.shards))
+
+
+@dataclass(slots=True)
 class State:
-    """What a log must hold: streams by number, and what it remembers of producers."""
+    """What a log must hold: streams by number, groups, who may do what, and what it remembers of producers."""
 
     names: dict[int, str] = field(default_factory=dict)
     shards: dict[int, list[ShardState]] = field(default_factory=dict)
     # (producer, stream, shard) -> its last batches with their bases, oldest first
     recent: dict[tuple[int, int, int], list[tuple[SentBatch, int]]] = field(default_factory=dict)
     acknowledged: int = 0
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    access: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     def apply(self, step: Step) -> list[int]:
-        """Do the step; the expected base of each batch, -1 for commands."""
-        return [self._batch(item) if isinstance(item, SentBatch) else self._command(item) for item in step]
+        """Do the step; the expected base of each batch, and of the first of a transaction, -1 for commands."""
+        return [self._item(item) for item in step]
+
+    def _item(self, item: Item) -> int:
+        if isinstance(item, SentBatch):
+            return self._batch(item)
+        if isinstance(item, Move):
+            return -1
+        return self._transaction(item) if isinstance(item, SentTransaction) else self._command(item)
+
+    def _transaction(self, sent: SentTransaction) -> int:
+        bases = [self._place(batch) for batch in sent.batches]
+        for cursors in sent.cursors:
+            self._move(cursors)
+        return bases[0]
+
+    def _move(self, cursors: CommitCursors | GroupCursors) -> None:
+        shards = self.groups[cursors.group].shards
+        shards.update({(stream, shard): (at, shards[stream, shard][1]) for stream, shard, at in cursors.offsets})
 
     def _command(self, command: Command) -> int:
         match command:
@@ -97,6 +200,29 @@ class State:
                 self.shards[stream] = [ShardState() for _ in range(command.shards)]
             case DeleteStream():
                 del self.names[command.stream]
+                for group in self.groups.values():
+                    group.shards = {key: at for key, at in group.shards.items() if key[0] != command.stream}
+            case AssignShards():
+                self._assign(command)
+            case CommitCursors():
+                self._move(command)
+            case ResetGroup():
+                group = self.groups[command.group]
+                group.generation += 1
+                group.shards.update({(stream, shard): (at, 0) for stream, shard, at in command.offsets})
+            case HoldGroup():
+                self.groups[command.group].hold_us = command.hold_us
+            case DeleteGroup():
+                del self.groups[command.group]
+            case ChangeAccess():
+                for kind, name, value in command.rows:
+                    self.access.pop((kind, name), None)
+                    if value:
+                        self.access[kind, name] = value
+            case AlterStream() | OpenWriter() | NoteMoment() | NoteUpkeep() | HurryBlocks() | DropEntries():
+                pass  # nothing that a reader could see
+            case ForgetProducers() | ForgetTransactions():
+                pass  # nobody is that old
             case TrimShard():
                 shard = self.shards[command.stream][command.shard]
                 shard.start = max(shard.start, min(command.before, shard.next))
@@ -110,14 +236,25 @@ class State:
         for earlier, base in recent:
             if earlier.sequence == sent.sequence:
                 return base
+        base = self._place(sent)
+        recent.append((sent, base))
+        del recent[:-PRODUCER_RECENT_MAX]
+        return base
+
+    def _place(self, sent: SentBatch) -> int:
         shard = self.shards[sent.stream][sent.shard]
         base = shard.next
         shard.batches.append((base, sent.count, digest(sent.payload)))
         shard.next += sent.count
-        recent.append((sent, base))
-        del recent[:-PRODUCER_RECENT_MAX]
         self.acknowledged += sent.count
         return base
+
+    def _assign(self, command: AssignShards) -> None:
+        group = self.groups.setdefault(command.group, GroupState())
+        group.generation = command.generation
+        for stream, shard, owner in command.assigned:
+            at, _ = group.shards.get((stream, shard), (self.shards[stream][shard].start, 0))
+            group.shards[stream, shard] = at, owner
 
     def copy(self) -> "State":
         return State(
@@ -128,6 +265,8 @@ class State:
             },
             {key: list(recent) for key, recent in self.recent.items()},
             self.acknowledged,
+            {name: group.copy() for name, group in self.groups.items()},
+            dict(self.access),
         )
 
     def open_recent(self) -> Iterator[tuple[SentBatch, int]]:
@@ -145,19 +284,31 @@ def digest(payload: bytes | bytearray | memoryview) -> bytes:
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
-class Script:
-    """The steps of one seed. `floods` adds steps of very many small batches."""
+# In this order: what builds on another comes after it.
+_OTHERS = (
+    *("assign readers", "transaction", "access", "commit", "assign resting", "leave resting", "reset", "delete"),
+    *("move", "hold", "writer", "drop", "move", "alter", "upkeep", "moment", "hurry", "forget", "forget transactions"),
+)
 
-    def __init__(self, seed: int, steps: int = 120, *, floods: bool = False) -> None:
+
+class Script:
+    """The steps of one seed. `floods` adds steps of very many small batches; `others` adds transactions, groups, rights
+    and what else there is beside streams and batches, each kind in its turn."""
+
+    def __init__(self, seed: int, steps: int = 120, *, floods: bool = False, others: bool = False) -> None:
         self._random = random.Random(f"script {seed}")
         self._floods = floods
+        self._others = cycle(_OTHERS) if others else None
         self.steps: list[Step] = []
         self._state = State()
         self._sequences: dict[tuple[int, int, int], int] = {}
         for name, shards in (("a", 2), ("b", 1), ("c", 3), ("d", 1)):
             self._add((self._create(name, shards),))
         while len(self.steps) < steps:
-            self._add(self._next(len(self.steps) / steps))
+            if self._others is not None and len(self.steps) % _OTHERS_EVERY == 0:
+                self._add((self._other(next(self._others)),))
+            else:
+                self._add(self._next(len(self.steps) / steps))
 
     def state_after(self, steps: int) -> State:
         state = State()
@@ -188,6 +339,75 @@ class Script:
             return tuple(self._batch(self._random.randint(20, 3_000)) for _ in range(self._random.randint(2, 6)))
         return (self._batch(self._random.randint(20, 6_000)),)
 
+    def _other(self, kind: str) -> Item:
+        groups = self._state.groups
+        stream = self._random.choice(list(self._state.names))
+        units = [(stream, shard) for shard in range(len(self._state.shards[stream]))]
+        match kind:
+            case "transaction":
+                places = sorted(self._place() for _ in range(self._random.randint(1, 4)))
+                batches = [self._filled(*place, 0, 0, self._random.randint(20, 3_000)) for place in places]
+                return SentTransaction(self._random.getrandbits(60) + 1, tuple(batches), self._cursors("readers"))
+            case "move":
+                return Move(*self._random.choice(self._movable()))
+            case "access":
+                return ChangeAccess((("rule", "a", self._random.randbytes(20)), ("rule", "b", b"")))
+            case "assign readers":
+                return self._assign("readers", units, _MEMBER)
+            case "commit":
+                (moved,) = self._cursors("readers")
+                return CommitCursors("readers", _MEMBER, moved.offsets, _TIME_US)
+            case "hold":
+                return HoldGroup("readers", self._random.randrange(10**9))
+            case "assign resting":
+                return self._assign("resting", units, _MEMBER)
+            case "leave resting":
+                return self._assign("resting", list(groups["resting"].shards), 0)
+            case "reset":
+                return ResetGroup("resting", self._places("resting", earliest=True), _TIME_US)
+            case "delete":
+                return DeleteGroup("resting")
+            case "alter":
+                return AlterStream(stream, _RETENTION_US + self._random.randrange(100))
+            case "writer":
+                return OpenWriter("billing", _TIME_US)
+            case "drop":
+                return DropEntries(stream, self._random.choice(units)[1], 100, 0)
+            case "upkeep":
+                return NoteUpkeep(*self._random.choice(units))
+            case "moment":
+                return NoteMoment(stream)
+            case "hurry":
+                return HurryBlocks(stream, _TIME_US)
+            case "forget":
+                return ForgetProducers(0)
+            case _:
+                return ForgetTransactions(0, 100, 0)
+
+    def _assign(self, group: str, units: Sequence[tuple[int, int]], owner: int) -> AssignShards:
+        known = self._state.groups.get(group, GroupState())
+        return AssignShards(group, known.generation + 1, tuple((*unit, owner) for unit in units), _TIME_US)
+
+    def _movable(self) -> list[tuple[int, int]]:
+        """Shards with a batch of which nothing was trimmed."""
+        shards = self._state.shards
+        units = [(stream, shard) for stream in self._state.names for shard in range(len(shards[stream]))]
+        return [
+            unit
+            for unit in units
+            if any(at[0] >= shards[unit[0]][unit[1]].start for at in shards[unit[0]][unit[1]].batches)
+        ]
+
+    def _cursors(self, group: str) -> tuple[GroupCursors, ...]:
+        return (GroupCursors(group, _MEMBER, self._places(group)),) if group in self._state.groups else ()
+
+    def _places(self, group: str, *, earliest: bool = False) -> tuple[tuple[int, int, int], ...]:
+        """Further on in every shard of a group, or anywhere."""
+        shards = self._state.groups[group].shards
+        ends = {unit: self._state.shards[unit[0]][unit[1]].next for unit in shards}
+        firsts = {unit: 0 if earliest else at for unit, (at, _) in shards.items()}
+        return tuple((*unit, self._random.randint(min(firsts[unit], end), end)) for unit, end in ends.items())
+
     def _create(self, name: str, shards: int) -> CreateStream:
         identity = f"{self._random.getrandbits(128):032x}"
         return CreateStream(identity, name, shards, "crc32", _RETENTION_US, 1_000)
@@ -202,12 +422,18 @@ class Script:
         return self._random.choice(known)[0] if known else self._batch(100)
 
     def _batch(self, size: int) -> SentBatch:
-        stream = self._random.choice(list(self._state.names))
-        shard = self._random.randrange(len(self._state.shards[stream]))
+        stream, shard = self._place()
         producer = self._random.choice(_PRODUCERS)
         key = (producer, stream, shard)
         sequence = self._sequences.get(key, 0)
         self._sequences[key] = sequence + 1
+        return self._filled(stream, shard, producer, sequence, size)
+
+    def _place(self) -> tuple[int, int]:
+        stream = self._random.choice(list(self._state.names))
+        return stream, self._random.randrange(len(self._state.shards[stream]))
+
+    def _filled(self, stream: int, shard: int, producer: int, sequence: int, size: int) -> SentBatch:
         count = self._random.randint(1, 20)
         return SentBatch(stream, shard, producer, sequence, count, self._random.randbytes(size))
 
@@ -237,7 +463,7 @@ def commit(log: Log, step: Step, on_answer: Callable[[], None] = lambda: None) -
         on_answer()
         result.append(outcomes)
 
-    items = [item.to_batch() if isinstance(item, SentBatch) else item for item in step]
+    items = [_to_item(log, item) for item in step]
     result: list[Outcomes | MainstemError] = []
     log.batcher.submit(Submission(items, answer))
     while not result:
@@ -249,8 +475,21 @@ def commit(log: Log, step: Step, on_answer: Callable[[], None] = lambda: None) -
     return [_base(outcome) for outcome in result[0]]
 
 
+def _to_item(log: Log, item: Item) -> LogItem:
+    match item:
+        case Move():
+            return item.to_item(log)
+        case SentBatch():
+            return item.to_batch()
+        case SentTransaction():
+            return item.to_item()
+    return item
+
+
 def _base(outcome: object) -> int:
     if isinstance(outcome, Appended):
         return outcome.base
-    assert isinstance(outcome, Done), f"the log refused a step: {outcome}"
+    if isinstance(outcome, TransactionCommitted):
+        return outcome.offsets[0][2]
+    assert isinstance(outcome, Done | Assigned | WriterOpened), f"the log refused a step: {outcome}"
     return -1

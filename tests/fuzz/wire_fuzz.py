@@ -9,11 +9,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from mainstem.core.batch import BatchHeader
+from mainstem.core.delivery import Delivery, Fingerprint
 from mainstem.core.errors import ProtocolError
 from mainstem.core.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_BEFORE_HELLO
 from mainstem.transport import wire
@@ -34,6 +35,7 @@ from mainstem.transport.guarding import (
 from mainstem.transport.port import (
     AlterStreamCall,
     Answer,
+    Call,
     ColdFile,
     ConnectionsCall,
     CoolCall,
@@ -42,24 +44,36 @@ from mainstem.transport.port import (
     EraseKeyCall,
     GetStreamCall,
     ListStreamsCall,
+    MomentCall,
     OffsetsAtTimeCall,
     PlanColdCall,
     RunsCall,
+    SchemaCall,
+    SchemasCall,
+    SetSchemaCall,
     StatisticsCall,
     StreamInfo,
     TrimStreamCall,
 )
 from mainstem.transport.sharing import (
+    AbortTransactionCall,
+    BeatGroupCall,
     CommitCursorsCall,
+    CommitPartsCall,
     CommitTransactionCall,
     DeleteGroupCall,
+    GetGroupCall,
     HoldGroupCall,
     JoinGroupCall,
+    LeaseGroupCall,
+    LeaveGroupCall,
+    ListGroupsCall,
     OpenWriterCall,
+    ResetGroupCall,
     Staging,
 )
 from mainstem.transport.wire import Kind, MessageReader, pack
-from tests.fuzz.payload_fuzz import GROWTH_BYTES_MAX, _resident_bytes
+from tests.fuzz.payload_fuzz import GROWTH_BYTES_MAX, ROWS, _resident_bytes
 
 # Randomness is drawn for this many cases at once: drawing it singly would take longer than the cases.
 _BLOCK = 4_096
@@ -71,84 +85,125 @@ _LARGE = (1 << 20, (1 << 20) + 1, (24 << 20) - 4, (24 << 20) - 3, 24 << 20, 1 <<
 _NUMBERS = np.array([*_SMALL, *_LARGE, (1 << 32) - 5, (1 << 32) - 1], np.uint32)
 
 
+_Made = tuple[Kind, Any, list[bytes]]
+_HEADER = BatchHeader(1, 0, 2, 1, 0, 0, 24, 24, 5, 77, 0, 0, 0, 1, 2)
+_FORGED = f"mst_{'0' * 16}_{'0' * 64}"
+
+
 def messages() -> list[bytes]:
-    """A valid message of every kind, some of them large, some with payloads."""
-    header = BatchHeader(1, 0, 2, 1, 0, 0, 24, 24, 5, 77, 0, 0, 0, 1, 2)
+    """A valid message of every kind and of every call, some of them large, some with payloads. A server where everybody
+    may do everything carries them out, and loses nothing by it but what is in `fuzzed`."""
     info = StreamInfo(1, "ab" * 16, "x", 2, "crc32", 0, 10**12, 1, (0, 0), (5, 6), 100, 1)
-    calls = [
-        GetStreamCall("fuzzed"),
-        ListStreamsCall(),
-        OffsetsAtTimeCall("fuzzed", 1),
-        StatisticsCall(),
-        AlterStreamCall("fuzzed", 10**9),
-        CreateStreamCall("fuzzed", 1, exist_ok=True),
-        DeleteStreamCall("deleted"),
-    ]
-    made = [
-        (Kind.HELLO, wire.Hello(1, 1, "fuzz"), []),
+    made: list[_Made] = [
+        *_asking(calls("fuzzed", doomed="deleted", principal="mallory", action="read")),
         (Kind.WELCOME, wire.Welcome(1, "s", "l", 1, 5.0, 20.0, 1_000, 1_000), []),
         (Kind.ERROR, wire.WireError(400, "lost", {"first": 1}), []),
         (Kind.PING, None, []),
         (Kind.PONG, None, []),
-        *((Kind.CALL, call, []) for call in calls),
         (Kind.ANSWER, Answer(streams=(info,), counters={"a": 1}), []),
-        (Kind.APPEND, wire.Append([header], True, 1_000), [b"p" * 24]),
-        (Kind.APPEND, wire.Append([header] * 40, True, 1_000), [b"p" * 24] * 40),
+        (Kind.APPEND, wire.Append([_HEADER] * 40, True, 1_000), [b"p" * 24] * 40),
         (Kind.APPENDED, wire.Appended([1, -1], {1: wire.WireError(301, "busy")}), []),
-        (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20), []),
         (Kind.SUBSCRIBE, wire.Subscribe(1, [0], None, 1 << 20, "_offset > 3 AND key = 'k'", ["key", "_shard"], 0), []),
-        (Kind.BATCHES, wire.Batches([(7, header)]), [b"p" * 24]),
-        (Kind.BATCHES, wire.Batches([(7, header)], 1, 2, 3), [b"p" * 24]),
+        (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20, window_us=0), []),
+        (Kind.BATCHES, wire.Batches([(7, _HEADER)]), [b"p" * 24]),
+        (Kind.BATCHES, wire.Batches([(7, _HEADER)], 1, 2, 3), [b"p" * 24]),
         (Kind.CREDIT, wire.Credit(1 << 16), []),
         (Kind.UNSUBSCRIBE, None, []),
         (Kind.END, None, []),
         (Kind.GOODBYE, wire.Goodbye("bye"), []),
     ]
-    return [b"".join(pack(kind, 3, content, payloads)) for kind, content, payloads in made]
+    assert {kind for kind, _, _ in made} == set(Kind)
+    return _packed(made)
 
 
 def guarding_messages() -> list[bytes]:
-    """Valid messages about who may do what, of groups and of transactions, and tokens that are none."""
-    header = BatchHeader(1, 0, 2, 1, 0, 0, 24, 24, 5, 77, 0, 0, 0, 1, 2)
-    rule = Rule("allow", "mallory", "all")
-    calls = [
-        CreateTokenCall("0123456789abcdef", bytes(32), "mallory", (Scope("all"),), 0, (rule,)),
+    """The same of a client, about what it may not touch, and with a token that is none."""
+    return _packed(_asking(calls("healthy", doomed="healthy", principal="root", action="all")))
+
+
+def calls(stream: str, *, doomed: str, principal: str, action: str) -> list[Call]:
+    """One of each at least. `doomed` is the stream that is deleted; what the principal is to be allowed is `action`."""
+    rule = Rule("allow", "mallory", action)
+    found: list[Call] = [
+        CreateStreamCall(stream, 1, exist_ok=True),
+        GetStreamCall(stream),
+        GetStreamCall(stream, details=True),
+        ListStreamsCall(),
+        AlterStreamCall(stream, 10**9),
+        SetSchemaCall(stream, ROWS.serialized, dry_run=True),
+        SchemasCall(stream),
+        SchemaCall(1),
+        DeleteStreamCall(doomed),
+        TrimStreamCall(stream, None, 1 << 40),
+        EraseKeyCall(stream, b"k"),
+        PlanColdCall(stream, 1 << 50, 0),
+        CoolCall(stream, ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10, "../../x")),
+        CoolCall(stream, abandon=1 << 50),
+        OffsetsAtTimeCall(stream, 1),
+        MomentCall(stream, 1 << 50, settle=True),
+        RunsCall(stream, 0, 0, 1 << 40, 1, "1 = 1"),
+        StatisticsCall(),
+        ConnectionsCall(),
+        JoinGroupCall(stream, 7, (stream,), held=((1, 0),), generation=1),
+        JoinGroupCall("found", 7, (), "fuz*"),
+        BeatGroupCall(stream, 7, 1, 1, ((1, 0),), ((1, 0, 1e6),)),
+        LeaseGroupCall("spread", 7, (stream,), None, ((1, (0, 0)),), (1,), ((1, 5),), 3, patient=False),
+        LeaveGroupCall(stream, 7),
+        CommitCursorsCall(stream, 0, ((1, 0, 0),), 1),
+        ListGroupsCall(),
+        GetGroupCall(stream),
+        ResetGroupCall(stream, ((1, 0, 0), (1, 1, 0))),
+        DeleteGroupCall(stream),
+        HoldGroupCall(stream, 1 << 30),
+        CommitTransactionCall(7, 1, (CommitCursorsCall(stream, 0, ((1, 0, 0),)),)),
+        CommitPartsCall(9, ((7, 1), (8, 1)), Delivery(1, "job", 1, Fingerprint(2, bytes(16)))),
+        AbortTransactionCall(7),
+        OpenWriterCall(stream),
+        CreateTokenCall("0123456789abcdef", bytes(32), "mallory", (Scope(action),), 0, (rule,)),
         RevokeTokenCall("0123456789abcdef"),
         SetRuleCall(rule),
-        DeleteRuleCall(Rule("allow", "root", "all")),
-        SetQuotaCall(Quota("root", "write_bytes", 1, "block")),
-        DeleteQuotaCall("root", "write_bytes"),
+        DeleteRuleCall(Rule("allow", principal, "all")),
+        SetQuotaCall(Quota(principal, "write_bytes", 1, "block")),
+        DeleteQuotaCall(principal, "write_bytes"),
         ListAccessCall("token"),
-        ExplainAccessCall("root", "read", "healthy"),
-        ConnectionsCall(),
-        DeleteStreamCall("healthy"),
-        TrimStreamCall("healthy", None, 1 << 40),
-        EraseKeyCall("healthy", b"k"),
-        RunsCall("healthy", 0, 0, 1 << 40, 1, "1 = 1"),
-        PlanColdCall("healthy", 1 << 50, 0),
-        CoolCall("healthy", ColdFile(1, 0, 0, 10, 1, 7, 1 << 50, 100, 10, "../../x")),
-        CoolCall("healthy", abandon=1 << 50),
-        NoteCountsCall(7, 0, "fuzz", 1_000_000, (Count("healthy", 0, 1, 1),)),
-        NoteVerifiedCall("healthy", 1 << 50, 3),
-        JoinGroupCall("healthy", 7, ("healthy",)),
-        CommitCursorsCall("healthy", 0, ((1, 0, 5),)),
-        HoldGroupCall("healthy", 1 << 50),
-        DeleteGroupCall("healthy"),
-        OpenWriterCall("healthy"),
-        CommitTransactionCall(7, 1),
+        ExplainAccessCall(principal, "read", stream),
+        NoteCountsCall(7, 0, "fuzz", 1_000_000, (Count(stream, 0, 1, 1),)),
+        NoteVerifiedCall(stream, 1 << 50, 3),
     ]
-    token = f"mst_{'0' * 16}_{'0' * 64}"
-    made: list[tuple[Kind, Any, list[bytes]]] = [
-        *((Kind.CALL, call, []) for call in calls),
-        (Kind.HELLO, wire.Hello(1, wire.VERSION, "fuzz", token), []),
-        (Kind.APPEND, wire.Append([header], True, 1_000), [b"p" * 24]),
-        (Kind.STAGE, wire.Stage([header], Staging(7, 0, 60.0)), [b"p" * 24]),
-        (Kind.STAGE, wire.Stage([header], Staging(8, 0, 60.0), 0, CommitTransactionCall(8, 1)), [b"p" * 24]),
+    assert {type(call) for call in found} == set(get_args(Call))
+    return found
+
+
+def _asking(asked: Sequence[Call]) -> list[_Made]:
+    """What a client may say."""
+    return [
+        *((Kind.CALL, call, []) for call in asked),
+        (Kind.HELLO, wire.Hello(1, wire.VERSION, "fuzz", _FORGED), []),
+        (Kind.APPEND, wire.Append([_HEADER], True, 1_000), [b"p" * 24]),
+        (Kind.STAGE, wire.Stage([_HEADER], Staging(7, 0, 60.0)), [b"p" * 24]),
+        (Kind.STAGE, wire.Stage([_HEADER], Staging(8, 0, 60.0), 0, CommitTransactionCall(8, 1)), [b"p" * 24]),
         (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20), []),
         (Kind.MARK, wire.Mark(1), []),
         (Kind.SHARE, wire.Share(0.5), []),
     ]
+
+
+def _packed(made: Sequence[_Made]) -> list[bytes]:
     return [b"".join(pack(kind, 3, content, payloads)) for kind, content, payloads in made]
+
+
+class Mixed:
+    """Messages, most of them mutated, one in so many as it is. One thread."""
+
+    _whole_every = 8
+
+    def __init__(self, seed: int, whole: Sequence[bytes], others: Sequence[bytes] = ()) -> None:
+        self._random = random.Random(f"mixed {seed}")
+        self._whole = whole
+        self._mutated = Mutator(seed, [*whole, *others])
+
+    def next(self) -> bytes:
+        return self._mutated.next() if self._random.randrange(self._whole_every) else self._random.choice(self._whole)
 
 
 class Mutator:

@@ -35,11 +35,18 @@ def mechanisms(monkeypatch, tmp_path):
 
 
 def test_mechanisms_counts_ways_apart_and_names_the_missing(mechanisms, capsys):
-    assert mechanisms(("A1", "passed"), ("A2", "passed"), ("B1", "skipped")) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert mechanisms(("A1", "passed"), ("A2", "passed"), ("B1", "skipped")) == 1
+    said = capsys.readouterr()
+    assert "claims that B1 is built, and no passing test demonstrates it" in said.err
+    lines = [line.split() for line in said.out.splitlines()]
     assert ["Alpha", "3", "1", "1", "0", "0"] in lines
     assert ["Beta", "1", "0", "0", "0", "1"] in lines
     assert ["B1", "Fourth", "(built)"] in lines
+
+
+def test_mechanisms_has_nothing_to_say_when_all_is_demonstrated(mechanisms, capsys):
+    assert mechanisms(("A1", "passed"), ("A2", "passed"), ("B1", "passed")) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -124,8 +131,18 @@ def test_again_believes_a_second_failure(again):
 
 def test_again_gives_no_second_try_to_faults_nor_to_many(again, capfd):
     assert again("tests/faults/test_suites.py::test_nothing_acknowledged_suffers[cut]") == 1
+    assert again("tests/integration/mechanisms/test_scribe_groups.py::test_s82") == 1
     assert again(*["test_some.py::test_good"] * 6) == 1
     assert capfd.readouterr().out == ""
+
+
+def test_again_knows_its_final_tests_by_their_names(again):
+    """A test that is called otherwise by now would get a second try without anybody having said so."""
+    import again as tool
+
+    for name in tool.FINAL:
+        file, _, test = name.partition("::")
+        assert f"\ndef {test}" in (TOOLS.parent / file).read_text(), name
 
 
 def test_again_without_a_report_means_that_something_worse_happened(again, tmp_path):

@@ -6,10 +6,12 @@ user says so. A shard that it is asked for is committed first and then let go; o
 heard of this member for too long, cannot be committed any more: the ledger refuses it, and the user hears Fenced.
 
 A member that was away, or whose coordinator was, joins anew. If nobody has committed in a shard meanwhile, it goes on
-where it stands: then whatever another may have read there has had no effect on the group, and cannot have any more.
+where it stands: then whatever another may have read there has had no effect on the group, and cannot have any more. It
+does so too if the group stands where a commit of its own was to bring it, whose answer was lost with the server.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Final
@@ -83,6 +85,8 @@ class GroupConsumer(MemberConsumer[Part]):
             self._add(Part(port, name, options))
         # Of each unit that is held, the group's cursor as it was given or committed last.
         self._committed: dict[Unit, int] = {}
+        # Of each of them, where commits were to bring it that were sent and of which nothing was heard since.
+        self._tried: defaultdict[Unit, set[int]] = defaultdict(set)
         # Units that are asked for, and are let go when what was read of them is committed.
         self._asked: set[Unit] = set()
         # Units that were lost before what was read of them was committed.
@@ -125,8 +129,9 @@ class GroupConsumer(MemberConsumer[Part]):
 
     def commit(self, positions: Mapping[tuple[str, int], int] | None = None) -> None:
         """Move the group's cursor behind what was yielded; with `positions`, which this consumer had before, only up to
-        there. Fenced if a shard of it was lost to another member: then nothing was committed; what is still held can
-        be, by another call. InvalidCursor if there is no such place, or it was not read yet.
+        there. Fenced if a shard of it was lost to another member: then nothing was committed, unless the server was
+        killed before it could say so; what is still held can be, by another call. InvalidCursor if there is no such
+        place, or it was not read yet.
 
         Who keeps what it reads, and writes it down now and then, notes `positions` when it has gathered enough, and
         commits them when that is written.
@@ -225,6 +230,7 @@ class GroupConsumer(MemberConsumer[Part]):
             if not changed:
                 break
             state = self._news_seen
+            self._note_tried(changed)
             try:
                 self._port.call(self._commit_call(changed), seconds)
             except _NO_MEMBER as error:
@@ -233,7 +239,7 @@ class GroupConsumer(MemberConsumer[Part]):
             except StreamDeleted:
                 self._may_be_deleted = True
                 continue
-            self._committed.update(changed)
+            self._note_committed(changed)
             break
         self._let_go_of_asked()
 
@@ -349,6 +355,7 @@ class GroupConsumer(MemberConsumer[Part]):
         if not changed:
             return
         flight = self._flight = _Flight(changed, self._news_seen)
+        self._note_tried(changed)
 
         def done(result: Answer | MainstemError) -> None:
             flight.result = result
@@ -360,6 +367,23 @@ class GroupConsumer(MemberConsumer[Part]):
             self._port.ask(self._commit_call(changed), COMMIT_SECONDS, done)
         except MainstemError as error:
             done(error)
+
+    def _note_tried(self, offsets: Mapping[Unit, int]) -> None:
+        """A commit of these is about to be sent. Not that of a user, who relies on what is said of it: there another
+        member that came to the same place must not be taken for this one."""
+        if self._is_auto:
+            for unit, at in offsets.items():
+                self._tried[unit].add(at)
+
+    def _note_committed(self, offsets: Mapping[Unit, int]) -> None:
+        self._committed.update(offsets)
+        for unit in offsets:
+            self._tried.pop(unit, None)
+
+    def _was_committed_here(self, unit: Unit, offset: int) -> bool:
+        """Whether the group is where a commit of this member was to bring it, of which it has heard nothing: then it
+        was applied, by a server that died before it said so."""
+        return offset in self._tried.get(unit, ()) and self._position(unit) >= offset
 
     def _hear_commit(self) -> None:
         flight = self._flight
@@ -376,7 +400,7 @@ class GroupConsumer(MemberConsumer[Part]):
                 raise result
         else:
             held = {unit: at for unit, at in flight.offsets.items() if unit in self._committed}
-            self._committed.update((unit, max(at, self._committed[unit])) for unit, at in held.items())
+            self._note_committed({unit: max(at, self._committed[unit]) for unit, at in held.items()})
 
     def _end_flight(self, seconds: float) -> None:
         if self._flight is not None:
@@ -417,10 +441,14 @@ class GroupConsumer(MemberConsumer[Part]):
         for unit in mine - hold - let_go:
             self._lose(unit)
         for unit in hold:
-            if unit in given and given[unit] != self._committed.get(unit):
-                if unit in self._committed:
-                    self._lose(unit)
-                self._hold(unit, given[unit])
+            if unit not in given or given[unit] == self._committed.get(unit):
+                continue
+            if unit in self._committed:
+                if self._was_committed_here(unit, given[unit]):
+                    self._note_committed({unit: given[unit]})
+                    continue
+                self._lose(unit)
+            self._hold(unit, given[unit])
         passed = dict(membership.passed)
         for stream, part in self._lanes.items():
             part.allow(passed.get(stream, 0))
@@ -439,6 +467,7 @@ class GroupConsumer(MemberConsumer[Part]):
             return
         if self._flight is not None:
             self._port.wait(self._flight.is_over, COMMIT_SECONDS)
+        self._note_tried(changed)
         try:
             self._port.call(self._commit_call(changed))
         except _NO_MEMBER:
@@ -446,7 +475,7 @@ class GroupConsumer(MemberConsumer[Part]):
         except StreamDeleted:
             self._may_be_deleted = True
             return
-        self._committed.update(changed)
+        self._note_committed(changed)
 
     def _drop_committed(self) -> bool:
         """Let go of what is asked for and committed; whether there was something."""
@@ -488,6 +517,7 @@ class GroupConsumer(MemberConsumer[Part]):
         if self._current is not None and self._unit_of(self._current) == unit:
             self._drop_current()
         del self._committed[unit]
+        self._tried.pop(unit, None)
         self._asked.discard(unit)
         self._lanes[unit[0]].drop(unit[1])
 
@@ -496,6 +526,7 @@ class GroupConsumer(MemberConsumer[Part]):
         for part in self._lanes.values():
             part.adopt(self._port.call(GetStreamCall(part.stream.name)).streams[0])
         self._committed.clear()
+        self._tried.clear()
         self._join_anew()
 
     def _join_anew(self) -> None:

@@ -521,15 +521,18 @@ class Lines(threading.Thread):
             time.sleep(0.02)
 
 
-def test_a_killed_member_is_replaced(quick_server):
-    with mainstem.connect(quick_server.url) as hub:
+@pytest.mark.slow("by default a member is missed after eight seconds")
+@pytest.mark.parametrize("settings", [QUICK, ()], ids=["quick", "default"])
+def test_a_killed_member_is_replaced(tmp_path, settings):
+    """Within ten seconds of the kill, also with the settings that nobody has changed."""
+    with ServerProcess(tmp_path / "data", *settings) as server, mainstem.connect(server.url) as hub:
         fill(hub, "orders", 100, shards=4)
-        process = member_process(quick_server, "orders", "g", "first")
+        process = member_process(server, "orders", "g", "first")
         lines = Lines(process)
         lines.come_to(lambda one: len(one.numbers()) == 100)
+        began = time.monotonic()
         lines.end()
         fill(hub, "orders", 50, first=100)
-        began = time.monotonic()
         with hub.consumer("orders", group="g") as consumer:
             found: set[int] = set()
             while not found >= set(range(100, 150)):

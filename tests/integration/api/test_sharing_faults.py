@@ -157,6 +157,39 @@ def test_a_member_that_never_commits_loses_its_shards_to_one_that_does(quick, qu
             assert cursors(quick, "g")[kept] == quick.streams.get("orders").ends[kept[1]]
 
 
+@pytest.mark.slow("a server is killed and started again")
+def test_a_commit_whose_answer_died_with_the_server_is_the_members_own(quick, quick_server):
+    """The group stands where the member brought it without hearing so: it was lost to nobody, and nothing comes again.
+
+    Another member is back first, so that the commit is refused when it is sent again.
+    """
+    for first in (0, 10):
+        fill(quick, "orders", 10, first=first)
+    quick.streams.create("clicks")
+    with (
+        quick.consumer("clicks", group="g") as other,
+        Link(quick_server.address) as link,
+        mainstem.connect(f"mainstem://{link.address}") as hub,
+    ):
+        other.poll(0.5)
+        consumer = hub.consumer("orders", group="g", start="earliest", follow=False)
+        assert take(consumer, 3) == [0, 1, 2]
+        time.sleep(0.1)  # between the records of a batch it is committed now and then
+        link.hold_answers()
+        assert take(consumer, 1) == [3]
+        come_to(lambda: cursors(quick, "g")["orders", 0] == 3)
+        assert take(consumer, 1) == [4]
+        quick_server.kill()
+        link.cut()
+        link.hold_answers()
+        quick_server.start()
+        come_to(lambda: quick.groups.get("g").members)
+        link.release_answers()
+        assert [record.offset for record in consumer] == list(range(5, 20))
+        consumer.close()
+    assert cursors(quick, "g")["orders", 0] == 20
+
+
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names(hub, name):
     hub.streams.create("orders")
