@@ -1,14 +1,16 @@
 """HTTP behind a guard: what the guard says happens, before a request, while it lasts, and to what it may see."""
 
 import http.client
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mainstem.access.principal import Principal
 from mainstem.core.sampling import SHARE_HEADER
-from mainstem.server.http import tails
+from mainstem.server.http import port, tails
 from mainstem.transport.guarding import Quota, Rule
 from tests.integration.http.client import Answer, Client, Events
 from tests.unit.server.http.serving import SCHEMA, GuardedHttp, guarded
@@ -294,3 +296,33 @@ def test_who_waits_for_its_quota_does_not_hold_up_a_stop(tmp_path):
 
     guarded(tmp_path, test)
     assert took[0] < 1
+
+
+@pytest.mark.parametrize("query", ["/find?where=id+%3D+-1", "?where=id+%3D+-1"])
+def test_nobody_reads_on_for_a_client_that_went_away(tmp_path, monkeypatch, query):
+    """Nothing matches, so nothing is sent by which it would be noticed."""
+
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        post(server, server.root, line(1))
+        with monkeypatch.context() as patched:
+            # Every turn is over before it begins: there is no end to such a reading.
+            patched.setattr(port, "_TURN_SECONDS", 0.0)
+            host, _, number = server.http.rpartition(":")
+            with socket.create_connection((host, int(number))) as peer:
+                known = f"Authorization: Bearer {server.root.secret}"
+                path = RECORDS.removesuffix("/records") + query if "find" in query else RECORDS + query
+                peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{known}\r\n\r\n".encode())
+                wait_until(lambda: server.app.is_busy)
+                time.sleep(0.2)
+                assert server.app.is_busy
+            wait_until(lambda: not server.app.is_busy)
+
+    guarded(tmp_path, test)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
