@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.limits import HTTP_BODY_BYTES_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_LINES_MAX
+from mainstem.testing.server import ServerProcess
 from tests.integration.http.client import NDJSON, Client, Events
 
 SCHEMA = {"id": "int64", "name": "string"}
+JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 
 
@@ -89,9 +91,29 @@ def test_what_is_compressed_is_read_a_piece_at_a_time(own_server, encoding):
         client.post("lines", b'{"id": 1, "name": "n"}\n')
         before = own_server.memory_bytes()
         assert client.post("lines", packed, content_encoding=encoding).status == 200
-    status = Path(f"/proc/{own_server.pid}/status").read_text()
-    peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
-    assert peak - before < 60e6
+    assert peak_bytes(own_server) - before < 60e6
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"[" + b"{}," * 1_500_000 + b"{}]", 200), (b"[" + b"5," * 15_000_000, 422)]
+)
+def test_an_array_of_very_many_tiny_rows_is_not_decoded_at_once(own_server, body, status):
+    """What is tens of kilobytes of gzip would be objects of many times the size of the body."""
+    packed = gzip.compress(body, 9)
+    assert len(packed) < 50_000
+    with Client(own_server.http) as client:
+        client.create("tiny")
+        client.post("tiny", b'[{"value": "warm"}]', JSON)
+        before = own_server.memory_bytes()
+        answer = client.post("tiny", packed, JSON, content_encoding="gzip")
+    assert answer.status == status, answer
+    assert peak_bytes(own_server) - before < 60e6
+
+
+def peak_bytes(server: ServerProcess) -> int:
+    """The most memory that it has ever had."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def test_rows_that_are_far_larger_than_their_text(client: Client, server):
@@ -232,8 +254,6 @@ def test_idle_connections_cost_little(own_server):
 
 
 def test_too_many_clients_are_told_so(tmp_path):
-    from mainstem.testing.server import ServerProcess
-
     with ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server:
         with Client(server.http) as client:
             client.create("followed", schema=SCHEMA)
@@ -253,8 +273,6 @@ def test_too_many_clients_are_told_so(tmp_path):
 
 
 def test_who_connects_and_says_nothing_keeps_nobody_out(tmp_path):
-    from mainstem.testing.server import ServerProcess
-
     with (
         ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server,
         Client(server.http) as known,
