@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,6 +93,63 @@ def test_what_is_compressed_is_read_a_piece_at_a_time(own_server, encoding):
         before = own_server.memory_bytes()
         assert client.post("lines", packed, content_encoding=encoding).status == 200
     assert peak_bytes(own_server) - before < 60e6
+
+
+EMPTY = gzip.compress(b"")
+# The head of a member, and blocks of it that hold nothing.
+BLOCKS = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", b"\x00\x00\x00\xff\xff" * 200_000
+FRAME = pa.Codec("zstd").compress(b"", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "first", "more"),
+    [("gzip", b"", EMPTY * 50_000), ("gzip", *BLOCKS), ("zstd", b"", FRAME * 100_000)],
+    ids=["members", "blocks", "frames"],
+)
+def test_what_is_sent_and_comes_to_nothing_has_an_end_and_holds_up_nobody(
+    client: Client, server, encoding, first, more
+):
+    """Nothing of it is ever decompressed, so it is limited as it is sent."""
+    client.ask("PUT", "/streams/nothings", {"schema": SCHEMA})
+    waits: list[float] = []
+    is_over = threading.Event()
+
+    def live() -> None:
+        with Client(server.http) as healthy:
+            while not is_over.wait(0.01):
+                began = time.monotonic()
+                assert healthy.get("/livez").status == 200
+                waits.append(time.monotonic() - began)
+
+    beside = threading.Thread(target=live)
+    beside.start()
+    with dial(server) as peer:
+        head = f"POST /streams/nothings/records HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: {encoding}\r\n"
+        peer.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        peer.settimeout(0.01)
+        heard, sent = b"", 0
+        for piece in (first, *[more] * (40_000_000 // len(more))):
+            if piece:
+                sent += send_piece(peer, piece)
+            with suppress(TimeoutError, ConnectionError):
+                heard += peer.recv(1 << 16)
+            if heard:
+                break
+    is_over.set()
+    beside.join()
+    assert heard.startswith(b"HTTP/1.1 413 "), (sent, heard)
+    assert sent <= HTTP_BODY_BYTES_MAX + 2 * len(more)
+    assert len(waits) > 1
+    assert max(waits) < 0.5
+
+
+def send_piece(peer: socket.socket, piece: bytes) -> int:
+    """A chunk of a body; how much of it the server took."""
+    peer.settimeout(15)
+    with suppress(ConnectionError):
+        peer.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+    peer.settimeout(0.01)
+    return len(piece)
 
 
 @pytest.mark.parametrize(
