@@ -129,7 +129,9 @@ class Posts:
                 posting = Posting(port, info, on_bad=on_bad, unit=unit, finished=finished)
                 try:
                     batches = await self._parse(line, READERS[media_type](posting), posting, body)
-                except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
+                except RecordTooLarge as error:
+                    raise _placed(error) from None
+                except (InvalidRecord, SchemaMismatch) as error:
                     written = await self._written_before(info, key, line)
                     if written is None:
                         raise _placed(error) from None
