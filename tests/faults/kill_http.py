@@ -2,11 +2,15 @@
 answered: nothing is lost, nothing is there twice, and every answer says where the rows are.
 
 Before every other kill answers are held up for a moment: what the server has written by then, its clients do not know.
+Every fifth request is so large that it is several batches in each shard, of which only the first one has the key. Every
+seventh has a row that does not fit beside those that do: it goes to the dead letters, in the same step.
 """
 
+import gzip
 import http.client
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -22,9 +26,16 @@ from tests.faults.trials import Trials
 _POSTS = 100
 _AT_ONCE = 10
 _ROWS = 20
+_LARGE_EVERY = 5
+_DEAD_EVERY = 7
+# Of each row of a large request: four megabytes in all.
+_LARGE_NAME = b"n" * 200_000
 _TRIES = 2_000
 _SCHEMA = {"id": "int64", "name": "string"}
 _PATH = "/streams/posted/records"
+_POST = f"{_PATH}?on_bad=dead_letter"
+_BAD = re.compile(rb"no number of (\d+)")
+_PACKED = {"Content-Encoding": "gzip"}
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -53,9 +64,22 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                     result.took(server.start_seconds)
                     answers.update((number, future.result()) for number, future in waiting.items())
             _judge(answers, dict(_read(server.http)), result)
+            _judge_dead(answers, _ask(server.http, "GET", _PATH.replace("posted", "posted.dead"))[1], result)
     except (ServerFailed, OSError, http.client.HTTPException, AssertionError) as error:
         result.add_finding(f"seed {seed}, kill {result.trials}: {type(error).__name__}: {error}")
     return result
+
+
+def body_of(number: int) -> bytes:
+    """The rows of a request, compressed."""
+    name = b"n" if number % _LARGE_EVERY else _LARGE_NAME
+    rows = (b'{"id": %d, "name": "%b"}\n' % (id_, name) for id_ in range(number * _ROWS, (number + 1) * _ROWS))
+    bad = b'{"id": "no number of %d"}\n' % number if _has_bad(number) else b""
+    return gzip.compress(b"".join(rows) + bad, 1)
+
+
+def _has_bad(number: int) -> bool:
+    return number % _DEAD_EVERY == 0
 
 
 class _Posts:
@@ -66,11 +90,10 @@ class _Posts:
         self._done = threading.Semaphore(0)
 
     def post(self, number: int) -> Any:
-        rows = (b'{"id": %d, "name": "n"}\n' % id_ for id_ in range(number * _ROWS, (number + 1) * _ROWS))
-        body = b"".join(rows)
+        headers, body = {**_PACKED, "Idempotency-Key": f"request-{number}"}, body_of(number)
         for _ in range(_TRIES):
             try:
-                status, text = _ask(self.address, "POST", _PATH, body, {"Idempotency-Key": f"request-{number}"})
+                status, text = _ask(self.address, "POST", _POST, body, headers)
             except (OSError, http.client.HTTPException):
                 status, text = 0, b""
             if status == 200:
@@ -102,6 +125,18 @@ def _judge(answers: dict[int, Any], found: dict[tuple[int, int], int], result: T
             result.add_finding(f"request {number} was told {answer}, and there are {said}")
     if result.lost or result.duplicated:
         result.add_finding(f"{result.lost} rows are lost, {result.duplicated} are there twice")
+
+
+def _judge_dead(answers: dict[int, Any], text: bytes, result: Trials) -> None:
+    """Each row that does not fit is there once, and was counted."""
+    found = Counter(int(number) for line in text.splitlines() for number in set(_BAD.findall(line)))
+    wrong = {
+        number: (answer["dead"], found[number])
+        for number, answer in answers.items()
+        if (answer["dead"], found[number]) != ((1, 1) if _has_bad(number) else (0, 0))
+    }
+    if wrong:
+        result.add_finding(f"dead letters, by request, as answered and as there are: {wrong}")
 
 
 def _read(address: str) -> Iterator[tuple[tuple[int, int], int]]:

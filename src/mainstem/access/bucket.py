@@ -29,12 +29,15 @@ class Bucket:
 
     def take(self, count: float) -> float:
         """0 if `count` were taken; else nothing was, and in how many seconds there will be enough."""
-        self._fill()
-        missing = min(count, self._capacity) - self._level
-        if missing <= 0:
+        wait = self.lacks(count)
+        if not wait:
             self._level -= count
-            return 0.0
-        return missing / self.rate
+        return wait
+
+    def lacks(self, count: float) -> float:
+        """What `take` would return; nothing is taken."""
+        self._fill()
+        return max(0.0, min(count, self._capacity) - self._level) / self.rate
 
     def charge(self, count: float, debt_seconds_max: float = DEBT_SECONDS_MAX) -> float:
         """Take `count` in any case; how many seconds until nothing is owed, which has a limit."""

@@ -115,7 +115,9 @@ class Quotas:
         with self._lock:
             keeps_share = offered is not None and offered > size
             wait = self._wait(policy, principal, direction, patience, keeps_share=keeps_share)
-            of_bytes = self._charge(policy, principal, bytes_, size, offered)
+            # One that is refused as a request pays nothing for its bytes.
+            is_refused = self._is_refused(policy, principal, requests, 1)
+            of_bytes = FREELY if is_refused else self._charge(policy, principal, bytes_, size, offered)
             of_requests = self._charge(policy, principal, requests, 1)
         return Grant(max(of_bytes.pause, of_requests.pause), of_bytes.share, wait)
 
@@ -196,6 +198,11 @@ class Quotas:
         with self._lock:
             grant = self._charge(policy, principal, _MEASURES[direction][0], size, offered, has_begun=has_begun)
         return 0.0 if offered is not None and grant.share < 1.0 else min(grant.pause, PAUSE_SECONDS_MAX)
+
+    def _is_refused(self, policy: Policy, principal: Principal, measure: Measure, count: int) -> bool:
+        """With the lock held: whether `_charge` would refuse it."""
+        gauge = self._gauge(policy, principal, measure)
+        return gauge is not None and gauge.quota.mode == "block" and gauge.bucket.lacks(count) > 0
 
     def _charge(
         self,

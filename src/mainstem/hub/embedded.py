@@ -14,7 +14,7 @@ from mainstem.access.acts import details_of, is_act, name_of
 from mainstem.access.administration import AccessAdministration
 from mainstem.access.audit import RETENTION_BYTES as AUDIT_RETENTION_BYTES
 from mainstem.access.audit import RETENTION_US as AUDIT_RETENTION_US
-from mainstem.access.audit import Audit
+from mainstem.access.audit import Audit, AuditRecord
 from mainstem.access.policy import AUDIT_STREAM
 from mainstem.access.principal import ANONYMOUS
 from mainstem.consume.runs import Runs
@@ -138,12 +138,19 @@ class LogPort:
         with SHORT_TURNS, DeferredInterrupt():
             answer = self._carry_out(call)
             if is_act(call, answer, is_guarded=self._access.is_guarded):
-                record = self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call))
-                self._audit_stream.append([record.value], [record.key])
+                self._record(self._audit.act(ANONYMOUS, "this folder", name_of(call), details_of(call)))
         if isinstance(call, EraseKeyCall) and (row := self.log.ledger.stream_named(call.name)) is not None:
             for subscription in self._subscriptions.get(row.id, ()):
                 subscription.read_again()
         return answer
+
+    def _record(self, record: AuditRecord) -> None:
+        """Write to the audit of what was done. That it cannot be written is itself said, and undoes nothing: on a full
+        disk it must be possible to make room."""
+        try:
+            self._audit_stream.append([record.value], [record.key])
+        except MainstemError as error:
+            logger.error(Event("the audit could not be written", records=1, reason=error))
 
     def _carry_out(self, call: Call) -> Answer:
         if isinstance(call, AccessCall):

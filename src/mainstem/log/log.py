@@ -467,6 +467,7 @@ class _LiveLedger:
         self.load_schema = schemas.find
         self.load_versions = entries.load_versions
         self.load_producer = entries.load_producer
+        self.load_transaction = entries.load_transaction
         self.load_moments = entries.load_moments
         self.newest_moment = entries.newest_moment
         self._epoch = epoch

@@ -38,6 +38,7 @@ from mainstem.core.schema import Schema
 from mainstem.produce import rows as records
 from mainstem.produce import typed_rows
 from mainstem.produce.intake import Intake
+from mainstem.produce.json_array import BLANKS, JsonArray
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
 from mainstem.produce.typed_rows import TypedRow
@@ -261,26 +262,42 @@ class NdjsonReader:
 class JsonReader:
     """A JSON array of rows, or a single one."""
 
-    feed_bytes = 2 * MIB
+    feed_bytes = 512 * KIB
 
     def __init__(self, posting: Posting) -> None:
         self._objects = _Objects(posting, "row")
-        self._text = bytearray()
+        # One of them, when it is known what it is.
+        self._array: JsonArray | None = None
+        self._single = bytearray()
 
     def feed(self, *pieces: Buffer) -> None:
-        self._text += b"".join(pieces)
+        text = b"".join(pieces)
+        if self._array is None and not self._single:
+            text = text.lstrip(BLANKS)
+            if text.startswith(b"["):
+                self._array, text = JsonArray(), text[1:]
+        if self._array is None:
+            self._single += text
+            if len(self._single) > RECORD_BYTES_MAX:
+                raise RecordTooLarge(f"row 1 is longer than record_bytes_max, {RECORD_BYTES_MAX} bytes")
+            return
+        taken = self._array.count
+        for texts in self._array.feed(text):
+            for begin in range(0, len(texts), _JSON_AT_ONCE):
+                self._objects.take(taken + begin + 1, texts[begin : begin + _JSON_AT_ONCE])
+            taken += len(texts)
 
     def finish(self) -> Iterator[None]:
-        text = bytes(self._text)
-        self._text.clear()
-        try:
-            found = _decode_array(text) if text.lstrip()[:1] == b"[" else [_decode_raw(text)]
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidRecord(f"the body is not JSON: {error}") from None
+        if self._array is not None:
+            self._array.finish()
+        else:
+            text = bytes(self._single)
+            try:
+                _decode_raw(text)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                raise InvalidRecord(f"the body is not JSON: {error}") from None
+            self._objects.take(1, [text])
         yield
-        for begin in range(0, len(found), _JSON_AT_ONCE):
-            self._objects.take(begin + 1, [bytes(raw) for raw in found[begin : begin + _JSON_AT_ONCE]])
-            yield
 
 
 class CsvReader:
@@ -331,7 +348,6 @@ READERS: Final[dict[str, Callable[[Posting], Reader]]] = {
     "application/vnd.apache.arrow.stream": ArrowReader,
 }
 _JSON_AT_ONCE: Final = 10_000
-_decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 

@@ -25,7 +25,7 @@ from mainstem.log.log import Log
 from mainstem.log.own_stream import OwnStream
 from mainstem.server.door import Held
 from mainstem.server.gate import Gate
-from mainstem.server.permits import Demand, demands_of, demands_of_stage
+from mainstem.server.permits import KEY_TRANSACTION_MIN, Demand, demands_of, demands_of_stage
 from mainstem.transport.port import Answer, Call, ListStreamsCall, SchemaCall
 from mainstem.transport.sharing import CommitPartsCall, CommitTransactionCall, ListGroupsCall
 from mainstem.transport.wire import Stage
@@ -71,7 +71,13 @@ class Guard:
         """Forbidden if who asks may not have this. Any thread."""
         for demand in demands_of(call):
             self._check_demand(gate, demand)
-        if isinstance(call, CommitTransactionCall | CommitPartsCall) and self.authority.is_guarded:
+        if not isinstance(call, CommitTransactionCall | CommitPartsCall):
+            return
+        if call.transaction >= KEY_TRANSACTION_MIN:
+            raise Forbidden(
+                f"transaction {call.transaction:x}: numbers over 2^62 are those of keys; draw a smaller one"
+            )
+        if self.authority.is_guarded:
             # What was allowed when it was staged may not be by now.
             parts = [part for part, _ in call.parts] if isinstance(call, CommitPartsCall) else []
             for stream in self._log.transactions.streams(call.transaction, *parts):

@@ -56,6 +56,10 @@ from mainstem.transport.sharing import (
 )
 from mainstem.transport.wire import Kind, Stage
 
+# From here on the numbers of transactions stand for keys of requests over HTTP. Clients draw smaller ones: else one
+# could use up the keys of another.
+KEY_TRANSACTION_MIN: Final = (1 << 62) + 1
+
 
 class Demand(NamedTuple):
     """An action that must be allowed, and to which stream, by its name or its id: the log as a whole has no name. For

@@ -6,15 +6,18 @@ import random
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from mainstem.core.limits import HTTP_BODY_BYTES_MAX, HTTP_HEAD_BYTES_MAX, HTTP_HEAD_LINES_MAX
+from mainstem.testing.server import ServerProcess
 from tests.integration.http.client import NDJSON, Client, Events
 
 SCHEMA = {"id": "int64", "name": "string"}
+JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 
 
@@ -89,9 +92,86 @@ def test_what_is_compressed_is_read_a_piece_at_a_time(own_server, encoding):
         client.post("lines", b'{"id": 1, "name": "n"}\n')
         before = own_server.memory_bytes()
         assert client.post("lines", packed, content_encoding=encoding).status == 200
-    status = Path(f"/proc/{own_server.pid}/status").read_text()
-    peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
-    assert peak - before < 60e6
+    assert peak_bytes(own_server) - before < 60e6
+
+
+EMPTY = gzip.compress(b"")
+# The head of a member, and blocks of it that hold nothing.
+BLOCKS = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", b"\x00\x00\x00\xff\xff" * 200_000
+FRAME = pa.Codec("zstd").compress(b"", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "first", "more"),
+    [("gzip", b"", EMPTY * 50_000), ("gzip", *BLOCKS), ("zstd", b"", FRAME * 100_000)],
+    ids=["members", "blocks", "frames"],
+)
+def test_what_is_sent_and_comes_to_nothing_has_an_end_and_holds_up_nobody(
+    client: Client, server, encoding, first, more
+):
+    """Nothing of it is ever decompressed, so it is limited as it is sent."""
+    client.ask("PUT", "/streams/nothings", {"schema": SCHEMA})
+    waits: list[float] = []
+    is_over = threading.Event()
+
+    def live() -> None:
+        with Client(server.http) as healthy:
+            while not is_over.wait(0.01):
+                began = time.monotonic()
+                assert healthy.get("/livez").status == 200
+                waits.append(time.monotonic() - began)
+
+    beside = threading.Thread(target=live)
+    beside.start()
+    with dial(server) as peer:
+        head = f"POST /streams/nothings/records HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: {encoding}\r\n"
+        peer.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        peer.settimeout(0.01)
+        heard, sent = b"", 0
+        for piece in (first, *[more] * (40_000_000 // len(more))):
+            if piece:
+                sent += send_piece(peer, piece)
+            with suppress(TimeoutError, ConnectionError):
+                heard += peer.recv(1 << 16)
+            if heard:
+                break
+    is_over.set()
+    beside.join()
+    assert heard.startswith(b"HTTP/1.1 413 "), (sent, heard)
+    assert sent <= HTTP_BODY_BYTES_MAX + 2 * len(more)
+    assert len(waits) > 1
+    assert max(waits) < 0.5
+
+
+def send_piece(peer: socket.socket, piece: bytes) -> int:
+    """A chunk of a body; how much of it the server took."""
+    peer.settimeout(15)
+    with suppress(ConnectionError):
+        peer.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+    peer.settimeout(0.01)
+    return len(piece)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"[" + b"{}," * 1_500_000 + b"{}]", 200), (b"[" + b"5," * 15_000_000, 422)]
+)
+def test_an_array_of_very_many_tiny_rows_is_not_decoded_at_once(own_server, body, status):
+    """What is tens of kilobytes of gzip would be objects of many times the size of the body."""
+    packed = gzip.compress(body, 9)
+    assert len(packed) < 50_000
+    with Client(own_server.http) as client:
+        client.create("tiny")
+        client.post("tiny", b'[{"value": "warm"}]', JSON)
+        before = own_server.memory_bytes()
+        answer = client.post("tiny", packed, JSON, content_encoding="gzip")
+    assert answer.status == status, answer
+    assert peak_bytes(own_server) - before < 60e6
+
+
+def peak_bytes(server: ServerProcess) -> int:
+    """The most memory that it has ever had."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def test_rows_that_are_far_larger_than_their_text(client: Client, server):
@@ -232,8 +312,6 @@ def test_idle_connections_cost_little(own_server):
 
 
 def test_too_many_clients_are_told_so(tmp_path):
-    from mainstem.testing.server import ServerProcess
-
     with ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server:
         with Client(server.http) as client:
             client.create("followed", schema=SCHEMA)
@@ -253,8 +331,6 @@ def test_too_many_clients_are_told_so(tmp_path):
 
 
 def test_who_connects_and_says_nothing_keeps_nobody_out(tmp_path):
-    from mainstem.testing.server import ServerProcess
-
     with (
         ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--connections-max", "5") as server,
         Client(server.http) as known,

@@ -9,7 +9,10 @@ from queue import Queue
 import pytest
 
 import mainstem
+from mainstem.core.errors import Forbidden
 from mainstem.core.identity import producer_id_of_key
+from mainstem.server.permits import KEY_TRANSACTION_MIN
+from mainstem.transport.sharing import CommitTransactionCall
 from tests.integration.http.client import Answer, Client
 from tests.unit.log.parts import make_batch
 
@@ -48,6 +51,33 @@ def test_dead_letters_are_kept_once_too(client: Client):
     assert client.get("/streams/dead_once.dead").json()["records"] == 1
 
 
+def test_dead_letters_and_rows_are_written_together_once(client: Client):
+    client.create("mixed", schema=SCHEMA, key="id", shards=3)
+    body = lines(*range(50)) + b'{"id": "x"}\n' * 3
+    answers = [client.post("mixed", body, query="?on_bad=dead_letter", idempotency_key="k").json() for _ in range(3)]
+    assert [answer["duplicate"] for answer in answers] == [False, True, True]
+    assert (answers[0]["records"], answers[0]["dead"]) == (50, 3)
+    assert answers[1] == {**answers[0], "duplicate": True}
+    assert client.get("/streams/mixed").json()["records"] == 50
+    assert client.get("/streams/mixed.dead").json()["records"] == 3
+    assert sorted(row["id"] for row in client.get("/streams/mixed/records").rows()) == list(range(50))
+    # And without a key, as often as it is sent.
+    for _ in range(2):
+        assert client.post("mixed", body, query="?on_bad=dead_letter").json()["duplicate"] is False
+    assert client.get("/streams/mixed.dead").json()["records"] == 9
+
+
+def test_a_request_is_known_again_though_it_does_not_fit_any_more(client: Client):
+    client.create("changed", schema=SCHEMA, compatibility="none")
+    first = client.post("changed", lines(1, 2), idempotency_key="k").json()
+    changed = client.ask("PUT", "/streams/changed/schema", {"schema": {"id": "int64", "color": "string"}})
+    assert changed.status == 200, changed
+    again = client.post("changed", lines(1, 2), idempotency_key="k")
+    assert (again.status, again.json()) == (200, {**first, "duplicate": True})
+    # One that has written nothing is told what is wrong.
+    assert client.post("changed", lines(1, 2), idempotency_key="other").status == 422
+
+
 def test_a_key_is_for_one_request_of_one_stream(client: Client):
     for name in ("mine", "yours"):
         client.create(name, schema=SCHEMA)
@@ -76,6 +106,9 @@ def test_nobody_uses_up_the_key_of_another(client: Client, server):
         batch = make_batch([b"junk"], stream=hub.streams.get("paid").id, producer=stolen, epoch=1)
         hub._port.append([batch], 10.0, refused.put)
         assert "odd" in str(refused.get(timeout=10))
+        # Nor as the number of a transaction, which it is where some rows are dead letters.
+        with pytest.raises(Forbidden, match="those of keys"):
+            hub._port.call(CommitTransactionCall(KEY_TRANSACTION_MIN + (stolen >> 1), 0, ()))
     assert client.post("paid", b'{"value": "100"}\n', idempotency_key="pay-1").json()["duplicate"] is False
     assert client.get("/streams/paid").json()["records"] == 1
 

@@ -6,9 +6,18 @@ from mainstem.access.acts import details_of, is_act, name_of
 from mainstem.access.audit import ANONYMOUS_REFUSALS_MAX, PRINCIPALS_MAX, REFUSALS_MAX, RETENTION_BYTES, Audit
 from mainstem.access.principal import ANONYMOUS, Principal
 from mainstem.access.token import mint
+from mainstem.hub.embedded import LogPort
 from mainstem.testing.clock import SimulatedClock
+from mainstem.testing.disk import BudgetDisk
 from mainstem.transport.guarding import CreateTokenCall, ListAccessCall, Rule, Scope
-from mainstem.transport.port import Answer, CreateStreamCall, EraseKeyCall, GetStreamCall, ListStreamsCall
+from mainstem.transport.port import (
+    Answer,
+    CreateStreamCall,
+    DeleteStreamCall,
+    EraseKeyCall,
+    GetStreamCall,
+    ListStreamsCall,
+)
 
 EVE = Principal("eve")
 
@@ -104,3 +113,20 @@ def test_a_stream_that_a_lookup_has_made_is_an_act():
     assert is_act(call, Answer(created=True), is_guarded=True)
     assert not is_act(call, Answer(created=True), is_guarded=False)
     assert (name_of(call), details_of(call)) == ("create", {"name": "a", "auto_create": True})
+
+
+def test_a_folder_on_a_full_disk_can_be_emptied_though_nothing_can_be_recorded(tmp_path, caplog):
+    disk = BudgetDisk(free=1 << 39)
+    port = LogPort(tmp_path, disk=disk)
+    made = mint()
+    rule = Rule("allow", "root", "all")
+    port.call(CreateTokenCall(made.id, made.digest, "root", (), 0, (rule,)))
+    port.call(CreateStreamCall("orders", uuid="0" * 32))
+    # So little that appends are refused; what frees some is not.
+    disk.free = 1 << 20
+    assert port.log.space.look(now=True)
+    port.call(DeleteStreamCall("orders"))
+    assert "the audit could not be written" in caplog.text
+    assert port.log.ledger.stream_named("orders") is None
+    disk.free = 1 << 39
+    port.close()

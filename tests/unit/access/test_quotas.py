@@ -224,3 +224,14 @@ def test_what_is_held_is_given_back():
         quotas.hold(ALICE, "connections", 1)
     quotas.let_go(ALICE, "connections", 1)
     quotas.hold(ALICE, "connections", 1)
+
+
+def test_what_is_refused_as_a_request_costs_no_bytes():
+    clock = SimulatedClock()
+    quotas = quotas_of(clock, Quota("alice", "write_bytes", 1_000), Quota("alice", "write_requests", 1, "block"))
+    for _ in range(2):
+        quotas.charge(ALICE, "write", 100)
+    with pytest.raises(QuotaExceeded, match="write requests"):
+        quotas.charge(ALICE, "write", 50_000)
+    clock.advance(10)
+    assert quotas.charge(ALICE, "write", 100) == (0.0, 1.0, 0.0)

@@ -31,7 +31,7 @@ from mainstem.transport.sharing import (
     ListGroupsCall,
     Staging,
 )
-from mainstem.transport.wire import Append, Kind, Message, Stage, Subscribe, error_from
+from mainstem.transport.wire import Append, Credit, Kind, Message, Share, Stage, Subscribe, error_from
 from tests.formats.golden import numbered
 from tests.unit.server.guarded import Guarded
 from tests.unit.server.parts import Client, create, last_error, run, serving
@@ -144,6 +144,68 @@ def test_a_call_on_an_open_connection_is_refused_once_its_token_is_of_no_use(tmp
         server.administration.handle(RevokeTokenCall(token.id))
         await client.send(Kind.CALL, 7, sample(kind))
         assert isinstance(await last_error(client), Unauthenticated)
+
+    guarded(test, tmp_path)
+
+
+MESSAGES = sorted(permits.MESSAGES)
+
+
+async def send(client: Client, kind: Kind) -> None:
+    """A message of this kind, about the stream. Of a kind that nothing is said for here, nothing is known."""
+    batch = numbered(1, 0, 77, 0, 3)
+    header, payloads = {
+        Kind.CALL: (sample(GetStreamCall), []),
+        Kind.APPEND: (Append([batch.header]), [batch.payload]),
+        Kind.STAGE: (Stage([batch.header], Staging(1, 0, 60.0)), [batch.payload]),
+        Kind.SUBSCRIBE: (Subscribe(1, [0], [0], 1 << 20), []),
+        Kind.CREDIT: (Credit(1 << 20), []),
+        Kind.UNSUBSCRIBE: (None, []),
+        Kind.SHARE: (Share(0.5), []),
+    }[kind]
+    await client.send(kind, 5, header, payloads)
+
+
+async def is_forbidden(client: Client, kind: Kind) -> bool:
+    """Whether a message of this kind is answered with that. Not of those that are not answered."""
+    await send(client, kind)
+    message = await client.next_but(Kind.PONG)
+    assert message.id == 5
+    if message.kind == Kind.ERROR:
+        return isinstance(error_from(message.header), Forbidden)
+    errors = getattr(message.header, "errors", {})
+    return bool(errors) and isinstance(error_from(errors[0]), Forbidden)
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.name)
+def test_a_message_is_refused_to_all_who_may_not(tmp_path, kind):
+    async def test(server: Guarded) -> None:
+        # Who does not greet, and who is not known any more: neither is heard, whatever it says.
+        stranger = await server.rig.connect()
+        await send(stranger, kind)
+        assert isinstance(await last_error(stranger), ProtocolError)
+        token = server.token("second", Rule("allow", "second", "all"))
+        second = await server.connect(token)
+        server.administration.handle(RevokeTokenCall(token.id))
+        await send(second, kind)
+        assert isinstance(await last_error(second), Unauthenticated)
+        other = await server.connect(server.other)
+        demanded = Action.DESCRIBE if kind == Kind.CALL else permits.MESSAGES[kind]
+        if demanded is None:
+            # It has nothing that this could be about: nothing is said to it, and nothing happens.
+            await send(other, kind)
+            assert isinstance(await ask(other, sample(GetStreamCall)), Forbidden)
+            return
+        assert isinstance(demanded, Action)
+        assert await is_forbidden(other, kind)
+        # Who may everything else; the one that the table names is asked for, and no other.
+        denied = Rule("deny", "other", demanded, STREAM)
+        server.allow(Rule("allow", "other", "all"), denied)
+        assert await is_forbidden(other, kind)
+        server.administration.handle(DeleteRuleCall(denied))
+        server.administration.handle(DeleteRuleCall(Rule("allow", "other", "all")))
+        server.allow(Rule("allow", "other", demanded, STREAM))
+        assert not await is_forbidden(other, kind)
 
     guarded(test, tmp_path)
 

@@ -33,6 +33,10 @@ from mainstem.server.http.sending import ABORT, Connection, Unfinished
 
 # What is decompressed at once.
 _PIECE_BYTES: Final = 512 * KIB
+# So much of what was sent is looked at, before others have their turn.
+_PACKED_BYTES: Final = 16 * KIB
+# A member of gzip costs something though it is empty, and is never counted by its bytes.
+GZIP_MEMBERS_MAX: Final = 10_000
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _LARGE_BYTES: Final = 1 * MIB
 # Under this name the scope of a request has what came of its body.
@@ -140,8 +144,8 @@ class Body:
         self._bytes_max = bytes_max
         self._connection: Connection = request.scope[ABORT]
         self._arrived = Arrived.of(request.scope)
-        # What came of it, decompressed.
-        self.size = 0
+        # What came of it, as it was sent and decompressed.
+        self._packed = self.size = 0
         # Of the budget of all, and of what there is for who sends it.
         self._taken = self._held = 0
 
@@ -178,15 +182,24 @@ class Body:
             yield held, True
 
     async def _unpacked(self, unpack: "_Plain | _Gzip | _Zstd") -> AsyncIterator[Buffer]:
-        """The pieces of it, counted."""
+        """The pieces of it, counted. Others have their turn between two of them: a few bytes may become very many, or
+        many become none."""
         async for packed in self._received():
+            self._packed += len(packed)
+            if self._packed > self._bytes_max:
+                raise self._too_large("this one has more as it is sent")
             for piece in unpack.feed(packed):
                 self._count(len(piece), unpack.held)
-                yield piece
+                if not isinstance(unpack, _Plain):
+                    await asyncio.sleep(0)
+                if piece:
+                    yield piece
             self._count(0, unpack.held)
-        for piece in unpack.finish():
+        rest = unpack.finish()
+        # Of so much, a thread finds the next piece: it may be long in coming.
+        is_long = unpack.held > HTTP_BODY_SHARE_BYTES
+        while (piece := await asyncio.to_thread(next, rest, b"") if is_long else next(rest, b"")) != b"":
             self._count(len(piece), unpack.held)
-            # Others have their turn: a few bytes may become very many.
             await asyncio.sleep(0)
             yield piece
 
@@ -268,18 +281,28 @@ class _Gzip:
     def __init__(self) -> None:
         self._member = zlib.decompressobj(_GZIP)
         self._is_begun = False
+        self._members = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        view = memoryview(data)
+        place = 0
         try:
-            while data:
+            while place < len(view):
                 self._is_begun = True
-                yield self._member.decompress(data, _PIECE_BYTES)
-                data = self._member.unconsumed_tail
+                # What is left over of it is copied each time: so little of it that this does not count.
+                fed = view[place : place + _PACKED_BYTES]
+                yield self._member.decompress(fed, _PIECE_BYTES)
+                place += len(fed) - len(self._member.unconsumed_tail) - len(self._member.unused_data)
                 if self._member.eof:
-                    data = self._member.unused_data
-                    self._member, self._is_begun = zlib.decompressobj(_GZIP), False
+                    self._begin_member()
         except zlib.error as error:
             raise refusal(400, f"the body is not gzip: {error}") from None
+
+    def _begin_member(self) -> None:
+        self._members += 1
+        if self._members > GZIP_MEMBERS_MAX:
+            raise RecordTooLarge(f"a body of gzip has at most {GZIP_MEMBERS_MAX} members: compress more rows at a time")
+        self._member, self._is_begun = zlib.decompressobj(_GZIP), False
 
     def finish(self) -> Iterator[bytes]:
         if self._is_begun:
@@ -299,8 +322,6 @@ class _Zstd:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         self.held += len(data)
-        if self.held > HTTP_BODY_BYTES_MAX:
-            raise RecordTooLarge(f"a body of more than {HTTP_BODY_BYTES_MAX} bytes")
         self._packed.append(data)
         yield from ()
 

@@ -7,12 +7,16 @@ An `Idempotency-Key` is remembered in the ledger as a producer: the first batch 
 hash as the producer's id, sequence 0, and the number of the request's records in the shard as the epoch. As the request
 is one flush, one such row says that all of it was written, also to the next life of the server; the row has the offsets
 that were answered. Requests with the same key wait for each other. Rows of producers are kept for 7 days.
+
+A request with dead letters beside other rows is a transaction, and its key is remembered as that: the number of the
+transaction is made of it. Those are kept for a day.
 """
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -30,12 +34,12 @@ from mainstem.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
 )
-from mainstem.core.identity import producer_id_of_key
+from mainstem.core.identity import RANDOMNESS, producer_id_of_key
 from mainstem.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from mainstem.core.names import check_stream_name
 from mainstem.core.windows import Tally
 from mainstem.log.contents import Contents, is_worth_statistics
-from mainstem.log.ledger.base import ProducerRow
+from mainstem.log.ledger.base import ProducerRow, TransactionRow
 from mainstem.produce.dead_letters import dead_stream_of
 from mainstem.produce.posting import READERS, Posting, Reader
 from mainstem.server.door import Visitor
@@ -47,6 +51,7 @@ from mainstem.server.http.port import ServerPort
 from mainstem.server.http.problems import HttpRefusal, refusal, status_of
 from mainstem.server.http.reads import aside
 from mainstem.server.line import Line
+from mainstem.server.permits import KEY_TRANSACTION_MIN
 from mainstem.transport.port import GetStreamCall, StreamInfo
 
 if TYPE_CHECKING:
@@ -124,8 +129,14 @@ class Posts:
                 posting = Posting(port, info, on_bad=on_bad, unit=unit, finished=finished)
                 try:
                     batches = await self._parse(line, READERS[media_type](posting), posting, body)
-                except (InvalidRecord, SchemaMismatch, RecordTooLarge) as error:
+                except RecordTooLarge as error:
                     raise _placed(error) from None
+                except (InvalidRecord, SchemaMismatch) as error:
+                    written = await self._written_before(info, key, line)
+                    if written is None:
+                        raise _placed(error) from None
+                    visitor.check("write", name)
+                    return json_answer(written)
                 offered = body.size if key is None else None
                 seconds = visitor.charge("write", round(body.size * posting.kept), offered)
                 await pause(seconds, self._server.stop_begun)
@@ -173,8 +184,15 @@ class Posts:
             return Batch(header, batch.payload)
         return Contents.of(row, self._server.log.schema).described(Batch(header, batch.payload, batch.columns))
 
-    async def _write(self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], tallies: Tallies) -> Written:
-        bases = await HttpAppend(self._server, batches).wait() if batches else []
+    async def _write(
+        self, info: StreamInfo, posting: Posting, batches: Sequence[Batch], tallies: Tallies, key: int | None = None
+    ) -> Written:
+        transaction = 0
+        if len({batch.header.stream for batch in batches}) > 1:
+            transaction = RANDOMNESS.getrandbits(62) + 1 if key is None else _transaction_of(info, key)
+        elif key is not None:
+            batches = _anchored(batches, key)
+        bases = await HttpAppend(self._server, batches, transaction).wait() if batches else []
         for stream, tally in tallies:
             self._server.http_counts.note(info.name if stream == info.id else dead_stream_of(info.name), tally)
         runs = _runs(info, batches, bases)
@@ -193,18 +211,10 @@ class Posts:
         key: int,
         line: Line,
     ) -> Written:
-        identity = (info.uuid, key)
-        turn = self._keys.setdefault(identity, _Turn())
-        turn.wanted += 1
-        try:
-            async with turn.lock:
-                found = await self._server.run_aside(line, lambda: self._earlier(info, key))
-                if found is None:
-                    return await self._write(info, posting, _anchored(batches, key), tallies)
-        finally:
-            turn.wanted -= 1
-            if not turn.wanted:
-                del self._keys[identity]
+        async with self._turn(info, key):
+            found = await self._server.run_aside(line, lambda: self._earlier(info, key))
+            if found is None:
+                return await self._write(info, posting, batches, tallies, key)
         count = sum(batch.header.count for batch in batches)
         if found.records + found.dead != count:
             raise refusal(
@@ -214,8 +224,33 @@ class Posts:
             )
         return found
 
+    async def _written_before(self, info: StreamInfo, key: int | None, line: Line) -> Written | None:
+        """What a request with this key has written, though what comes now does not fit: the schema may be another than
+        it was for the first one."""
+        if key is None:
+            return None
+        async with self._turn(info, key):
+            return await self._server.run_aside(line, lambda: self._earlier(info, key))
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, info: StreamInfo, key: int) -> AsyncIterator[None]:
+        """Wait for those with the same key that came before."""
+        identity = (info.uuid, key)
+        turn = self._keys.setdefault(identity, _Turn())
+        turn.wanted += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.wanted -= 1
+            if not turn.wanted:
+                del self._keys[identity]
+
     def _earlier(self, info: StreamInfo, key: int) -> Written | None:
         """What a request with this key has written, if there was one."""
+        known = self._server.log.ledger.load_transaction(_transaction_of(info, key))
+        if known is not None:
+            return _written_in(info, known)
         runs = [
             Run(shard, row.recent[0][1], row.recent[0][1] + row.epoch - 1)
             for shard, row in self._producer_rows(info.name, key)
@@ -236,6 +271,18 @@ class Posts:
 
 def _stream(port: ServerPort, name: str) -> StreamInfo:
     return port.call(GetStreamCall(name, auto_create=True)).streams[0]
+
+
+def _transaction_of(info: StreamInfo, key: int) -> int:
+    """The number of the transaction that a request with this key is, if it is one: no client draws such."""
+    return KEY_TRANSACTION_MIN + (producer_id_of_key(info.uuid, str(key)) >> 1)
+
+
+def _written_in(info: StreamInfo, known: TransactionRow) -> Written:
+    """What a request has written as a transaction."""
+    runs = [Run(shard, base, base + count - 1) for stream, shard, base, count in known.offsets if stream == info.id]
+    dead = sum(count for stream, _, _, count in known.offsets if stream != info.id)
+    return Written(info.name, sum(run.last - run.first + 1 for run in runs), runs, dead, duplicate=True)
 
 
 def _anchored(batches: Sequence[Batch], key: int) -> list[Batch]:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from mainstem.consume.consumer import Consumer
@@ -40,7 +40,7 @@ from mainstem.server.http.port import ReaderPort
 from mainstem.server.http.problems import HttpRefusal, understood
 from mainstem.server.http.renderings import RENDERINGS, Rendering, media_type_of
 from mainstem.server.http.routes import START
-from mainstem.server.http.sending import CutOff, Sender, Unfinished
+from mainstem.server.http.sending import ABORT, Connection, CutOff, Sender, Unfinished
 from mainstem.transport.port import GetStreamCall
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ class Reads:
         self, request: Request, line: "Line", reading: Reading, rendering: Rendering, media_type: str
     ) -> "Page":
         try:
-            pieces = await self._gather(line, reading, rendering)
+            pieces = await self._gather(request.scope[ABORT], line, reading, rendering)
             headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
         finally:
             reading.let_go()
@@ -386,7 +386,9 @@ class Reads:
             raise
         return page
 
-    async def _gather(self, line: "Line", reading: Reading, rendering: Rendering) -> list[bytes]:
+    async def _gather(
+        self, connection: Connection, line: "Line", reading: Reading, rendering: Rendering
+    ) -> list[bytes]:
         pieces: list[bytes] = await aside(line, lambda: list(rendering.begin(reading.columns)))
         # A page ends early where many are under way: it says where to go on all the same.
         while (
@@ -394,6 +396,9 @@ class Reads:
             and not reading.is_over
             and not (reading.page_bytes and self._budget.is_used_up)
         ):
+            if connection.is_gone():
+                # Where little matches, a page may be long in the making: nobody makes it for nobody.
+                raise ClientDisconnect
             more = await aside(line, lambda: _whole_batches(reading, rendering))
             if more is None:
                 break

@@ -44,7 +44,10 @@ class Sender:
         await self._hand_on({"type": "http.response.start", "status": status, "headers": raw})
 
     async def send(self, pieces: Sequence[Any], on_slow: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Send them one after the other. `on_slow` is called if the reader takes its time, while it is waited for."""
+        """Send them one after the other. `on_slow` is called if the reader takes its time, while it is waited for. That
+        the reader is gone is found also where there is nothing to send."""
+        if self.connection.is_gone():
+            raise CutOff
         for piece in pieces:
             if len(piece):
                 if on_slow is not None and not await self._is_taken(SLOW_SECONDS):

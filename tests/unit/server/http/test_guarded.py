@@ -1,15 +1,19 @@
 """HTTP behind a guard: what the guard says happens, before a request, while it lasts, and to what it may see."""
 
 import http.client
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mainstem.access.principal import Principal
 from mainstem.core.sampling import SHARE_HEADER
-from mainstem.server.http import tails
+from mainstem.server.http import port, tails
+from mainstem.server.http.append import HttpAppend
 from mainstem.transport.guarding import Quota, Rule
+from mainstem.transport.port import AlterStreamCall, DeleteStreamCall
 from tests.integration.http.client import Answer, Client, Events
 from tests.unit.server.http.serving import SCHEMA, GuardedHttp, guarded
 
@@ -294,3 +298,64 @@ def test_who_waits_for_its_quota_does_not_hold_up_a_stop(tmp_path):
 
     guarded(tmp_path, test)
     assert took[0] < 1
+
+
+@pytest.mark.parametrize("key", [{}, {"idempotency_key": "k"}], ids=["without a key", "with one"])
+@pytest.mark.parametrize("spoilt", ["rows.dead", "rows"])
+def test_what_cannot_be_written_as_a_whole_is_not_in_part(tmp_path, monkeypatch, spoilt, key):
+    """One of the two streams is not any more what it was when the body was parsed."""
+
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        body, query = line(1) + b'{"id": "x"}\n', "?on_bad=dead_letter"
+        assert post(server, server.root, body, query).json()["dead"] == 1
+
+        def submit(append: HttpAppend) -> bool:
+            monkeypatch.setattr(HttpAppend, "submit_waiting", usual)
+            # The log takes first what comes first.
+            call = DeleteStreamCall(spoilt) if spoilt.endswith("dead") else AlterStreamCall(spoilt, shards=2)
+            server.rig.server.carry_out(call)
+            return usual(append)
+
+        usual = HttpAppend.submit_waiting
+        monkeypatch.setattr(HttpAppend, "submit_waiting", submit)
+        refused = post(server, server.root, body, query, **key)
+        assert refused.status >= 400, refused
+        counts = [server.ask(server.root, "GET", f"/streams/{name}") for name in ("rows", "rows.dead")]
+        assert [answer.json().get("records", 0) for answer in counts] == [1, 1 if spoilt == "rows" else 0]
+        # It has used no key.
+        again = post(server, server.root, body, query, **key)
+        assert (again.status, again.json()["duplicate"]) == (200, False), again
+        assert (again.json()["records"], again.json()["dead"]) == (1, 1)
+
+    guarded(tmp_path, test)
+
+
+@pytest.mark.parametrize("query", ["/find?where=id+%3D+-1", "?where=id+%3D+-1"])
+def test_nobody_reads_on_for_a_client_that_went_away(tmp_path, monkeypatch, query):
+    """Nothing matches, so nothing is sent by which it would be noticed."""
+
+    def test(server: GuardedHttp) -> None:
+        prepare(server)
+        post(server, server.root, line(1))
+        with monkeypatch.context() as patched:
+            # Every turn is over before it begins: there is no end to such a reading.
+            patched.setattr(port, "_TURN_SECONDS", 0.0)
+            host, _, number = server.http.rpartition(":")
+            with socket.create_connection((host, int(number))) as peer:
+                known = f"Authorization: Bearer {server.root.secret}"
+                path = RECORDS.removesuffix("/records") + query if "find" in query else RECORDS + query
+                peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{known}\r\n\r\n".encode())
+                wait_until(lambda: server.app.is_busy)
+                time.sleep(0.2)
+                assert server.app.is_busy
+            wait_until(lambda: not server.app.is_busy)
+
+    guarded(tmp_path, test)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
