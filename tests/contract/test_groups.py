@@ -212,6 +212,17 @@ def test_without_members_a_tool_may_commit(ledgers):
     assert shards(ledgers)[1, 1] == GroupShardRow(3, TIME + 1, 0, 1)
 
 
+def test_who_knew_the_group_before_a_reset_does_not_undo_it(ledgers):
+    assign(ledgers, 1, (1, 0, ANN))
+    assign(ledgers, 2, (1, 0, 0))
+    assert ledgers.do(CommitCursors("g", 0, ((1, 0, 8),), TIME, 2)) == Done(rows=1)
+    ledgers.do(ResetGroup("g", ((1, 0, 2),), TIME))
+    late = CommitCursors("g", 0, ((1, 0, 9),), TIME, 2)
+    assert isinstance(error(ledgers.flush(late)[0]), Fenced)
+    assert shards(ledgers)[1, 0].offset == 2
+    assert ledgers.do(CommitCursors("g", 0, ((1, 0, 9),), TIME, 3)) == Done(rows=1)
+
+
 @pytest.mark.parametrize(
     ("place", "kind"),
     [((9, 0, 0), UnknownStream), ((1, 2, 0), InvalidRequest), ((1, -1, 0), InvalidRequest)],

@@ -2,6 +2,9 @@
 
 import json
 import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -16,9 +19,12 @@ from mainstem.core.errors import (
     Unauthenticated,
     UndecodedRecords,
 )
-from mainstem.spark import types
+from mainstem.spark import origin, types
 from mainstem.spark.options import read_options
+from mainstem.spark.origin import Access
 from mainstem.spark.stream import StreamReader
+from mainstem.transport.port import Port, RunsCall
+from mainstem.transport.sharing import CommitCursorsCall
 from tests.spark.parts import SCHEMA, append, fill
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -126,6 +132,75 @@ def test_what_is_trimmed_under_a_planned_batch_is_told(orders):
     patient = reader(folder, startingOffsets="earliest", failOnDataLoss="false")
     assert sum(batch.num_rows for part in planned for batch in patient.read(part)) == 900
     assert len(ids(patient, start, end)) == 900
+    # The next end tells of it, once, and so of what goes while the batch is read.
+    hub.streams.trim("orders", offset=150, shard=0)
+    told = patient.latestOffset(end, ReadAllAvailable())
+    assert (told["lost"], told["trimmed"]) == (["shard 0: 0 to 99"], ["shard 0: 100 to 149"])
+    assert ids(patient, end, told) == []
+    assert patient.latestOffset(told, ReadAllAvailable()) == told
+
+
+class Between:
+    """A port that has something done between two calls of a reader: before the first of this kind."""
+
+    def __init__(self, port: Port, kind: type, done: Callable[[], object]) -> None:
+        self._port = port
+        self._kind = kind
+        self._done: list[Callable[[], object]] = [done]
+
+    def call(self, call: Any) -> Any:
+        if isinstance(call, self._kind) and self._done:
+            self._done.pop()()
+        return self._port.call(call)
+
+
+def test_a_limit_of_bytes_bears_a_trim_in_between(orders, monkeypatch):
+    hub, folder = orders
+    given = {"startingOffsets": "earliest", "maxBytesPerTrigger": "4000"}
+    source = reader(folder, failOnDataLoss="false", **given)
+    trim = partial(hub.streams.trim, "orders", offset=50, shard=0)
+    between = Between(origin.opened(Access.to(folder)), RunsCall, trim)
+    monkeypatch.setattr("mainstem.spark.stream.opened", lambda access: between)
+    offset, found, lost = source.initialOffset(), [], []
+    while (end := source.latestOffset(offset, source.getDefaultReadLimit())) != offset:
+        found += ids(source, offset, end)
+        offset = end
+        lost += end.get("lost", [])
+    assert len(found) == 950
+    assert lost == ["shard 0: 0 to 49"]
+    between = Between(between, RunsCall, partial(hub.streams.trim, "orders", offset=60, shard=0))
+    with pytest.raises(DataLoss, match="records 50 to 59 are gone"):
+        strict = reader(folder, **given)
+        strict.latestOffset(strict.initialOffset(), strict.getDefaultReadLimit())
+
+
+def test_a_reset_moves_the_query_wherever_it_stands(server, monkeypatch):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=100)
+        source = reader(server.url, startingOffsets="earliest", group="lake")
+        first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+        # Everything is read, and the group knows.
+        assert source.latestOffset(first, ReadAllAvailable()) == first
+        assert hub.groups.get("lake").records == 0
+        # Back to where the last batch began.
+        hub.groups.reset("lake", "earliest", dry_run=False)
+        moved = source.latestOffset(first, ReadAllAvailable())
+        assert ids(source, first, moved) == list(range(100))
+        # One that comes in the moment before progress is published, by a query that goes on and by one that begins.
+        append(hub, "orders", 100, 10)
+        reset = partial(hub.groups.reset, "lake", "earliest", dry_run=False)
+        for start, options in ((moved, {}), (source.initialOffset(), {"startingOffsets": "latest"})):
+            between = Between(origin.opened(Access.to(server.url)), CommitCursorsCall, reset)
+            monkeypatch.setattr("mainstem.spark.stream.opened", lambda access, port=between: port)
+            other = reader(server.url, group="lake", **options)
+            again = other.latestOffset(start, ReadAllAvailable())
+            assert ids(other, start, again) == list(range(110))
+            assert hub.groups.get("lake").records == 110
+        # Who comes and goes as this group resets nothing.
+        with hub.consumer("orders", group="lake", commit="manual"):
+            pass
+        assert source.latestOffset(again, ReadAllAvailable()) == again
+        assert hub.groups.get("lake").records == 0
 
 
 def test_a_schema_that_changes_under_a_query(tmp_path):

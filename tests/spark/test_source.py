@@ -8,6 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import datasource as ds
 from pyspark.sql import functions as f
+from pyspark.sql import types as st
 
 import mainstem
 from mainstem.core.errors import InvalidSchema, InvalidSetting
@@ -112,12 +113,30 @@ def test_columns_by_option_and_by_schema(spark, orders):
     assert wider.agg(f.max("id")).first()[0] == Decimal(19_999)
 
 
+def test_filters_on_what_a_value_is_cast_to_are_left_to_spark(spark, tmp_path):
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("tenths", schema={"id": "int64", "x": "double", "big": "decimal(50, 2)"})
+        producer.send("tenths", {"id": 7, "x": 0.1, "big": None}).result(10)
+    narrow = spark.read.format("mainstem").option("hub", str(tmp_path / "log")).schema("id LONG, x FLOAT")
+    assert narrow.load("tenths").where("x = float(0.1) AND id = 7").count() == 1
+    options = read_options({"hub": str(tmp_path / "log"), "stream": "tenths", "where": "x < 1"}, streaming=False)
+    schema = st.StructType([st.StructField("id", st.LongType()), st.StructField("x", st.FloatType())])
+    reader = PushdownReader(options, schema.add("big", st.DecimalType(38, 2)))
+    filters = [ds.EqualTo(("x",), 0.5), ds.Not(ds.EqualTo(("x",), 0.5)), ds.EqualTo(("id",), 7), ds.IsNull(("big",))]
+    assert list(reader.pushFilters(filters)) == filters
+    assert reader._where == '(x < 1) AND "id" = 7'
+
+
 def test_where_and_bounds(spark, orders):
     hub, folder = orders
     assert table(spark, folder, where="id % 2 = 0 AND _shard = 1").where("id < 100").count() <= 50
     info = hub.streams.get("orders")
     some = table(spark, folder, startingOffsets='{"0": 10, "1": -1}', endingOffsets='{"0": 25, "1": -1}')
     assert some.count() == 15
+    # As Spark's source of Kafka has it, by the name of the stream, however that is given.
+    for named in ({"stream": "orders"}, {"path": "orders"}):
+        given = read_options({"hub": folder, "startingOffsets": '{"orders": {"0": 5}}', **named}, streaming=False)
+        assert given.starting == ((0, 5),)
     assert table(spark, folder, startingOffsets="latest").count() == 0
     cursor = mainstem.Cursor(info.uuid, info.epoch, info.ends)
     assert table(spark, folder, startingOffsets=str(cursor)).count() == 0

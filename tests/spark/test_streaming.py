@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 import mainstem
 from mainstem.core.errors import InvalidCursor, InvalidSetting
 from mainstem.spark.options import read_options
-from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
+from mainstem.spark.progress import INITIAL, QueryOffset, Standing, gone_since, shared_out, was_reset, within_bytes
 from mainstem.transport.port import Run
 from tests.spark.parts import append, fill
 from tests.spark.queries import Query
@@ -23,14 +23,19 @@ def test_a_query_goes_on_where_it_was_and_is_a_group(spark, server, tmp_path):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=1_000)
         assert query.run() == list(range(1_000))
+        began = time.monotonic()
         append(hub, "orders", 1_000, 500)
-        assert hub.groups.get("lake").records >= 500
+        time.sleep(1)
+        (listed,) = hub.groups.list()
+        assert listed.records >= 500
+        # The age of the first record that the query has not read.
+        assert 1 <= listed.seconds <= time.monotonic() - began
         assert query.run(maxOffsetsPerTrigger="200") == list(range(1_500))
         # No batch had more than it was allowed to.
         assert max(each["numInputRows"] for each in query.progress) <= 200
         assert len([each for each in query.progress if each["numInputRows"]]) == 3
         (listed,) = hub.groups.list()
-        assert (listed.name, listed.streams, listed.records) == ("lake", ("orders",), 0)
+        assert (listed.name, listed.streams, listed.records, listed.seconds) == ("lake", ("orders",), 0, 0)
         # Whoever resets the group moves the query.
         changes = hub.groups.reset("lake", {("orders", 0): 0}, dry_run=False)
         again = changes[0].records
@@ -88,6 +93,8 @@ def test_progress_needs_a_server(spark, tmp_path):
 
 def test_an_offset_comes_back_as_it_was():
     offset = QueryOffset("ab", 3, (5, 7), (0, 1), (), (4, 7), 9)
+    told = QueryOffset("ab", 3, (5, 7), lost=((0, 1, 2),), trimmed=((1, 3, 4),)).to_json()
+    assert (told["lost"], told["trimmed"]) == (["shard 0: 1 to 2"], ["shard 1: 3 to 4"])
     assert QueryOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
     assert QueryOffset.from_json(dict(INITIAL)) is None
     for strange in ({}, {"offsets": [1]}, {"stream": "a", "epoch": 1, "offsets": [-1]}, {"topic": {"0": 5}}):
@@ -113,11 +120,20 @@ def test_bytes_are_a_limit_too():
     assert within_bytes(0, [], 1) == 0
 
 
-def test_a_reset_is_told_from_progress_and_from_a_start_of_the_server():
+def test_a_reset_is_told_from_progress_and_from_other_members():
     offset = QueryOffset("ab", 1, (50,), None, (), (40,), 3)
-    assert not was_reset(offset, (40,), 3)
-    assert not was_reset(offset, (50,), 4)
-    assert not was_reset(offset, (40,), 4)
-    assert was_reset(offset, (10,), 4)
+    assert not was_reset(offset, Standing((40,), 3, False))
+    assert not was_reset(offset, Standing((50,), 4, True))
+    assert was_reset(offset, Standing((10,), 4, True))
+    assert was_reset(offset, Standing((10,), 4, False))
+    # To where the query was a batch ago; somebody else who came and went as this group has moved nothing.
+    assert was_reset(offset, Standing((40,), 4, True))
+    assert not was_reset(offset, Standing((40,), 4, False))
     # A checkpoint that is older than the group's cursor: nobody has reset anything.
-    assert not was_reset(offset, (90,), 3)
+    assert not was_reset(offset, Standing((90,), 3, False))
+
+
+def test_what_was_trimmed_of_a_plan():
+    planned = {0: (10, 20), 1: (0, 5), 2: (7, 9)}
+    assert gone_since(planned, (10, 0, 7)) == ()
+    assert gone_since(planned, (15, 0, 100)) == ((0, 10, 14), (2, 7, 8))

@@ -5,7 +5,7 @@ more is read than needed, never less.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, Final
@@ -45,6 +45,18 @@ def predicate_of(filters: Iterable[ds.Filter], columns: pa.Schema, where: str = 
         if len(longer.encode()) <= PREDICATE_BYTES_MAX and _is_understood(longer, columns):
             found = longer
     return where if found == f"({where})" else found
+
+
+def of_columns(filters: Iterable[ds.Filter], names: Collection[str]) -> list[ds.Filter]:
+    """Those of the filters that are about one of these columns."""
+    return [each for each in filters if _column(each) in names]
+
+
+def _column(each: ds.Filter) -> str | None:
+    if isinstance(each, ds.Not):
+        return _column(each.child)
+    path: Sequence[str] = getattr(each, "attribute", ())
+    return path[0] if path else None
 
 
 def _is_understood(text: str, columns: pa.Schema) -> bool:

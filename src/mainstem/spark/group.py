@@ -5,11 +5,15 @@ it, and a lever: whoever resets the group moves the query.
 """
 
 import logging
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from mainstem.core.errors import Fenced, InvalidCursor, UnknownGroup
 from mainstem.core.events import Event
 from mainstem.core.identity import RANDOMNESS
+from mainstem.spark.progress import Standing
 from mainstem.transport.port import Port, StreamInfo
 from mainstem.transport.sharing import (
     CommitCursorsCall,
@@ -24,6 +28,9 @@ from mainstem.transport.sharing import (
 logger = logging.getLogger("mainstem.spark")
 
 _CLIENT = "spark"
+# How long the ledger may take to note that nobody owns the shards of a group that was just made.
+_LEAVE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.02
 
 
 class QueryGroup:
@@ -33,37 +40,54 @@ class QueryGroup:
         self._port = port
         self._name = name
 
-    def standing(self, info: StreamInfo) -> tuple[tuple[int, ...], int] | None:
-        """Where the group stands in each shard, and its generation; None if it does not read the stream yet."""
+    def standing(self, info: StreamInfo) -> Standing | None:
+        """Where the group stands; None if it does not read the stream yet."""
         try:
             group, shards = self._get()
         except UnknownGroup:
             return None
-        offsets = {shard.shard: shard.offset for shard in shards if shard.stream_id == info.id}
-        if not offsets:
+        mine = {shard.shard: shard for shard in shards if shard.stream_id == info.id}
+        if not mine:
             return None
-        return tuple(offsets.get(shard, 0) for shard in range(info.shards)), group.generation
+        offsets = tuple(mine[shard].offset if shard in mine else 0 for shard in range(info.shards))
+        # Of all that changes a group only a reset does so at the time at which it moves cursors.
+        is_reset = any(shard.committed_us == group.changed_us for shard in mine.values())
+        return Standing(offsets, group.generation, is_reset)
 
-    def begin(self, info: StreamInfo, offsets: Sequence[int]) -> int:
-        """Make the group, at these offsets, where it is not yet; its generation."""
-        member = RANDOMNESS.getrandbits(62) + 1
-        starts = ((info.id, tuple(offsets)),)
-        self._port.call(JoinGroupCall(self._name, member, (info.name,), None, starts, client=_CLIENT))
-        self._port.call(LeaveGroupCall(self._name, member))
-        return self._get()[0].generation
+    def stand(self, info: StreamInfo, offsets: Sequence[int]) -> Standing:
+        """Where the group stands, which is made at these offsets if it does not read the stream yet."""
+        return self.standing(info) or self._begin(info, offsets)
 
-    def publish(self, info: StreamInfo, offsets: Sequence[int]) -> None:
-        """The query has everything before these offsets, durably."""
+    def publish(self, info: StreamInfo, offsets: Sequence[int], known: Standing) -> Standing:
+        """The query has everything before these offsets, durably. Where the group stands then: elsewhere, if it was not
+        as it is `known` any more, because it was reset meanwhile, or if it may not be set there."""
         places = tuple((info.id, shard, offset) for shard, offset in enumerate(offsets))
         try:
-            self._port.call(CommitCursorsCall(self._name, 0, places))
+            self._port.call(CommitCursorsCall(self._name, 0, places, known.generation))
         except (InvalidCursor, Fenced) as error:
-            # The query goes by its checkpoint, which is older than the group, or somebody else reads as this group.
-            logger.warning(Event("progress of the query is not published", group=self._name, reason=error))
+            found = self.stand(info, offsets)
+            if found.generation == known.generation:
+                # The query goes by its checkpoint, which is older than the group, or somebody else reads as this group.
+                logger.warning(Event("progress of the query is not published", group=self._name, reason=error))
+            return found
+        return replace(known, offsets=tuple(offsets))
 
     def hold(self, hold_us: int) -> None:
         """Keep what the query has not read from retention, for so long at most."""
         self._port.call(HoldGroupCall(self._name, hold_us))
+
+    def _begin(self, info: StreamInfo, offsets: Sequence[int]) -> Standing:
+        member = RANDOMNESS.getrandbits(62) + 1
+        starts = ((info.id, tuple(offsets)),)
+        self._port.call(JoinGroupCall(self._name, member, (info.name,), None, starts, client=_CLIENT))
+        self._port.call(LeaveGroupCall(self._name, member))
+        # That it has left begins a generation, which is not to be taken for a reset later.
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        group, shards = self._get()
+        while any(shard.member for shard in shards) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            group, shards = self._get()
+        return Standing(tuple(offsets), group.generation, is_reset=False)
 
     def _get(self) -> tuple[GroupInfo, list[GroupShard]]:
         shards: list[GroupShard] = []

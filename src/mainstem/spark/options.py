@@ -191,7 +191,9 @@ class Options:
             raise InvalidSetting(f"options {offsets} and {time} say two places; give one of them")
         if by_time is not None:
             return _moment(time, by_time)
-        return None if by_offset is None else _place(offsets, by_offset, self._given.get("stream", ""))
+        if by_offset is None:
+            return None
+        return _place(offsets, by_offset, self._given.get("stream") or self._given.get("path", ""))
 
 
 def begin_of(port: Port, info: StreamInfo, place: Place) -> tuple[int, ...]:

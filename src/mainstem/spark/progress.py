@@ -15,30 +15,36 @@ from mainstem.transport.port import Run
 # What a query begins with, before it has looked: always the same, however often Spark asks.
 INITIAL: Final = {"mainstem": 1}
 
+# Offsets `first` to `last` of a shard.
+Range = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class QueryOffset:
     """The end of a micro-batch: an offset for each shard of the stream with this UUID, in this epoch of the log.
 
-    `begins`: where the batch begins, if not where the one before ended. `lost`: ranges that it does without, as (shard,
-    first, last). `published`: what the group was told when this end was found, and the group's generation then.
+    `begins`: where the batch begins, if not where the one before ended. `lost`: ranges that the query does without
+    since the end before, as (shard, first, last); `trimmed`: those that went while the batch before was read, so that
+    some of them may be lost. `published`: where the group stood when this end was found, and its generation then.
     """
 
     stream: str
     epoch: int
     offsets: tuple[int, ...]
     begins: tuple[int, ...] | None = None
-    lost: tuple[tuple[int, int, int], ...] = ()
+    lost: tuple[Range, ...] = ()
     published: tuple[int, ...] | None = None
     generation: int = 0
+    trimmed: tuple[Range, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For Spark, which compares offsets as texts: what is not needed is left out."""
         found: dict[str, Any] = {"stream": self.stream, "epoch": self.epoch, "offsets": list(self.offsets)}
         if self.begins is not None:
             found["begins"] = list(self.begins)
-        if self.lost:
-            found["lost"] = [f"shard {shard}: {first} to {last}" for shard, first, last in self.lost]
+        for name, ranges in (("lost", self.lost), ("trimmed", self.trimmed)):
+            if ranges:
+                found[name] = [f"shard {shard}: {first} to {last}" for shard, first, last in ranges]
         if self.published is not None:
             found["published"] = list(self.published)
             found["generation"] = self.generation
@@ -102,15 +108,34 @@ def within_bytes(begin: int, runs: Iterable[Run], bytes_max: int) -> int:
     return end
 
 
-def was_reset(offset: QueryOffset, cursors: Sequence[int], generation: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a group stands in each shard of a stream, and its generation: `is_reset` if that began with a reset, and
+    nothing was published since."""
+
+    offsets: tuple[int, ...]
+    generation: int
+    is_reset: bool
+
+
+def was_reset(offset: QueryOffset, standing: Standing) -> bool:
     """Whether somebody has set the group elsewhere since this offset was found.
 
-    A reset is a new generation of the group, but so is a start of the server; and what stands there may be what was
-    published with this offset, or the offset itself if Spark asks again.
+    A reset is a new generation of the group, but so is another owner of a shard, where somebody else reads as this
+    group. Then it stands where it was when this offset was found, or at the offset itself if Spark asks again.
     """
-    if offset.published is None or generation == offset.generation:
+    cursors = standing.offsets
+    if offset.published is None or standing.generation == offset.generation:
         return False
-    return tuple(cursors) not in (_padded(offset.published, cursors), _padded(offset.offsets, cursors))
+    if cursors == _padded(offset.offsets, cursors):
+        return False
+    return standing.is_reset or cursors != _padded(offset.published, cursors)
+
+
+def gone_since(planned: Mapping[int, tuple[int, int]], starts: Sequence[int]) -> tuple[Range, ...]:
+    """What was trimmed of a plan, which has the first offset of a shard and where it ends."""
+    found = ((shard, first, min(starts[shard], end) - 1) for shard, (first, end) in sorted(planned.items()))
+    return tuple((shard, first, last) for shard, first, last in found if first <= last)
 
 
 def _padded(offsets: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:

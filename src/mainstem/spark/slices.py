@@ -152,6 +152,15 @@ def joined(slices: Iterable[Slice]) -> list[Slice]:
     return found
 
 
+def extents(slices: Iterable[Slice]) -> dict[int, tuple[int, int]]:
+    """By shard, of one stream: the first offset of its slices, and where they end."""
+    found: dict[int, tuple[int, int]] = {}
+    for piece in slices:
+        first, end = found.get(piece.shard, (piece.first, piece.end))
+        found[piece.shard] = min(first, piece.first), max(end, piece.end)
+    return found
+
+
 def read(
     piece: Slice,
     columns: Sequence[str] | None = None,

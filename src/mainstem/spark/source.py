@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from mainstem.consume.view import with_metadata
 from mainstem.core.predicate import Predicate
 from mainstem.spark import types
-from mainstem.spark.filters import predicate_of
+from mainstem.spark.filters import of_columns, predicate_of
 from mainstem.spark.options import ReadOptions, begin_of, end_of, read_options
 from mainstem.spark.origin import opened
 from mainstem.spark.reading import (
@@ -87,6 +87,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         info = look_up(options)
         self._options = options
+        self._schema = schema
         self._shape = Shape.of(info, schema)
         self._where = options.where
         if options.where:
@@ -114,7 +115,9 @@ class PushdownReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         columns = with_metadata(all_columns(look_up(self._options)))
-        self._where = predicate_of(filters, columns, self._options.where)
+        # Where the user's schema has another type, Spark asks about what a value is cast to, not about the value.
+        asked = of_columns(filters, types.unchanged(columns, self._schema))
+        self._where = predicate_of(asked, columns, self._options.where)
         return filters
 
 

@@ -23,9 +23,9 @@ from mainstem.core.predicate import Predicate
 from mainstem.spark.group import QueryGroup
 from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
-from mainstem.spark.progress import INITIAL, QueryOffset, shared_out, was_reset, within_bytes
+from mainstem.spark.progress import INITIAL, QueryOffset, Range, gone_since, shared_out, was_reset, within_bytes
 from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, cores, note_loss, parts_for, planned
-from mainstem.spark.slices import runs_of, slices_of
+from mainstem.spark.slices import extents, runs_of, slices_of
 from mainstem.transport.port import GetStreamCall, RunsCall, StreamInfo
 
 
@@ -47,6 +47,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._has_held = options.hold_us is None
         # Of a query that ends: where the stream ended when it began.
         self._target: tuple[int, ...] | None = None
+        # With failOnDataLoss=false, of the batch that was planned last: what was gone by then, and by shard where its
+        # slices begin and end. The next end tells of it.
+        self._lost: dict[Range, None] = {}
+        self._planned: dict[int, tuple[int, int]] = {}
 
     # Offsets.
 
@@ -70,7 +74,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = self._first(info) if before is None else replace(self._at(before, info), begins=None, lost=())
         first, is_moved = self._published(info, first, before)
         found = self._next(info, first, is_limited=not isinstance(limit, ReadAllAvailable))
-        if before is not None and not is_moved and not found.lost and found.offsets == first.offsets:
+        is_told = not (found.lost or found.trimmed)
+        if before is not None and not is_moved and is_told and found.offsets == first.offsets:
             return start
         return found.to_json()
 
@@ -84,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins: Sequence[int] | None = None
         if options.starting is None and options.group:
             standing = QueryGroup(port, options.group).standing(info)
-            begins = None if standing is None else standing[0]
+            begins = None if standing is None else standing.offsets
         if begins is None:
             begins = begin_of(port, info, options.starting or "latest")
         return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
@@ -104,17 +109,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.group:
             return replace(first, published=None), False
         group = QueryGroup(opened(self._options.access), self._options.group)
-        standing = group.standing(info)
-        if standing is None:
-            standing = first.offsets, group.begin(info, first.offsets)
+        standing = group.stand(info, first.offsets)
         self._hold(group)
-        cursors, generation = standing
-        if before is not None and was_reset(before, cursors, generation):
-            moved = QueryOffset(info.uuid, info.epoch, cursors, begins=cursors)
-            return replace(moved, published=cursors, generation=generation), True
-        if cursors != first.offsets:
-            group.publish(info, first.offsets)
-        return replace(first, published=first.offsets, generation=generation), False
+        known = before or replace(first, published=standing.offsets, generation=standing.generation)
+        while not was_reset(known, standing):
+            now = standing
+            if standing.offsets != first.offsets:
+                now = group.publish(info, first.offsets, standing)
+            if now.generation == standing.generation:
+                return replace(first, published=now.offsets, generation=now.generation), False
+            # It was reset the moment before, which is not to be undone.
+            standing = now
+        moved = QueryOffset(info.uuid, info.epoch, standing.offsets, begins=standing.offsets)
+        return replace(moved, published=standing.offsets, generation=standing.generation), True
 
     def _hold(self, group: QueryGroup) -> None:
         if not self._has_held and self._options.hold_us is not None:
@@ -123,7 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, info: StreamInfo, first: QueryOffset, *, is_limited: bool) -> QueryOffset:
         """The end of the next batch: as much as there is, and as may be."""
-        lost: list[tuple[int, int, int]] = []
+        lost, trimmed = [*self._lost], gone_since(self._planned, info.starts)
+        self._lost, self._planned = {}, {}
         begins = list(first.offsets)
         for shard, start in enumerate(info.starts):
             if begins[shard] < start:
@@ -138,7 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = self._within_bytes(info, begins, ends, self._options.bytes_max)
         if is_limited and self._options.rows_max is not None:
             ends = shared_out(begins, ends, self._options.rows_max)
-        found = replace(first, offsets=ends, lost=tuple(lost))
+        found = replace(first, offsets=ends, lost=tuple(lost), trimmed=trimmed)
         return replace(found, begins=tuple(begins)) if lost or first.begins is not None else found
 
     def _bounded(self, info: StreamInfo) -> tuple[int, ...]:
@@ -158,7 +166,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             share = bytes_max * count // max(1, total)
             if count and share:
                 call = RunsCall(info.name, shard, begins[shard], ends[shard], max(1, share // 4))
-                found[shard] = within_bytes(begins[shard], (run for run, _ in runs_of(port, call)), share)
+                # What was trimmed this moment is told when the batch is planned.
+                on_loss = None if self._options.fail_on_data_loss else _pass_over
+                runs = (run for run, _ in runs_of(port, call, on_loss))
+                found[shard] = within_bytes(begins[shard], runs, share)
         return tuple(found) if found != list(begins) else shared_out(begins, ends, 1)
 
     # Batches.
@@ -179,9 +190,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             after.offsets,
             where=options.where,
             parts=options.partitions or parts_for(info.bytes, cores()),
-            on_loss=None if options.fail_on_data_loss else note_loss,
+            on_loss=None if options.fail_on_data_loss else self._note_loss,
         )
+        if not options.fail_on_data_loss:
+            self._planned = extents(slices)
         return planned(slices, options, options.where)
+
+    def _note_loss(self, loss: DataLoss) -> None:
+        note_loss(loss)
+        self._lost[loss.shard, loss.first, loss.last] = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Partition)
@@ -195,3 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look_up(self) -> StreamInfo:
         return opened(self._options.access).call(GetStreamCall(self._options.stream)).streams[0]
+
+
+def _pass_over(loss: DataLoss) -> None:
+    """Another tells of it."""

@@ -78,6 +78,18 @@ def _timed(kind: pa.DataType) -> st.DataType | None:
     return None
 
 
+def unchanged(given: pa.Schema, schema: st.StructType) -> frozenset[str]:
+    """The columns of `schema` whose values are those of the given ones, and not rounded or cut to another type."""
+    return frozenset(field.name for field in schema if _is_same(given.field(field.name), field))
+
+
+def _is_same(given: pa.Field, field: st.StructField) -> bool:
+    try:
+        return _type(given.type, given.name) == field.dataType
+    except InvalidSchema:
+        return False
+
+
 def to_arrow(schema: st.StructType) -> pa.Schema:
     """The schema that Spark expects of batches of these columns, and gives them to a sink with."""
     made: pa.Schema = to_arrow_schema(schema, timezone="UTC")

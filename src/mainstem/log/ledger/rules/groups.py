@@ -93,10 +93,13 @@ def moved_cursors(
         known = rows.open_stream(stream)
         _check_shard(known, shard)
         found = rows.group_shard((group.id, stream, shard)) or GroupShardRow(0, 0, NOBODY, group.generation)
-        is_later = cursors.generation is not None and found.since > cursors.generation
+        # Where nobody owns a shard, one who says which generation it knew does not undo a reset that came since.
+        since = found.since if cursors.member != NOBODY else group.generation
+        is_later = cursors.generation is not None and since > cursors.generation
         if found.owner != cursors.member or is_later:
             whose = "another" if found.owner else "nobody"
-            now = f"it belongs to {whose}" if found.owner != cursors.member else "it was lost, and given to it anew"
+            anew = "it was lost, and given to it anew" if cursors.member else "the group was reset, or had members"
+            now = f"it belongs to {whose}" if found.owner != cursors.member else anew
             raise Fenced(
                 f"shard {shard} of stream {known.name!r} is not this member's any more in group {name!r}: {now}. "
                 "Nothing was committed; what was read since the last commit is read again by whoever has the shard next"
