@@ -137,6 +137,10 @@ def test_replay_goes_into_a_table_or_another_stream(shop, tmp_path, capfd):
     assert "wrote 10 rows" in capfd.readouterr().out
     rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
     assert sorted(rows["left"].to_pylist()) == list(range(100, 110))
+    # In its place: what is different is said.
+    right = ("--sql", "SELECT item, if(item = 3, -1, left) AS left FROM stock WHERE item BETWEEN 2 AND 10", "--replace")
+    assert run(["job", "run", "replay", "stock", str(tmp_path / "t"), *within, *right, *url]) == 0
+    assert "compared with version 1: 1 row added, 2 removed, 1 changed, 7 the same\n" in capfd.readouterr().out
     into = ("--into", "fixed", "--columns", "item")
     for records in (100, 0):
         assert run(["job", "run", "replay", "stock", str(tmp_path / "notes"), *within, *into, "--json", *url]) == 0

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.errors import DeliveryRefused, InvalidSetting
+from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.replay import replay
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
@@ -23,6 +24,16 @@ HOUR = timedelta(hours=1)
 
 def doubled(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"id": rows["id"], "twice": pc.multiply(rows["x"], 2)})
+
+
+def _changed():
+    """That function, corrected."""
+
+    def doubled(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"id": rows["id"], "twice": pc.multiply(rows["x"], 3)})
+
+    doubled.__qualname__ = "doubled"
+    return doubled
 
 
 @pytest.fixture
@@ -73,6 +84,10 @@ def test_it_is_done_once_and_takes_what_came_late(log, tmp_path, spark):
             replay(tmp_path / "log", "clicks", tmp_path / "t", **given, on_step=cut_at(step, number))
     replay(tmp_path / "log", "clicks", tmp_path / "t", **given)
     assert ids(tmp_path / "t") == list(range(3_600))
+    # The same name, and not the same replay any more.
+    for other in ({"columns": ["id", "x"]}, {"function": _changed()}):
+        with pytest.raises(InvalidSetting, match="run before with another range, query, columns or function"):
+            replay(tmp_path / "log", "clicks", tmp_path / "t", **{**given, **other})
     assert replay(tmp_path / "log", "clicks", tmp_path / "t", **given).loads == 0
     with log.producer() as producer:
         producer.send("clicks", {"id": -1, "x": 1}, timestamp=START)
@@ -98,6 +113,7 @@ def test_into_another_stream(server, tmp_path, spark):
         replay(server.url, "clicks", state, **into)
         assert delivered(hub, "twice") == [{"id": at, "twice": 2 * (at % 10)} for at in range(1_500)]
         assert replay(server.url, "clicks", state, **into).loads == 0
+        assert list((state / "_mainstem" / "attempts").iterdir()) == [], "no run that was killed has left its marker"
         # As they are, with their times; and through a query.
         replay(server.url, "clicks", tmp_path / "as is", into="copy", **given)
         assert delivered(hub, "copy") == [{"id": at, "x": at % 10} for at in range(1_500)]
@@ -132,11 +148,19 @@ def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spa
     with pytest.raises(CutShort):
         replay(tmp_path / "log", "clicks", table, sql=right, replace=True, on_step=cut_at("written"), **given)
     assert _rows(table) == {at: -1 if at % 100 == 0 else at % 10 for at in range(3_600)}
-    replay(tmp_path / "log", "clicks", table, sql=right, replace=True, **given)
+    told = replay(tmp_path / "log", "clicks", table, sql=right, replace=True, **given).compared
+    assert told == Compared(first.table_version, added=0, removed=0, changed=36, same=3_564)
     before = {row["id"]: row["x"] for row in _version(table, first.table_version)}
     after = _rows(table)
     assert after == {at: at % 10 for at in range(3_600)}
     assert {at for at in after if after[at] != before[at]} == set(range(0, 3_600, 100))
+    # Another range, other columns: of a row that has none of them apart, nothing is changed but the row itself.
+    sql = "SELECT if(id < 10, NULL, id) AS id, x, map('x', x) AS more FROM clicks WHERE id >= 5"
+    given["until"] = START + 2 * HOUR
+    told = replay(tmp_path / "log", "clicks", table, sql=sql, key=["id"], replace=True, **given).compared
+    assert told is not None
+    assert (told.added, told.removed, told.changed, told.same) == (3_600 + 5, 10, 3_590, 0)
+    given["until"] = START + HOUR
     adding = tmp_path / "adding"
     for name in ("wrong", "right"):
         replay(tmp_path / "log", "clicks", adding, sql=right, name=name, **given)

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
@@ -109,10 +110,13 @@ def test_a_snapshot_takes_the_place_of_the_last_one(tmp_path, spark):
             with pytest.raises(CutShort):
                 snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark, on_step=cut_at(step))
             shop.change(50, 30)
-            snapshot(tmp_path / "log", "stock", tmp_path / "snap", spark=spark)
+            snapshot(tmp_path / "log", "stock", tmp_path / "snap", vacuum="0s", spark=spark)
             assert rows_of(tmp_path / "snap") == shop.state, step
         left = [path.name for path in (tmp_path / "snap" / "_mainstem" / "attempts").glob("*")]
         assert left == []
+        for table in (ROWS, TOMBSTONES):
+            files = DeltaTable(str(tmp_path / "snap" / table)).file_uris()
+            assert len(list((tmp_path / "snap" / table).glob("*.parquet"))) == len(files), "older ones are vacuumed"
 
 
 def test_a_stream_without_a_key_has_none(tmp_path, spark):

@@ -1,20 +1,30 @@
 """The job `warehouse`: a stream in a Delta table, exactly once, in the right partitions, for every reader."""
 
+import contextlib
 import shutil
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch, TableUnusable
+from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch, TableUnusable, UndecodedRecords
+from mainstem.spark.jobs.audit import audit
+from mainstem.spark.jobs.lake import SMALL_FILES_MAX
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
+from mainstem.spark.jobs.reconciliation import tier_counts
+from mainstem.spark.jobs.snapshot import snapshot
 from mainstem.spark.jobs.warehouse import warehouse
 from tests.spark.lakes import STEPS, CutShort, cut_at, strays, table_of
 
@@ -23,17 +33,18 @@ pytestmark = pytest.mark.xdist_group("spark")
 TIME = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([("id", pa.int64()), ("ts", TIME), ("country", pa.string()), ("x", pa.float64())])
 START = datetime(2026, 1, 31, 22, tzinfo=UTC)
+START_US = int(START.timestamp()) * 1_000_000
 
 
-def orders(first: int, count: int) -> pa.Table:
-    """A row every second."""
-    ids = range(first, first + count)
+def orders(first: int, count: int, step: timedelta = timedelta(seconds=1)) -> pa.Table:
+    """A row every second, or more often."""
+    ids = np.arange(first, first + count)
     return pa.table(
         [
             pa.array(ids, pa.int64()),
-            pa.array([START + timedelta(seconds=at) for at in ids], SCHEMA.field("ts").type),
-            pa.array([("DE", "FR", "IT")[at % 3] for at in ids]),
-            pa.array([at / 4 for at in ids]),
+            pa.array(ids * (step // timedelta(microseconds=1)) + START_US).cast(TIME),
+            pa.array(np.array(["DE", "FR", "IT"])[ids % 3]),
+            pa.array(ids / 4),
         ],
         schema=SCHEMA,
     )
@@ -126,37 +137,116 @@ def test_a_run_that_is_cut_short_anywhere_is_done_once(log, tmp_path, spark):
             assert done.loads == (1 if step in ("committed", "done") else 2), (step, mode)
 
 
+# Runs a job in a process of its own, which is killed at one of its steps.
+KILLED = """
+import os, signal, sys
+from mainstem.spark import session
+from mainstem.spark.jobs.warehouse import warehouse
+
+log, table, step = sys.argv[1:]
+
+def kill(name, done, total):
+    if name == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+spark = session("killed", "local[2]", {"spark.ui.enabled": False, "spark.local.dir": os.path.dirname(table)})
+warehouse(log, "orders", table, partition="hour", time="ts", load_rows=300_000, spark=spark, on_step=kill)
+"""
+
+
 @pytest.mark.mechanism("K25", "P3")
-@pytest.mark.slow("loads 200,000 rows three times, and again without what is tested")
+@pytest.mark.slow("a million rows in two tables, and a process of Spark that is killed")
 def test_a_load_that_is_killed_and_run_again_changes_nothing(tmp_path, spark, monkeypatch):
-    """Offsets are committed with the rows: every load is in the table once. Without that, a load comes twice."""
+    """Offsets are committed with the rows: every load is in the table once, as many rows as the producer says it sent,
+    each in the partition of its hour. Without that, a load comes twice."""
+    count = 1_000_000
+    table = tmp_path / "orders"
     with mainstem.open(tmp_path / "log") as hub:
         hub.streams.create("orders", shards=4, schema=SCHEMA, key="id")
-        for first in range(0, 200_000, 20_000):
-            send(hub, orders(first, 20_000))
-        sent = hub.streams.get("orders").records
-    table = tmp_path / "orders"
-    given = {"partition": "hour", "time": "ts", "load_rows": 60_000, "spark": spark}
-    for step, number in (("written", 1), ("committed", 2), ("planned", 2)):
-        with pytest.raises(CutShort):
-            warehouse(tmp_path / "log", "orders", table, **given, on_step=cut_at(step, number))
-    warehouse(tmp_path / "log", "orders", table, **given)
+        with hub.producer(counts="1s") as producer:
+            for first in range(0, count, 100_000):
+                producer.send_batch("orders", orders(first, 100_000, timedelta(milliseconds=100)))
+    given = {"partition": "hour", "time": "ts", "load_rows": 300_000, "spark": spark}
+    # The worst place: the table has the load, and nothing else says so.
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path / "log", table, "committed"], check=False, timeout=180
+    )
+    assert child.returncode == -signal.SIGKILL
+    with pytest.raises(CutShort):
+        warehouse(tmp_path / "log", "orders", table, **given, on_step=cut_at("written", 1))
+    done = warehouse(tmp_path / "log", "orders", table, **given)
+    assert done.loads == 3
     found = table_of(table)
-    assert found.num_rows == sent == 200_000
-    assert sorted(found["id"].to_pylist()) == list(range(200_000))
-    hours = zip(found["_date"].to_pylist(), found["_hour"].to_pylist(), found["ts"].to_pylist(), strict=True)
-    assert all((day, hour) == (ts.date(), ts.hour) for day, hour, ts in hours)
+    assert found.num_rows == len(pc.unique(found["id"])) == count
+    assert pc.min_max(found["id"]).as_py() == {"min": 0, "max": count - 1}
+    assert pc.all(pc.equal(found["_hour"], pc.hour(found["ts"]).cast(pa.int32()))).as_py()
+    assert pc.all(pc.equal(found["_date"], found["ts"].cast(pa.date32()))).as_py()
+    audited = audit(tmp_path / "log", "orders", tables=[table], settle="1s", spark=spark)
+    tiers = {tier.tier: (tier.expected, tier.seen) for tier in tier_counts(audited.reconciliation, {})}
+    assert audited.is_good
+    assert set(tiers.values()) == {(count, count)}
+    assert len(tiers) == 3, "stored, read, and the table"
     before = DeltaTable(str(table)).version()
     again = warehouse(tmp_path / "log", "orders", table, **given)
     assert (again.loads, DeltaTable(str(table)).version()) == (0, before)
-    # The control: nobody asks the table which loads it has.
+    # The control: nobody asks the table which loads it has, neither at first nor when it commits.
     monkeypatch.setattr(Loading, "_settled", lambda loading: 0)
+    monkeypatch.setattr("mainstem.spark.jobs.lake._require_next", lambda *given, **more: None)
     careless = tmp_path / "careless"
     given["compact"] = False
     with pytest.raises(CutShort):
         warehouse(tmp_path / "log", "orders", careless, **given, on_step=cut_at("committed"))
     warehouse(tmp_path / "log", "orders", careless, **given)
-    assert table_of(careless).num_rows > 200_000
+    assert table_of(careless).num_rows > count
+
+
+def test_two_that_run_at_once_load_everything_once(log, tmp_path, spark, monkeypatch):
+    """Where a lock does not hold, as between machines, the table decides: the second to commit a load is refused, and
+    the next run goes on where the first has come to."""
+    table = tmp_path / "orders"
+
+    def unlocked(manifests: Manifests) -> contextlib.AbstractContextManager[None]:
+        manifests.folder.mkdir(parents=True, exist_ok=True)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(Manifests, "locked", unlocked)
+
+    def overtaken(step: str, done: int, total: int) -> None:
+        if step == "wrote":
+            with contextlib.suppress(CutShort):
+                warehouse(tmp_path / "log", "orders", table, load_rows=2_000, spark=spark, on_step=cut_at("committed"))
+
+    with pytest.raises(TableUnusable, match="has load 1 of this job already"):
+        warehouse(tmp_path / "log", "orders", table, spark=spark, on_step=overtaken)
+    send(log, orders(3_000, 10))
+    done = warehouse(tmp_path / "log", "orders", table, spark=spark)
+    assert (done.loads, done.rows_read) == (1, 1_010)
+    assert ids(table) == list(range(3_010))
+
+
+@pytest.mark.slow("two kinds of job")
+def test_what_cannot_be_read_is_told_as_it_is(log, tmp_path, spark):
+    """Also where the records go through Spark: it is not tried again, and no error of Spark's."""
+    log.streams.create("lines", shards=2)
+    with log.producer() as producer:
+        producer.send("lines", b"no row")
+    log.streams.set_schema("lines", {"item": "string"})
+    with log.producer() as producer:
+        producer.send("lines", {"item": "b"})
+    for name, sql in (("copied", None), ("queried", "SELECT item FROM lines ORDER BY item")):
+        with pytest.raises(UndecodedRecords) as told:
+            warehouse(tmp_path / "log", "lines", tmp_path / name, sql=sql, spark=spark)
+        assert (told.value.stream, told.value.first, told.value.last) == ("lines", 0, 0)
+        done = warehouse(tmp_path / "log", "lines", tmp_path / name, sql=sql, on_bad="skip", spark=spark)
+        assert (done.undecoded, done.rows_written) == (1, 1)
+
+    def trim(step: str, done: int, total: int) -> None:
+        if step == "prepared":
+            log.streams.trim("orders", offset=10, shard=1)
+
+    with pytest.raises(DataLoss) as gone:
+        snapshot(tmp_path / "log", "orders", tmp_path / "snapshot", on_step=trim, spark=spark)
+    assert (gone.value.stream, gone.value.shard, gone.value.first, gone.value.last) == ("orders", 1, 0, 9)
 
 
 @pytest.mark.slow("queries of Spark, one with a shuffle")
@@ -203,8 +293,12 @@ def test_one_row_for_each_key(tmp_path, spark):
                         wanted[item] = left
 
         def check() -> None:
-            warehouse(tmp_path / "log", "stock", table, mode="upsert", load_rows=20, spark=spark)
+            warehouse(tmp_path / "log", "stock", table, mode="upsert", load_rows=20, spark=spark, vacuum="0s")
             found = table_of(table)
+            # Merges leave a file or more each; those are made into few, and what is not needed any more is deleted.
+            files = DeltaTable(str(table)).file_uris()
+            assert len(files) <= SMALL_FILES_MAX
+            assert {Path(file).name for file in files} == {file.name for file in table.glob("*.parquet")}
             assert {row["item"]: row["left"] for row in found.to_pylist()} == wanted
             assert found.num_rows == len(wanted)
 
@@ -230,6 +324,18 @@ def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):
     found = table_of(table).sort_by("id")
     assert found["note"].to_pylist() == [None] * 3_000 + ["new"] * 10
     assert found["id"].to_pylist() == list(range(3_010))
+
+
+@pytest.mark.slow("twenty loads")
+def test_it_compacts_what_it_wrote(log, tmp_path, spark):
+    """Of each partition with many small files it makes one; what it read and what it wrote is the same."""
+    crowd = {"partition": "day", "time": "ts", "load_rows": 300, "spark": spark}
+    for name, compact in (("loose", False), ("packed", True)):
+        done = warehouse(tmp_path / "log", "orders", tmp_path / name, **crowd, compact=compact)
+        assert done.loads >= 10
+        assert ids(tmp_path / name) == list(range(3_000))
+        files = DeltaTable(str(tmp_path / name)).file_uris()
+        assert (len(files) <= SMALL_FILES_MAX) == compact, files
 
 
 def test_where_columns_and_no_places(log, tmp_path, spark):

@@ -41,6 +41,9 @@ LoadRows = Annotated[
 FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get.", show_default=True)]
 OnBad = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
 OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
+Vacuum = Annotated[
+    str | None, typer.Option(metavar="AGE", help="Delete files that the table has not needed for so long, such as 7d.")
+]
 Notes = Annotated[
     str | None,
     typer.Option(
@@ -117,6 +120,13 @@ def show_loaded(result: "JobResult", json: bool) -> None:
     )
     if result.rows_deleted:
         print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")
+    if (told := result.compared) is not None:
+        print(
+            f"compared with version {told.before}: {counted(told.added, 'row')} added, {told.removed:,} removed, "
+            f"{told.changed:,} changed, {told.same:,} the same"
+        )
+    if result.vacuumed:
+        print(f"{counted(result.vacuumed, 'file')} deleted that the table needed no more")
     if result.undecoded:
         print(f"passed over {counted(result.undecoded, 'record')} that are no rows of the schema", file=sys.stderr)
     for shard, first, end in result.lost:
@@ -162,6 +172,7 @@ def warehouse(
     no_compact: Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")] = False,
     load_rows: LoadRows = None,
     file_size: FileSize = "128MiB",
+    vacuum: Vacuum = None,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
 ) -> "JobResult":
@@ -184,6 +195,7 @@ def warehouse(
         places=not no_places,
         start=_start(start),
         compact=not no_compact,
+        vacuum=vacuum,
         load_rows=load_rows,
         file_bytes=_bytes("--file-size", file_size),
         on_bad=on_bad,  # type: ignore[arg-type]
@@ -201,6 +213,7 @@ def snapshot(
     at: Annotated[str | None, typer.Option(metavar="CURSOR", help="As of this cursor; the end if not said.")] = None,
     since: Annotated[str | None, typer.Option(metavar="CURSOR", help="Only what happened after this cursor.")] = None,
     columns: Columns = None,
+    vacuum: Vacuum = None,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
 ) -> "JobResult":
@@ -217,6 +230,7 @@ def snapshot(
         at=None if at is None else Cursor.parse(at),
         since=None if since is None else Cursor.parse(since),
         columns=_names(columns),
+        vacuum=vacuum,
         on_bad=on_bad,  # type: ignore[arg-type]
         on_loss=on_loss,  # type: ignore[arg-type]
         **given,
@@ -249,13 +263,22 @@ def replay(
     time: Time = "_timestamp",
     load_rows: LoadRows = None,
     file_size: FileSize = "128MiB",
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="What tells rows apart when --replace compares; the stream's key if not said."
+        ),
+    ] = None,
+    no_compare: Annotated[
+        bool, typer.Option("--no-compare", help="With --replace: do not say what is different.")
+    ] = False,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
 ) -> "JobResult":
     """Run a time range of history through a function or a query into a table or a stream, exactly once.
 
     A run that was killed is simply run again; one that was done does nothing the second time. With --replace readers
-    see the old rows or the new ones, never both.
+    see the old rows or the new ones, never both; it says how many are different.
     """
     from mainstem.spark.jobs.replay import replay as job
     from mainstem.spark.jobs.warehouse import LOAD_ROWS
@@ -276,6 +299,8 @@ def replay(
         time=time,
         load_rows=load_rows or LOAD_ROWS,
         file_bytes=_bytes("--file-size", file_size),
+        compare=not no_compare,
+        key=_names(key),
         on_bad=on_bad,  # type: ignore[arg-type]
         on_loss=on_loss,  # type: ignore[arg-type]
         **given,

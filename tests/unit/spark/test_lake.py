@@ -1,15 +1,17 @@
 """Files that become rows of a Delta table in one commit, read back by delta-rs."""
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from mainstem.core.errors import SchemaMismatch, TableUnusable
+from mainstem.spark.jobs import part_files
 from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
 from mainstem.spark.jobs.part_files import Target, write_parts
 from mainstem.spark.jobs.partitions import Partitioning
@@ -58,8 +60,88 @@ def test_a_load_is_one_commit_and_its_number(tmp_path):
     assert found["id"].to_pylist() == list(range(200))
     assert found["_hour"].to_pylist()[0] == 22
     assert found.select(SCHEMA.names).cast(SCHEMA).to_batches()[0].slice(0, 100).equals(_rows(0, 100))
-    # A second commit of the same number is for who did not look; one that looks does not make it.
     assert sum(file.rows for file in files) == found.num_rows
+
+
+def test_a_number_is_committed_once(tmp_path):
+    """Also by a run that looked before another had committed it: it counts what the table has then."""
+    lake = Lake(tmp_path / "t")
+    lake.prepare(pa.schema([("_key", pa.binary()), ("x", pa.int64())]), [])
+    rows = pa.table({"_key": [b"a"], "x": [1], DELETED_COLUMN: [False]})
+    assert lake.number_of("j") == Lake(tmp_path / "t").number_of("j") == 0
+    lake.upsert(rows, "j", 1, {})
+    for number in (0, 1):
+        with pytest.raises(TableUnusable, match=f"has load {number} of this job already: another run has committed it"):
+            lake.append([], "j", number, {})
+        with pytest.raises(TableUnusable, match=f"has load {number} of this job already"):
+            lake.upsert(rows, "j", number, {})
+    assert lake.version == 1
+    # A table that does not decide may have the number from a run that was killed.
+    lake.append([], "j", 1, {}, overwrite=True, can_repeat=True)
+    lake.append([], "j", 2, {})
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Every file and folder that was made durable, by its path."""
+    found: set[Path] = set()
+    sync = os.fsync
+
+    def fsync(fd):
+        found.add(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_every_commit_survives_a_power_cut(tmp_path, synced):
+    """Whatever a step adds to the table's folder is on disk when it returns: files, the folders that name them, what
+    the log says. delta-rs itself syncs nothing."""
+    seen: set[Path] = set()
+
+    def check(folder):
+        there = {path for path in (folder, *folder.rglob("*")) if "_mainstem" not in path.parts}
+        changed = {*(there - seen), *(path.parent for path in there - seen)}
+        assert changed
+        assert changed <= synced, changed - synced
+        seen.update(there)
+        synced.clear()
+
+    lake = Lake(tmp_path / "deep" / "t")
+    by_hour = Partitioning("hour", "ts")
+    lake.prepare(pa.schema([*SCHEMA, *by_hour.fields]), by_hour.columns)
+    check(lake.folder)
+    for number in range(1, 11):
+        files, _ = write_parts(_target(lake.folder, by_hour), number, [_rows(0, 10)])
+        lake.append(files, "j", number, {})
+        check(lake.folder)
+    assert lake.compact(1 << 27) == 10
+    check(lake.folder)
+    wider = pa.schema([*SCHEMA, ("more", pa.int64()), *by_hour.fields])
+    lake.prepare(wider, by_hour.columns)
+    check(lake.folder)
+
+    keyed = Lake(tmp_path / "keyed")
+    keyed.prepare(pa.schema([("_key", pa.binary()), ("x", pa.int64())]), [])
+    check(keyed.folder)
+    for number in (1, 2):
+        keyed.upsert(pa.table({"_key": [b"a"], "x": [number], DELETED_COLUMN: [False]}), "j", number, {})
+        check(keyed.folder)
+
+
+def test_what_a_killed_run_committed_is_made_durable_by_the_next(tmp_path, synced):
+    Lake(tmp_path / "t").prepare(SCHEMA, [])
+    write_deltalake(str(tmp_path / "t"), pa.Table.from_batches([_rows(0, 3)]), mode="append")
+    synced.clear()
+    Lake(tmp_path / "t").make_durable()
+    (file,) = (tmp_path / "t").glob("*.parquet")
+    assert {
+        file,
+        file.parent,
+        tmp_path / "t" / "_delta_log" / f"{1:020d}.json",
+        tmp_path / "t" / "_delta_log",
+    } <= synced
 
 
 def test_statistics_let_readers_skip_files(tmp_path):
@@ -81,15 +163,32 @@ def test_statistics_let_readers_skip_files(tmp_path):
     assert table.to_pyarrow_dataset().to_table(filter=ds.field("ts") >= last).num_rows == 1
 
 
-def test_files_are_closed_at_their_size_and_at_the_limit_of_open_ones(tmp_path):
+def test_files_are_closed_at_their_size(tmp_path):
     lake = Lake(tmp_path / "t")
-    by_hour = Partitioning("hour", "ts")
-    lake.prepare(pa.schema([*SCHEMA, *by_hour.fields]), by_hour.columns)
-    files, _ = write_parts(_target(lake.folder, by_hour), 0, [_rows(0, 60 * 40), _rows(0, 60 * 40)])
-    assert sum(file.rows for file in files) == 2 * 60 * 40
+    lake.prepare(SCHEMA, [])
     small = Partitioning("none")
     files, _ = write_parts(_target(lake.folder, small, file_bytes=1), 0, [_rows(0, 300_000), _rows(0, 300_000)])
     assert [file.rows for file in files] == [300_000, 300_000]
+
+
+def test_many_partitions_take_bounded_memory_and_a_file_each(tmp_path, monkeypatch):
+    """Every batch has rows of a hundred hours, or all of one. What is gathered is written where there is the most."""
+    by_hour = Partitioning("hour", "ts")
+    target = _target(tmp_path, by_hour)
+    batches = [_rows(0, 60 * 100)] * 20
+    files, count = write_parts(target, 0, batches)
+    assert (len(files), count) == (100, 20 * 60 * 100)
+    size = _rows(0, 60 * 100).nbytes
+    monkeypatch.setattr(part_files, "_GATHERED_BYTES_MAX", 2 * size)
+    monkeypatch.setattr(part_files, "_OPEN_MAX", 10)
+    with part_files.PartFiles(target, 1) as bounded:
+        for rows in (*batches[:4], *[_rows(0, 60)] * 400, *batches[:1]):
+            bounded.write(rows)
+            assert bounded.gathered_bytes < 2 * size
+            assert bounded.open_files <= 10
+    assert sum(file.rows for file in bounded.written) == 5 * 60 * 100 + 400 * 60
+    # The hour that has the most is written in large groups, others wait for theirs.
+    assert len(bounded.written) < 250
 
 
 def test_an_error_leaves_no_file(tmp_path):

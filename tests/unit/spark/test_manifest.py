@@ -1,5 +1,7 @@
 """Manifests: what a kill leaves is finished or given up, and two runs do not write at once."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -27,8 +29,10 @@ def test_a_load_goes_its_way(tmp_path):
         begun = manifests.begin(_plan(1))
         assert begun.attempt
         assert manifests.marker(begun.attempt).exists()
+        left = _file(tmp_path, begun.attempt, "00001-b")
         manifests.advance(msgspec.structs.replace(begun, state="done"))
         assert not manifests.marker(begun.attempt).exists()
+        assert not left.exists()
     assert [one.state for one in manifests.all()] == ["done"]
     assert manifests.get(2) is None
 
@@ -45,6 +49,27 @@ def test_a_load_that_the_table_has_is_finished(tmp_path):
     assert (done.state, done.done_us) == ("done", 5)
     assert kept.exists()
     assert not left.exists()
+
+
+def test_what_is_said_to_be_done_has_left_nothing(tmp_path, monkeypatch):
+    """A kill while it is tidied up: the next run does that again."""
+    manifests = Manifests(tmp_path, "j")
+    manifests.folder.mkdir(parents=True)
+    begun = manifests.begin(_plan(1))
+    left = _file(tmp_path, begun.attempt, "00001-b")
+    manifests.advance(msgspec.structs.replace(begun, state="written"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rglob", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            manifests.advance(msgspec.structs.replace(begun, state="done"))
+    assert left.exists()
+    manifests.settle(1, now_us=5)
+    assert not left.exists()
+    assert [one.state for one in manifests.all()] == ["done"]
+
+
+def _interrupted(*arguments):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("state", ["planned", "written"])

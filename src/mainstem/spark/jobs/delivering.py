@@ -31,6 +31,10 @@ class Redelivery(Loading):
     def _settled(self) -> int:
         done = [manifest.number for manifest in self.manifests.all() if manifest.state == "done"]
         number = max(done, default=0)
+        begun = self.manifests.get(number + 1)
+        if begun is not None:
+            # The manifest stays, as the plan of what is delivered again, under an attempt of its own.
+            self.manifests.end(begun.attempt, ())
         self._on_step("settled", number, number)
         return number
 

@@ -93,6 +93,11 @@ class History:
         )
         return balance(pieces, parts)
 
+    def stored_bytes(self, load: Load) -> int:
+        """About how many bytes of the log a load is."""
+        pieces = slices_of(self._port, self.access, self.info, load.start, load.end, on_loss=lambda loss: None)
+        return sum(piece.bytes for piece in pieces)
+
     def names(self, columns: Sequence[str] | None, beside: Sequence[str]) -> tuple[str, ...]:
         """The columns to read: these, or all of the rows, and what is to be `beside` them."""
         names = list(self.schema(Wanted()).names if columns is None else columns)

@@ -1,16 +1,22 @@
 """A Delta table in a folder, written without a JVM: the files that tasks wrote become rows in one commit.
 
 The commit carries the number of the job's load as the version of an application transaction. delta-rs accepts the same
-number twice, so it is looked up first; of two that commit at once, it lets only one through. Both together: a load is
-in the table once.
+number twice, so it is looked up in the very version that is committed to; of two that commit at once, it lets only one
+through. Both together: a load is in the table once.
+
+delta-rs leaves it to the file system when what it wrote is on disk. After every commit it is made so: the files that
+came with it, the folders that name them, what the log says of them.
 """
 
 import contextlib
+import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema
@@ -21,7 +27,7 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.errors import SchemaMismatch, TableUnusable
 from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
-from mainstem.log.disk import sync_dir
+from mainstem.log.disk import LocalDisk, sync_dir
 from mainstem.spark.jobs.columns import missing_columns
 from mainstem.spark.jobs.part_files import WrittenFile
 
@@ -35,6 +41,11 @@ KEY_COLUMN: Final = "_key"
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
+# From this age on a vacuum looks at all files, not only at those that the log still knows to be let go.
+_WHOLE_VACUUM_HOURS: Final = 24
+# A run that is killed leaves one commit at most that is not known to be on disk; the next one sees to it first.
+_LEFT_MAX: Final = 4
+_DISK: Final = LocalDisk()
 
 
 class Lake:
@@ -45,6 +56,8 @@ class Lake:
             raise TableUnusable(f"{folder} is an address; a table is in a folder that this machine and Spark's see")
         self.folder = folder
         self._clock = clock
+        # Whether commits of killed runs are on disk.
+        self._is_checked = False
 
     @property
     def exists(self) -> bool:
@@ -72,14 +85,23 @@ class Lake:
         """Its columns, those of its partitions among them."""
         return _plain(pa.schema(self._table().schema().to_arrow()))
 
+    def at(self, version: int) -> tuple[pa.Schema, list[Path]]:
+        """The columns that the table had in a version, and its files then."""
+        with _translated(self.folder):
+            table = DeltaTable(str(self.folder), version=version)
+        paths = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+        schema = _plain(pa.schema(table.schema().to_arrow()))
+        return schema, [self.folder.absolute() / unquote(path) for path in paths]
+
     def prepare(self, schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
         """Make the table if there is none, add columns that it lacks; the columns that it then has. Doing it again
         changes nothing, so a kill after it does no harm."""
         if not self.exists:
             self._require_free()
-            self.folder.mkdir(parents=True, exist_ok=True)
+            _DISK.make_dirs(self.folder.absolute())
             with _translated(self.folder):
                 DeltaTable.create(str(self.folder), Schema.from_arrow(schema), "ignore", list(partition_by))
+            self.make_durable()
         table = self._table()
         has = list(table.metadata().partition_columns)
         if has != list(partition_by):
@@ -90,8 +112,10 @@ class Lake:
         lacks = missing_columns(self.schema(), schema)
         if lacks:
             fields = [Field.from_json(field.to_json()) for field in Schema.from_arrow(pa.schema(lacks)).fields]
+            before = table.version()
             with _translated(self.folder):
                 table.alter.add_columns(fields)
+            self.make_durable(before)
         return self.schema()
 
     def _require_free(self) -> None:
@@ -102,11 +126,21 @@ class Lake:
             raise TableUnusable(f"{self.folder} is no Delta table and not empty: it has {strangers[0]!r}; give another")
 
     def append(
-        self, files: Iterable[WrittenFile], job: str, number: int, notes: dict[str, Any], *, overwrite: bool = False
+        self,
+        files: Collection[WrittenFile],
+        job: str,
+        number: int,
+        notes: dict[str, Any],
+        *,
+        overwrite: bool = False,
+        can_repeat: bool = False,
     ) -> int:
-        """Make these files part of the table, in its load `number`; the table's version. With `overwrite` they take the
-        place of everything that was in it."""
+        """Make these files, which are on disk, part of the table in its load `number`; the table's version. With
+        `overwrite` they take the place of everything that was in it. `can_repeat` is for a table that does not decide
+        about the load: it may have its number from a run that was killed before the other got it."""
         table = self._table()
+        before = table.version()
+        _require_next(table, self.folder, job, number, can_repeat=can_repeat)
         now_ms = self._clock.now_us() // 1_000
         actions = [AddAction(file.path, file.bytes, file.partition, now_ms, True, file.stats) for file in files]
         with _translated(self.folder):
@@ -117,15 +151,17 @@ class Lake:
                 list(table.metadata().partition_columns),
                 commit_properties=_properties(job, number, notes),
             )
-        return self._settled()
+        return self.make_durable(before, {file.path for file in files})
 
     def upsert(self, rows: pa.Table, job: str, number: int, notes: dict[str, Any]) -> dict[str, Any]:
         """Put rows in the place of those of their keys; a row with `_deleted` takes that of its key away. No key occurs
         twice in `rows`. What was done, as delta-rs counts it."""
+        table = self._table()
+        before = table.version()
+        _require_next(table, self.folder, job, number)
         with _translated(self.folder):
             done = (
-                self._table()
-                .merge(
+                table.merge(
                     rows,
                     f"t.{KEY_COLUMN} = s.{KEY_COLUMN}",
                     source_alias="s",
@@ -139,13 +175,14 @@ class Lake:
             )
         if self.number_of(job) < number:  # nothing was changed, and that was not noted
             self.append([], job, number, notes)
-        self._settled()
+        self.make_durable(before)
         return done
 
     def compact(self, file_bytes: int) -> int:
         """Make large files of many small ones, partition by partition; how many are gone. Readers and loads that run
         meanwhile are not disturbed."""
         table = self._table()
+        before = table.version()
         found = pa.table(table.get_add_actions(flatten=True))
         names = list(table.metadata().partition_columns)
         keys = [f"partition.{name}" for name in names]
@@ -162,15 +199,44 @@ class Lake:
                 metrics = table.optimize.compact(
                     filters or None, target_size=file_bytes, min_commit_interval=timedelta(0)
                 )
+            before = self.make_durable(before)
             gone += int(metrics["numFilesRemoved"])
         return gone
 
-    def _settled(self) -> int:
-        """Make the newest commit survive a power cut: delta-rs leaves that to the file system."""
+    def vacuum(self, hours: int) -> int:
+        """Delete files that the table has not needed for so many hours; how many. Versions from before cannot be read
+        then. Files that a running load has not committed yet are younger than a day, and stay."""
+        table = self._table()
+        before = table.version()
+        with _translated(self.folder):
+            gone = table.vacuum(
+                hours, dry_run=False, enforce_retention_duration=False, full=hours >= _WHOLE_VACUUM_HOURS
+            )
+        self.make_durable(before)
+        return len(gone)
+
+    def make_durable(self, since: int | None = None, known: Collection[str] = ()) -> int:
+        """Make every commit after version `since`, the last one if not said, survive a power cut, with the files that
+        it added; the newest version of the table. Files that are `known` are on disk already."""
         version = self.version
+        first = (version if since is None else since + 1) - (0 if self._is_checked else _LEFT_MAX)
         log = self.folder / "_delta_log"
-        sync_dir(log / f"{version:020d}.json")
+        # The commits, and with them what sums the log up.
+        notes = [log / name for name in sorted(os.listdir(log)) if _version_of(name) >= max(0, first)]
+        added = {path for note in notes if note.suffix == ".json" for path in _added(note)}
+        folders = {
+            self.folder.absolute().parent,
+            self.folder,
+            *(self.folder / up for path in added for up in Path(path).parents),
+        }
+        for place in (*(self.folder / path for path in sorted(added.difference(known))), *folders, *notes):
+            # What a later commit has taken away again may be gone by now.
+            with contextlib.suppress(FileNotFoundError):
+                sync_dir(place)
+        with contextlib.suppress(FileNotFoundError):
+            sync_dir(log / "_last_checkpoint")
         sync_dir(log)
+        self._is_checked = True
         return version
 
     def _table(self) -> DeltaTable:
@@ -181,6 +247,27 @@ class Lake:
 def _properties(job: str, number: int, notes: dict[str, Any]) -> CommitProperties:
     said = {"mainstem.job": job, "mainstem.number": number, **notes}
     return CommitProperties(custom_metadata=said, app_transactions=[Transaction(job, number)])
+
+
+def _require_next(table: DeltaTable, folder: Path, job: str, number: int, *, can_repeat: bool = False) -> None:
+    """A load is committed only to a version of the table that has not got it."""
+    if (table.transaction_version(job) or 0) >= number + can_repeat:
+        raise TableUnusable(
+            f"table {folder} has load {number} of this job already: another run has committed it; run the job again"
+        )
+
+
+def _version_of(name: str) -> int:
+    """Of which version a file of the table's log is; -1 if of none."""
+    number = name.partition(".")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def _added(commit: Path) -> Iterator[str]:
+    """The files that a commit made part of the table, from its folder."""
+    for line in commit.read_text().splitlines():
+        if (action := json.loads(line).get("add")) is not None:
+            yield unquote(action["path"])
 
 
 def _value_text(value: object) -> str:

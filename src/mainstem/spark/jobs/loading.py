@@ -9,7 +9,9 @@
 A kill between any two leaves what `Manifests` describes; the next run goes on from there.
 """
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,12 @@ import pyarrow as pa
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import TableUnusable
+from mainstem.core.durations import microseconds
+from mainstem.core.errors import InvalidSetting, TableUnusable
+from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
 from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Lake
-from mainstem.spark.jobs.loads import Load, plan_loads
+from mainstem.spark.jobs.loads import Bound, Load, plan_loads
 from mainstem.spark.jobs.manifest import Manifest, Manifests
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
 from mainstem.spark.jobs.partitions import Partitioning
@@ -52,6 +56,10 @@ class JobResult:
     table_version: int
     seconds: float
     manifests: str
+    # Of a replay that took the place of what was in its table.
+    compared: Compared | None = None
+    # Files that were deleted because the table had not needed them for long.
+    vacuumed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ class Loading:
         on_loss: OnLoss = "raise",
         name: str | None = None,
         notes: Path | None = None,
+        recipe: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._history = history
@@ -120,6 +129,7 @@ class Loading:
         self._on_loss = on_loss
         self._clock = clock
         self._job = job
+        self._recipe = recipe
         # Of the job in the table's log: another stream, or one that was made anew, is another job.
         self.name = name or f"{job}-{history.info.uuid}"
         self.lake = Lake(table, clock)
@@ -132,19 +142,23 @@ class Loading:
         commit: Commit,
         *,
         offsets_max: int,
+        bytes_max: int | None = None,
     ) -> JobResult:
-        """Load everything from where the last load ended, or from `start` if there was none."""
+        """Load everything from where the last load ended, or from `start` if there was none. No load has more offsets,
+        or bytes of the log, than said."""
         began = self._clock.monotonic()
         info = self._history.info
         with self.manifests.locked():
             number = self._settled()
+            self._require_same(number)
             place = self._place(number, start)
             stop = tuple(info.ends)
             first, lost = self._kept(place)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []
             again = self._again(number)
-            loads = plan_loads(again[-1].end if again else first, stop, info.generations, offsets_max)
+            bound = Bound(offsets_max, bytes_max, self._history.stored_bytes)
+            loads = plan_loads(again[-1].end if again else first, stop, info.generations, bound)
             for load in itertools.chain(again, loads):
                 self._on_step("load", sum(load.start) - sum(first), total)
                 done.append(self._load(load, number + len(done) + 1, lost, write, commit))
@@ -168,9 +182,28 @@ class Loading:
     def _settled(self) -> int:
         """How many loads the table has, once what a run before left behind is dealt with."""
         number = self.lake.number_of(self.name)
+        if number:
+            self._check_last(number)
         self.manifests.settle(number, self._clock.now_us())
         self._on_step("settled", number, number)
         return number
+
+    def _check_last(self, number: int) -> None:
+        """What the table has is on disk, and the manifest of its last load is of the run that committed it."""
+        self.lake.make_durable()
+        last = self.manifests.get(number)
+        if last is not None and last.state != "done" and self.lake.end_of(number, self.name) not in (None, last.end):
+            self.manifests.give_up(last)
+
+    def _require_same(self, number: int) -> None:
+        """What is done of a job is not gone on with by another of its name, nor taken for what that would do."""
+        last = self.manifests.get(number)
+        if last is not None and last.recipe not in ("", self._recipe):
+            raise InvalidSetting(
+                f"this {self._job} was run before with another range, query, columns or function, or the function has "
+                f"other code now, and what it made is in {self.lake.folder}: give it another name (--name) to add its "
+                "rows to those, or use another folder; replace (--replace) puts its rows in the place of a table's"
+            )
 
     def _kept(self, place: Sequence[int]) -> tuple[tuple[int, ...], list[tuple[int, int, int]]]:
         """Where a load can begin, and what is gone before that. DataLoss unless it may be passed over."""
@@ -206,6 +239,7 @@ class Loading:
                 start=start,
                 end=end,
                 planned_us=self._clock.now_us(),
+                recipe=self._recipe,
             )
         )
         self._on_step("planned", number, number)
@@ -221,9 +255,6 @@ class Loading:
         self._on_step("written", number, number)
         deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
         self._on_step("committed", number, number)
-        if written.is_staged or any(answer.attempt for answer in written.answers):
-            # What merges have used up, and what tasks left that were tried again.
-            self.manifests.sweep(manifest.attempt, [file.path for file in manifest.files])
         manifest = msgspec.structs.replace(
             manifest,
             state="done",
@@ -257,6 +288,19 @@ class Loading:
             seconds=seconds,
             manifests=str(self.manifests.folder),
         )
+
+
+def vacuum_hours(age: str | None) -> int | None:
+    """An age such as "7d" in hours; None if there is none."""
+    return None if age is None else math.ceil(microseconds(age) / 3_600_000_000)
+
+
+def vacuumed(result: JobResult, hours: int | None, *lakes: Lake) -> JobResult:
+    """With what their tables have not needed for so long deleted, if that is said."""
+    if hours is None:
+        return result
+    gone = sum(lake.vacuum(hours) for lake in lakes if lake.exists)
+    return dataclasses.replace(result, vacuumed=gone, table_version=lakes[0].version if lakes[0].exists else -1)
 
 
 def _counts(answers: Iterable[Answer], lost: Sequence[tuple[int, int, int]]) -> dict[str, Any]:

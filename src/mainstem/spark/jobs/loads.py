@@ -5,7 +5,7 @@ from load to load: where a stream got more shards, no load has records from afte
 are in earlier loads, or in the same one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 # As StreamInfo has them: how many shards there are since a change, and where those from before it ended.
@@ -24,17 +24,37 @@ class Load:
         return sum(self.end) - sum(self.start)
 
 
-def plan_loads(start: Sequence[int], end: Sequence[int], generations: Generations, offsets_max: int) -> Iterator[Load]:
-    """The loads from `start` to `end`, none of more than `offsets_max`, one after the other. A load ends where the
-    number of shards changed, so that a later load has what came after it."""
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much one load may have: offsets, and bytes as `bytes_of` says how many are in one."""
+
+    offsets_max: int
+    bytes_max: int | None = None
+    bytes_of: Callable[[Load], int] = lambda load: 0
+
+
+def plan_loads(start: Sequence[int], end: Sequence[int], generations: Generations, bound: Bound) -> Iterator[Load]:
+    """The loads from `start` to `end`, none of more than `bound`, one after the other. A load ends where the number of
+    shards changed, so that a later load has what came after it."""
     assert len(start) == len(end)
     place = tuple(start)
     stops = [_barrier(generation, end) for generation in generations]
     for stop in (*stops, tuple(end)):
         while any(at < limit for at, limit in zip(place, stop, strict=True)):
-            load = Load(place, _step(place, stop, offsets_max))
+            load = _bounded(place, stop, bound)
             yield load
             place = load.end
+
+
+def _bounded(place: tuple[int, ...], stop: Sequence[int], bound: Bound) -> Load:
+    load = Load(place, _step(place, stop, bound.offsets_max))
+    if bound.bytes_max is None:
+        return load
+    while load.offsets > 1 and (size := bound.bytes_of(load)) > bound.bytes_max:
+        # By what a record has here; records are of any size, so perhaps more than once.
+        fitting = load.offsets * bound.bytes_max // size
+        load = Load(place, _step(place, stop, max(1, min(fitting, load.offsets - 1))))
+    return load
 
 
 def generation_of(shard: int, offset: int, generations: Generations) -> int:

@@ -72,6 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierCount, ...] = ()
     verified_through_us: int = 0
     windows_differing: int = 0
+    # Of `replay`: what says that it is the same one.
+    recipe: str = ""
 
     @property
     def bytes_written(self) -> int:
@@ -156,35 +158,34 @@ class Manifests:
         return begun
 
     def advance(self, manifest: Manifest) -> None:
-        """Say more of a load that was begun."""
-        self._write(manifest)
+        """Say more of a load that was begun. Before it is said to be done, what its attempt left beside its files goes:
+        what a merge has used up, and what tasks wrote that were done twice."""
         if manifest.state == "done":
-            self.marker(manifest.attempt).unlink(missing_ok=True)
+            self.end(manifest.attempt, [file.path for file in manifest.files])
+        self._write(manifest)
 
     def settle(self, number: int, now_us: int) -> None:
         """After a kill: the table has the first `number` loads. Finish what it has, give up what it has not."""
         have = self.get(number)
         if have is not None and have.state == "written":
             self.advance(msgspec.structs.replace(have, state="done", done_us=now_us))
-            self.sweep(have.attempt, [file.path for file in have.files])
         begun = self.get(number + 1)
         if begun is not None:
             self.give_up(begun)
 
     def give_up(self, begun: Manifest) -> None:
         """Nothing of a load that was begun is done: its files go, and its number is free."""
-        self.marker(begun.attempt).unlink(missing_ok=True)
-        self.sweep(begun.attempt, ())
+        self.end(begun.attempt, ())
         self._path(begun.number).unlink()
 
-    def sweep(self, attempt: str, kept: Iterable[str]) -> int:
-        """Delete the files of an attempt that are not of its load; how many there were. Names alone say which: no two
-        files have the same."""
+    def end(self, attempt: str, kept: Iterable[str]) -> None:
+        """An attempt writes no more, and its files go but for those of its load. Names alone say which: no two files
+        have the same."""
+        self.marker(attempt).unlink(missing_ok=True)
         names = {path.rpartition("/")[2] for path in kept}
-        left = [path for path in self._place.rglob(f"{attempt}-*.parquet") if path.name not in names]
-        for path in left:
-            path.unlink(missing_ok=True)
-        return len(left)
+        for path in self._place.rglob(f"{attempt}-*.parquet"):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"

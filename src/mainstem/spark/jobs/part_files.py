@@ -9,7 +9,7 @@ worker that outlives its driver leaves nothing behind.
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -28,11 +28,13 @@ from mainstem.spark.jobs.columns import as_table_rows
 from mainstem.spark.jobs.partitions import Partition, Partitioning
 
 FILE_BYTES: Final = 128 * MIB
-# What is gathered before it is written as a row group.
+# What is gathered of a partition before it is written as a row group.
 _GROUP_ROWS: Final = 256 * 1024
 _GROUP_BYTES: Final = 64 * MIB
+# What a task gathers of all partitions together; beyond it the one with the most is written.
+_GATHERED_BYTES_MAX: Final = 128 * MIB
 # Files of a task that are open at once; the one that was not written to for longest is closed for another.
-_OPEN_MAX: Final = 24
+_OPEN_MAX: Final = 64
 # Offsets and times grow by little: as differences they take next to nothing.
 _GROWING: Final = ("_offset", "_timestamp")
 _CHUNK_BYTES: Final = 4 * MIB
@@ -80,25 +82,43 @@ def write_parts(target: Target, part: int, batches: Iterable[pa.RecordBatch]) ->
 
 
 class PartFiles:
-    """The open files of one task, one for each partition. One thread; leaving the block closes them, an error deletes
-    them."""
+    """The files of one task, in each partition one or more. Rows are gathered by partition, and a file is opened only
+    for a row group: memory is bounded, and files are few, however many partitions there are. One thread; leaving the
+    block closes them, an error deletes them."""
 
     def __init__(self, target: Target, part: int) -> None:
         self._target = target
         self._part = part
         # A task that is tried again, or by two at once, has other files each time.
         self._task = new_stream_uuid()[:8]
+        self._gathered: dict[Partition, _Gathered] = {}
+        # Of all partitions together.
+        self.gathered_bytes = 0
         self._open: OrderedDict[Partition, _PartFile] = OrderedDict()
         self._made = 0
         self.written: list[WrittenFile] = []
 
+    @property
+    def open_files(self) -> int:
+        return len(self._open)
+
     def write(self, rows: pa.RecordBatch) -> None:
         schema = self._target.file_schema
         for partition, part in self._target.partitioning.split(rows):
-            file = self._file(partition)
-            file.write(as_table_rows(part, schema))
-            if file.is_full(self._target.file_bytes):
-                self._close(partition)
+            gathered = self._gathered.setdefault(partition, _Gathered())
+            self.gathered_bytes += gathered.add(as_table_rows(part, schema))
+            if gathered.is_group():
+                self._write_group(partition)
+            while self.gathered_bytes >= _GATHERED_BYTES_MAX:
+                self._write_group(max(self._gathered, key=lambda each: self._gathered[each].bytes))
+
+    def _write_group(self, partition: Partition) -> None:
+        gathered = self._gathered.pop(partition)
+        self.gathered_bytes -= gathered.bytes
+        file = self._file(partition)
+        file.write(gathered.batches)
+        if file.is_full(self._target.file_bytes):
+            self._close(partition)
 
     def _file(self, partition: Partition) -> "_PartFile":
         if partition in self._open:
@@ -113,20 +133,59 @@ class PartFiles:
         return file
 
     def _close(self, partition: Partition) -> None:
-        self.written.append(self._open.pop(partition).close())
+        self.written.append(self._open[partition].close())
+        del self._open[partition]
+
+    def _finish(self) -> None:
+        """Write what is gathered, close what is open, and make the names durable, in all folders up to the table's."""
+        for partition in list(self._gathered):
+            self._write_group(partition)
+            if partition in self._open:
+                self._close(partition)
+        for partition in list(self._open):
+            self._close(partition)
+        place = Path(self._target.folder)
+        for folder in {up for file in self.written for up in Path(file.path).parents}:
+            sync_dir(place / folder)
+
+    def _discard(self) -> None:
+        for file in self._open.values():
+            file.discard()
+        for done in self.written:
+            Path(self._target.folder, done.path).unlink(missing_ok=True)
 
     def __enter__(self) -> "PartFiles":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            for partition in list(self._open):
-                self._close(partition)
+        if kind is not None:
+            self._discard()
             return
-        for file in self._open.values():
-            file.discard()
-        for done in self.written:
-            Path(self._target.folder, done.path).unlink(missing_ok=True)
+        try:
+            self._finish()
+        except BaseException:
+            self._discard()
+            raise
+
+
+class _Gathered:
+    """Rows of one partition that are in no file yet."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.rows = 0
+        self.bytes = 0
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        """How many bytes more there are."""
+        size = rows.nbytes
+        self.batches.append(rows)
+        self.rows += rows.num_rows
+        self.bytes += size
+        return int(size)
+
+    def is_group(self) -> bool:
+        return self.rows >= _GROUP_ROWS or self.bytes >= _GROUP_BYTES
 
 
 class _PartFile:
@@ -155,32 +214,20 @@ class _PartFile:
             use_dictionary=others or False,
             column_encoding=dict.fromkeys(growing, "DELTA_BINARY_PACKED") or None,
         )
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
-        self._gathered_bytes = 0
 
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._gathered.append(rows)
-        self._gathered_rows += rows.num_rows
-        self._gathered_bytes += rows.nbytes
-        if self._gathered_rows >= _GROUP_ROWS or self._gathered_bytes >= _GROUP_BYTES:
-            self._write_group()
-
-    def _write_group(self) -> None:
-        if self._gathered:
-            table = pa.Table.from_batches(self._gathered, self._schema)
-            self._writer.write_table(table, row_group_size=len(table))
-        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """These rows as one row group."""
+        table = pa.Table.from_batches(batches, self._schema)
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
 
     def is_full(self, file_bytes: int) -> bool:
         return bool(self._sink.tell() >= file_bytes)
 
     def close(self) -> WrittenFile:
-        self._write_group()
+        """Its content is durable then; its name is not."""
         self._writer.close()
         self._sink.close()
         sync_dir(self._place)
-        sync_dir(self._place.parent)
         size, checksum = _checked(self._place)
         footer = pq.read_metadata(self._place)
         stats = json.dumps(footer_statistics(footer), separators=(",", ":"))

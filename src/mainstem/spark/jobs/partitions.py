@@ -134,8 +134,8 @@ def _by_step(rows: pa.RecordBatch, steps: pa.Array) -> Iterator[tuple[int | None
     order = pc.array_sort_indices(steps)
     ordered = steps.take(order)
     ends = pc.run_end_encode(ordered)
-    sorted_rows = rows.take(order)
     first = 0
     for value, end in zip(ends.values.to_pylist(), ends.run_ends.to_pylist(), strict=True):
-        yield value, sorted_rows.slice(first, end - first)
+        # A copy: whoever keeps one part does not keep the memory of all.
+        yield value, rows.take(order.slice(first, end - first))
         first = end

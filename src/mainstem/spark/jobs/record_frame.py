@@ -6,9 +6,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
 
+from mainstem.core.errors import MainstemError, Retriable
 from mainstem.spark.jobs.columns import as_table_rows, table_schema
 from mainstem.spark.jobs.history import Tally
-from mainstem.spark.jobs.tasks import ANSWER, Answer, OnStep, Write, collect, context_of, guarded, mapped
+from mainstem.spark.jobs.tasks import (
+    ANSWER,
+    Answer,
+    OnStep,
+    Write,
+    collect,
+    context_of,
+    failed,
+    guarded,
+    mapped,
+    raise_first,
+)
 from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
@@ -34,8 +46,15 @@ class RecordFrame:
         def records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for part in (part for batch in batches for part in batch.column(0).to_pylist()):
                 tally = Tally()
-                for rows in read(tasks[part], tally):
-                    yield as_table_rows(rows, given)
+                try:
+                    for rows in read(tasks[part], tally):
+                        yield as_table_rows(rows, given)
+                except Retriable:
+                    raise
+                except MainstemError as error:
+                    # What cannot succeed is not tried again: the task ends well, and the driver raises its error.
+                    found.add({part: failed(error)})
+                    return
                 found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
 
         # A query may count nothing, too: one task at least.
@@ -43,7 +62,8 @@ class RecordFrame:
         self.rows = mapped(numbers, records, spark_schema(schema))
 
     def write(self, made: "DataFrame", write: Write) -> list[Answer]:
-        """Write what was made of the rows; what each task did that wrote or read."""
+        """Write what was made of the rows; what each task did that wrote or read. An error of one that read is raised
+        here: what was written then lacks its rows, and is not to be committed."""
 
         def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
@@ -53,6 +73,7 @@ class RecordFrame:
             yield guarded(lambda: write(part, batches))
 
         answers = collect(self._spark, mapped(made, written, ANSWER), self._parts, self._on_step)
+        raise_first(self._found.value.values())
         return [*answers, *self._found.value.values()]
 
 

@@ -2,10 +2,11 @@
 
 A mistake in what was made of a stream is corrected by making it again. The range is of time, so it has an end, and its
 records are those of that time, however late they came. A replay that was killed goes on where its last load ended; one
-that is run again does nothing, but for records that came late meanwhile.
+that is run again does nothing, but for records that came late meanwhile. One that is run again and is not the same any
+more is refused: what is there of it is neither gone on with nor taken for what is asked now.
 """
 
-import hashlib
+import dataclasses
 import importlib
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.destination import Destination
+from mainstem.spark.jobs.comparing import compare as compare_versions
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
@@ -22,6 +24,7 @@ from mainstem.spark.jobs.loading import JobResult, Loading
 from mainstem.spark.jobs.making import Function, Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import By, Partitioning
+from mainstem.spark.jobs.recipe import code_digest, digest
 from mainstem.spark.jobs.tasks import OnStep, no_step
 from mainstem.spark.jobs.warehouse import LOAD_ROWS
 from mainstem.spark.session import session
@@ -50,6 +53,8 @@ def replay(
     on_loss: OnLoss = "raise",
     load_rows: int = LOAD_ROWS,
     file_bytes: int = FILE_BYTES,
+    compare: bool = True,
+    key: Sequence[str] | None = None,
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
@@ -67,8 +72,11 @@ def replay(
     manifests. A load whose rows the stream has already is recognised there.
 
     With `replace` everything is one load that takes the place of what is in the table: readers see the old rows or the
-    new ones, and the old ones stay as the table's version before. Without it, rows are added, load by load; `name` then
-    tells replays into one table apart: another name is another replay, which adds its rows too.
+    new ones, and the old ones stay as the table's version before. `compared` of the result says how many are different,
+    unless `compare` is False; `key` are the columns that tell rows apart in that, the stream's key if not said.
+
+    Without it, rows are added, load by load; `name` then tells replays into one table apart: another name is another
+    replay, which adds its rows too.
     """
     _check_range(since, until)
     if replace and name is not None:
@@ -84,22 +92,31 @@ def replay(
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     names = history.names(columns, _beside(history, into, sql, function))
     wanted = Wanted(names, _within(since, until, where), on_bad, on_loss)
-    job = f"replay-{name or _digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
+    job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
+    recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     # The first record of that time or later: every one before it is older.
     start = history.cursor(history.offsets(since))
     kind = Loading if into is None else Redelivery
-    loading = kind("replay", history, Path(table), name=job, on_step=on_step, on_loss=on_loss)
+    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     destination = None if into is None else Destination(history.access, into)
     if destination is not None:
         destination.check_free()
-    making = Making(spark or session(), history, wanted, on_step=on_step, sql=sql, function=found)
+    spark = spark or session()
+    making = Making(spark, history, wanted, on_step=on_step, sql=sql, function=found)
     work: Delivering | Copying
     if destination is not None:
         work = Delivering(making, destination, job=job)
     else:
         work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
     if replace:
-        return loading.run_whole(start, history.info.ends, work.write, work.commit)
+        before = loading.lake.version if compare and loading.lake.exists else -1
+        result = loading.run_whole(start, history.info.ends, work.write, work.commit)
+        if before < 0:
+            return result
+        on_step("compare", 0, 1)
+        told = compare_versions(spark, loading.lake, before, result.table_version, key or history.info.key)
+        on_step("compare", 1, 1)
+        return dataclasses.replace(result, compared=told)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)
 
 
@@ -122,11 +139,6 @@ def _within(since: datetime, until: datetime, where: str | None) -> str:
     first, end = since.isoformat(" "), until.isoformat(" ")
     times = f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{end}'"
     return times if where is None else f"{times} AND ({where})"
-
-
-def _digest(*parts: object) -> str:
-    """The same replay has the same name."""
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def _text(function: Function | str | None) -> str:

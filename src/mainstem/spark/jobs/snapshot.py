@@ -25,7 +25,7 @@ from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.columns import table_schema
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Tally, Wanted
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
-from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
+from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written, vacuum_hours, vacuumed
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
 from mainstem.spark.jobs.part_files import PartFiles, Target
@@ -54,6 +54,7 @@ def snapshot(
     columns: Sequence[str] | None = None,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
+    vacuum: str | None = None,
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
@@ -63,17 +64,21 @@ def snapshot(
     """The newest row of each key of a stream, in `folder`; see the module for what is there.
 
     `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
-    `since` leaves out what was before it. `rows_deleted` of the result are the tombstones.
+    `since` leaves out what was before it. `rows_deleted` of the result are the tombstones. `vacuum` is an age ("7d"):
+    files of snapshots from longer ago are deleted.
     """
+    hours = vacuum_hours(vacuum)
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     if not (history.info.key or history.info.schema is None):
         raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
     wanted = Wanted(history.names(columns, (KEY_COLUMN, *PLACE_COLUMNS)), None, on_bad, on_loss, is_deleted=True)
     place = Path(folder)
     loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
-    work = _Snapshot(spark or session(), history, wanted, loading.lake, Lake(place / TOMBSTONES), loading.name, on_step)
+    tombstones = Lake(place / TOMBSTONES)
+    work = _Snapshot(spark or session(), history, wanted, loading.lake, tombstones, loading.name, on_step)
     end = history.info.ends if at is None else history.offsets(at)
-    return loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
+    result = loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
+    return vacuumed(result, hours, loading.lake, tombstones)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class _Snapshot:
         return Written(frame.write(_newest(frame.rows), partial(_write, targets)))
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
-        version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True)
+        version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True, can_repeat=True)
         self.on_step("tombstones", number, number)
         self.rows.append(written.files, self.job, number, {**notes, TOMBSTONES_NOTE: version}, overwrite=True)
         return sum(file.rows for file in written.apart)

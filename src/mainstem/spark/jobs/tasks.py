@@ -103,11 +103,16 @@ def collect(spark: "SparkSession", answers: "DataFrame", parts: int, on_step: On
     with _watched(spark, parts, on_step), translated():
         rows = answers.collect()
     found = [msgspec.msgpack.decode(row[0], type=Answer) for row in rows]
-    for answer in found:
+    raise_first(found)
+    return found
+
+
+def raise_first(answers: Iterable[Answer]) -> None:
+    """The first error that a task had, if one had any."""
+    for answer in answers:
         if answer.error is not None:
             code, text, facts = answer.error
             raise from_wire(code, text, facts)
-    return found
 
 
 def answer_batch(answer: Answer) -> pa.RecordBatch:
@@ -125,9 +130,14 @@ def guarded(work: Callable[[], Answer]) -> pa.RecordBatch:
     except Retriable:
         raise
     except MainstemError as error:
-        facts = error.facts() if hasattr(error, "facts") else {}
-        answer = Answer(error=(error.code, str(error), facts))
+        answer = failed(error)
     return answer_batch(answer)
+
+
+def failed(error: MainstemError) -> Answer:
+    """What a task answers that could not do its work, and could not the next time either."""
+    facts = error.facts() if hasattr(error, "facts") else {}
+    return Answer(error=(error.code, str(error), facts))
 
 
 @contextlib.contextmanager

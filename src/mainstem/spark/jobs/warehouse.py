@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from mainstem.core.errors import InvalidSetting
+from mainstem.core.limits import MIB
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
-from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.loading import JobResult, Loading, vacuum_hours, vacuumed
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Mode = Literal["append", "upsert"]
-# Records of one load. An upsert's are in the driver's memory, the newest of each key.
+# Records of one load. An upsert's are in the driver's memory, the newest of each key: their bytes are bounded, too, as
+# the log has them.
 LOAD_ROWS: Final = 20_000_000
 UPSERT_ROWS: Final = 2_000_000
+UPSERT_BYTES: Final = 256 * MIB
 
 
 def warehouse(
@@ -49,6 +52,7 @@ def warehouse(
     load_rows: int | None = None,
     file_bytes: int = FILE_BYTES,
     compact: bool = True,
+    vacuum: str | None = None,
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
@@ -66,11 +70,13 @@ def warehouse(
     `mode="upsert"` keeps the newest row of each key, in a table that has the key as `_key`.
 
     The first run begins at `start`. `on_bad="skip"` passes over records that are no rows of the schema, and
-    `on_loss="skip"` over ranges that the stream has lost; both are counted in the result.
+    `on_loss="skip"` over ranges that the stream has lost; both are counted in the result. `vacuum` is an age ("7d"):
+    files that the table has not needed for so long are deleted at the end.
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None)
     options.check()
     partitioning = Partitioning(partition, time)
+    hours = vacuum_hours(vacuum)
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
     if mode == "upsert" and not (history.info.key or history.info.schema is None):
         raise InvalidSetting(
@@ -87,13 +93,14 @@ def warehouse(
         making = Making(spark, history, wanted, on_step=on_step, sql=sql)
         work = Copying(making, loading.lake, partitioning, job=loading.name, file_bytes=file_bytes)
     rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
-    result = loading.run(start, work.write, work.commit, offsets_max=rows_max)
-    if compact and result.loads and mode == "append":
+    bytes_max = UPSERT_BYTES if mode == "upsert" else None
+    result = loading.run(start, work.write, work.commit, offsets_max=rows_max, bytes_max=bytes_max)
+    if compact and result.loads:
         on_step("compact", 0, 1)
         loading.lake.compact(file_bytes)
         on_step("compact", 1, 1)
         result = replace(result, table_version=loading.lake.version)
-    return result
+    return vacuumed(result, hours, loading.lake)
 
 
 @dataclass(frozen=True, slots=True)
