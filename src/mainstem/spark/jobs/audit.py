@@ -331,7 +331,8 @@ def _tally_of_stream(
 
 
 def _tally_of_slice(piece: Slice, window_us: int, on_loss: OnLoss) -> Tally:
-    batches = read(piece, [TIME_COLUMN], on_loss=on_loss)
+    # A record that is no row of the stream's schema is there all the same.
+    batches = read(piece, [TIME_COLUMN], on_bad="keep", on_loss=on_loss)
     return windows.total(_tally_of(batch.column(TIME_COLUMN), window_us) for batch in batches)
 
 
