@@ -1,8 +1,10 @@
 """The audit: what was sent beside what is there, in the log and in a table."""
 
+import sqlite3
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from mainstem.hub.counted import verified
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.audit import audit
 from mainstem.spark.jobs.catalogue import loads_of
+from mainstem.spark.jobs.tasks import no_step
 from mainstem.testing.server import ServerProcess
 from tests.spark.lakes import CutShort, cut_at
 
@@ -27,19 +30,35 @@ WINDOW = timedelta(seconds=10)
 
 
 def fill(hub: Hub, count: int, windows: int = 6, counts: str | None = "10s") -> None:
-    """Records of so many windows, as many in each; those of key `doomed` are seven, in the third."""
+    """Records of so many windows, as many in each; those of key `doomed` are seven in the third, in a batch of their
+    own."""
     hub.streams.create("orders", shards=3, retention="3650d")
     each = count // windows
     with hub.producer(counts=counts) as producer:
         for window in range(windows):
-            for number in range(each):
-                at = START + window * WINDOW + number * WINDOW / each
-                key = (
-                    b"doomed"
-                    if window == 2 and number % (each // 7) == 0 and number // (each // 7) < 7
-                    else b"%d" % number
-                )
-                producer.send("orders", b"x", key=key, timestamp=at)
+            first = START + window * WINDOW
+            doomed = 7 if window == 2 else 0
+            for number in range(each - doomed):
+                producer.send("orders", b"x", key=b"%d" % number, timestamp=first + number * WINDOW / each)
+            producer.flush()
+            for _ in range(doomed):
+                producer.send("orders", b"x", key=b"doomed", timestamp=first + WINDOW / 2)
+            producer.flush()
+
+
+def tear_out(folder: Path, hub: Hub, key: bytes) -> tuple[int, int, int]:
+    """Overwrite the batch with the records of a key in its block, which the ledger does not notice; where it was."""
+    with hub.consumer("orders", start="earliest", follow=False) as consumer:
+        places = [(record.shard, record.offset) for record in consumer if record.key == key]
+    shard, first = places[0]
+    assert places == [(shard, first + number) for number in range(7)]
+    with closing(sqlite3.connect(folder / "ledger.db")) as ledger:
+        sql = "SELECT block, position, length FROM entries WHERE stream = ? AND shard = ? AND base = ? AND span = 7"
+        block, position, length = ledger.execute(sql, (hub.streams.get("orders").id, shard, first)).fetchone()
+    with (folder / "blocks" / f"{block:016d}.block").open("r+b") as file:
+        file.seek(position)
+        file.write(bytes(length))
+    return shard, first, first + 7
 
 
 def copy_to_table(hub: Hub, table: Path) -> None:
@@ -59,9 +78,10 @@ def differing(result) -> list[tuple[int, str, int]]:
 
 @pytest.mark.mechanism("K27")
 @pytest.mark.mechanism("P4")
-def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path):
-    """60,000 records in six windows: all there. Seven less in the log: that window, that tier, -7; seven less and five
-    more in the table likewise. A producer that is killed in mid-window is flagged. Without counts nothing is said."""
+def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path, state):
+    """60,000 records in six windows: all there. Seven torn out of their block, of which the ledger knows nothing: that
+    window, that tier, -7, and their place; seven less and five more in the table likewise. A producer
+    that is killed in mid-window is flagged. Without counts nothing is said."""
     table = tmp_path / "table"
     with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
 
@@ -84,8 +104,9 @@ def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path):
         for row in lost:
             lake.delete(f"_shard = {row['_shard']} AND _offset = {row['_offset']}")
         write_deltalake(str(table), pa.Table.from_pylist(doubled, lake.to_pyarrow_table().schema), mode="append")
-        # And the log loses seven.
-        assert hub.streams.erase("orders", b"doomed").records == 7
+        # And seven are torn out of the log, behind the back of its ledger.
+        torn = tear_out(tmp_path / "data", hub, b"doomed")
+        assert hub.streams.get("orders").records == 60_000
         result = run(since=START)
         assert differing(result) == [(2, "read", -7), (3, "table", -7), (4, "table", 5)]
         assert result.verified_through == START + 2 * WINDOW
@@ -93,7 +114,9 @@ def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path):
         found = result.as_json()["differing"]
         assert isinstance(found, list)
         assert found[0]["verdict"] == "missing"
-        assert hub.streams.get("orders").records == 60_000 - 7
+        assert result.lost == (torn,)
+        assert result.as_json()["unreadable"] == [{"shard": torn[0], "first": torn[1], "last": torn[2] - 1}]
+        assert [load.lost for load in loads_of(state)] == [(), (torn,)]
 
         # A producer that never came to say what it sent.
         subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), server.url], check=False)
@@ -123,15 +146,28 @@ def test_an_audit_of_a_folder_goes_on_where_the_last_one_was(spark, tmp_path):
     folder = tmp_path / "data"
     with mainstem.open(folder) as hub:
         fill(hub, 60, windows=2)
+        # From before anybody counted: nothing to compare it with.
+        with hub.producer() as producer:
+            producer.send("orders", b"x", timestamp=START - 5 * WINDOW)
     first = audit(folder, "orders", spark=spark, settle="1s")
     assert (first.reconciliation.windows, first.is_good, first.is_published) == (2, True, True)
     again = audit(folder, "orders", spark=spark, settle="1s")
     assert again.reconciliation.windows == 0
     assert again.verified_through >= first.verified_through
+    with mainstem.open(folder) as hub:
+        # Records that are no rows are there too.
+        hub.streams.set_schema("orders", {"id": "int64"})
     everything = audit(folder, "orders", spark=spark, settle="1s", window="1m", since=START, publish=False)
     assert (everything.reconciliation.windows, everything.is_good) == (1, True)
     with mainstem.open(folder) as hub:
         assert verified(hub)["orders"].through_us == again.reconciliation.verified_through_us
+        # Counts are not kept for ever: where some are gone, records are not called too many.
+        with hub.producer(counts="10s") as producer:
+            producer.send("orders", {"id": 1}, timestamp=START)
+        ends = hub.streams.get("_counts").ends
+        hub.streams.trim("_counts", offset=ends[0] - 1)
+    later = audit(folder, "orders", spark=spark, settle="1s", since=START, publish=False)
+    assert (later.reconciliation.windows, later.is_good) == (0, True)
 
 
 def test_a_manifest_has_what_was_counted_and_a_killed_run_is_finished(spark, tmp_path, state):
@@ -170,7 +206,7 @@ def test_a_manifest_has_what_was_counted_and_a_killed_run_is_finished(spark, tmp
     with mainstem.open(folder) as hub:
         assert verified(hub)["orders"].differing == 0
     assert [load.state for load in loads_of(state)] == ["done", "written"]
-    run(since=START)
+    assert not run().is_good
     loads = list(loads_of(state))
     assert [load.state for load in loads] == ["done"] * 3
     assert [load.windows_differing for load in loads] == [0, 1, 1]
@@ -195,18 +231,27 @@ def test_what_a_killed_run_had_found_is_said_by_the_next(spark, tmp_path, state)
 
 
 def test_what_retention_took_is_not_compared(spark, tmp_path):
+    """Also of a shard of which nothing is left, and what goes while the job reads."""
     folder = tmp_path / "data"
     with mainstem.open(folder) as hub:
-        hub.streams.create("orders", retention="3650d")
+        hub.streams.create("orders", shards=2, retention="3650d")
         with hub.producer(counts="10s") as producer:
             for window in range(4):
-                for _ in range(10):
-                    producer.send("orders", b"x", timestamp=START + window * WINDOW)
+                for number in range(10):
+                    shard = int(window < 3 and number > 6)
+                    producer.send("orders", b"x", timestamp=START + window * WINDOW, shard=shard)
                 producer.flush()
-        hub.streams.trim("orders", offset=15)
-    result = audit(folder, "orders", spark=spark, settle="1s")
-    assert result.is_good
-    assert result.reconciliation.windows == 2
+
+    def trim(step, done, total):
+        if (step, done) == ("write", 0):
+            with mainstem.open(folder) as hub:
+                hub.streams.trim("orders", offset=10, shard=0)
+                hub.streams.trim("orders", offset=9, shard=1)
+
+    # The first shard is trimmed up to the second window, the second has had its last record in the third.
+    for on_step in (trim, no_step):
+        result = audit(folder, "orders", spark=spark, settle="1s", publish=False, on_step=on_step)
+        assert (result.reconciliation.windows, differing(result)) == (1, [])
 
 
 def test_what_cannot_be_audited_says_why(spark, tmp_path):

@@ -1,11 +1,19 @@
-"""`mainstem demo` with its Spark job: revenue to the cent, and a fault that is found."""
+"""`mainstem demo` with its Spark job: revenue to the cent as it is read, and a fault that is found."""
 
 import os
 import re
 import subprocess
 import sys
+from decimal import Decimal
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
+
+import mainstem
+from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
+from mainstem.demo.revenue import Takings
+from mainstem.demo.revenue_reader import StreamWatch, TableWatch, Windows
 
 pytestmark = [
     pytest.mark.xdist_group("spark"),
@@ -25,6 +33,48 @@ def run(folder, *arguments):
     )
 
 
+def test_what_is_shown_is_what_is_in_the_table_and_in_the_stream(tmp_path):
+    table = tmp_path / "revenue"
+    first, second = (
+        pa.table(
+            {
+                "start": pa.array([number * 5_000_000], pa.timestamp("us", "UTC")),
+                "orders": [2],
+                "revenue": pa.array([Decimal("7.50")], pa.decimal128(20, 2)),
+                "in_sessions": pa.array([part], pa.decimal128(20, 2)),
+            }
+        )
+        for number, part in ((1, Decimal("2.50")), (2, None))
+    )
+    with mainstem.open(tmp_path / "data") as hub, hub.producer() as producer:
+        hub.streams.create("demo.revenue", schema=first.schema)
+        watches = StreamWatch(hub.consumer("demo.revenue", start="earliest")), TableWatch(table)
+        for watch in watches:
+            watch.start()
+        expected = {5_000_000: Takings(2, 750)}
+        write_deltalake(str(table), first, mode="append")
+        producer.send_batch("demo.revenue", first)
+        for watch in watches:
+            await_windows(watch, expected)
+            assert watch.windows[5_000_000].session_cents == 250
+        # What comes at the very end is read too; the same window twice is not taken for one.
+        for rows in (second, second):
+            write_deltalake(str(table), rows, mode="append")
+            producer.send_batch("demo.revenue", rows)
+        producer.flush()
+        for watch in watches:
+            watch.stop()
+            assert watch.error is None
+            assert watch.windows == expected | {10_000_000: Takings(4, 1_500)}
+
+
+def await_windows(watch: StreamWatch | TableWatch, expected: Windows) -> None:
+    deadline = CLOCK.monotonic() + 30
+    while watch.windows != expected:
+        assert CLOCK.monotonic() < deadline
+        CLOCK.sleep(0.05)
+
+
 @pytest.mark.timeout(400)
 def test_the_table_agrees_with_the_producers_to_the_cent(tmp_path):
     done = run(tmp_path)
@@ -37,12 +87,15 @@ def test_the_table_agrees_with_the_producers_to_the_cent(tmp_path):
     )
     assert told is not None
     assert told[1] == told[2]
-    agreed = re.search(
-        r"agrees with the producers to the cent: ([\d,]+) orders, [\d,.]+ in (\d+) windows?", done.stdout
-    )
-    assert agreed is not None
-    assert agreed[2] == told[1]
-    assert int(agreed[1].replace(",", "")) > 100
+    pattern = r"the (\w+).* agrees with the producers to the cent: ([\d,]+) orders, ([\d,.]+) in (\d+) windows?"
+    table, stream = re.findall(pattern, done.stdout)
+    assert (table[0], stream[0]) == ("table", "stream")
+    assert table[1:] == stream[1:]
+    assert int(table[1].replace(",", "")) > 100
+    # What is shown last was read from both, and is all of it.
+    (*_, orders, cents, windows) = table
+    read = rf"{windows} windows?, {orders} orders, {cents}"
+    assert re.search(rf"Spark: [\d,]+ events read; table: {read}; stream: {read}\n", done.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,8 +104,9 @@ def test_an_order_that_is_left_out_is_found(tmp_path):
     done = run(tmp_path, "--break")
     assert done.returncode == 1
     assert "mainstem: 1 record is missing" in done.stderr
-    (took, told) = re.findall(
-        r"revenue from [\d:]+ on: the producers took ([\d,]+) orders, .*, the table says ([\d,]+)", done.stderr
-    )[0]
-    assert int(took.replace(",", "")) - int(told.replace(",", "")) == 1
+    pattern = r"revenue from [\d:]+ on: the producers took ([\d,]+) orders, .*, the (\w+) says ([\d,]+)"
+    found = re.findall(pattern, done.stderr)
+    assert [place for _, place, _ in found] == ["table", "stream"]
+    for took, _, told in found:
+        assert int(took.replace(",", "")) - int(told.replace(",", "")) == 1
     assert "--break: Spark left one order out" in done.stdout

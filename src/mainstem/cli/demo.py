@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from mainstem.demo.account import Verdict
     from mainstem.demo.demonstration import Demonstration, Sample
     from mainstem.demo.pipeline_process import PipelineState
-    from mainstem.demo.revenue import RevenueVerdict
+    from mainstem.demo.revenue import RevenueVerdict, Takings
+    from mainstem.demo.revenue_reader import RevenueState
 
 _REFRESH_SECONDS = 0.25
 _LINE_SECONDS = 2.0
+# Windows of revenue that are shown at once.
+_SHOWN = 4
+_NO_REVENUE = "revenue comes when Spark's watermark has passed the first window"
 # The order that --break has Spark leave out: one of the first, so that it was surely sent.
 _DROPPED = (1, 3)
 
@@ -52,10 +56,10 @@ def demo(
 
     Starts a server, lets three producers write orders and clicks, and shows them arrive. Beside that a Spark job makes
     sessions of the clicks, joins them with the orders and writes the revenue of every five seconds to a Delta table and
-    to a stream. Afterwards everything is read back and compared with what was acknowledged, and the table, read by
-    DuckDB, with what the producers took, to the cent: the exit code is 1 if one record is missing, doubled, out of
-    order or changed, or a cent is. Without --data the log is temporary, without --listen and --http the ports are any
-    free ones.
+    to a stream; both are read all the time, and shown. Afterwards everything is read back and compared with what was
+    acknowledged, and the table, read by DuckDB, and the stream with what the producers took, to the cent: the exit
+    code is 1 if one record is missing, doubled, out of order or changed, or a cent is. Without --data the log is
+    temporary, without --listen and --http the ports are any free ones.
     """
     from mainstem.demo.account import Fault
     from mainstem.demo.demonstration import Demonstration, DemoOptions
@@ -73,9 +77,9 @@ def demo(
         show.finish_writing()
         print("reading everything back", flush=True)
         verdict = show.read_back(Fault(fault) if break_ else None)
-        revenue = _finish_pipeline(show) if has_pipeline else None
+        revenue = _finish_pipeline(show) if has_pipeline else ()
         _conclude(show, last, verdict, revenue, Fault(fault).value if break_ else None)
-    is_good = verdict.is_good and (revenue is None or revenue.is_good)
+    is_good = verdict.is_good and all(place.is_good for place in revenue)
     return ExitCode.OK if is_good else ExitCode.FAILURE
 
 
@@ -91,16 +95,22 @@ def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None) -> bool
     return True
 
 
-def _finish_pipeline(show: "Demonstration") -> "RevenueVerdict":
+def _finish_pipeline(show: "Demonstration") -> "tuple[RevenueVerdict, ...]":
     print("letting Spark finish: two last events push its watermark past the end", flush=True)
-    verdict = show.finish_pipeline()
+    show.close_streams()
+    view = _view()
+    with view:
+        while not show.has_pipeline_ended(view.pause):
+            view.show_revenue(show.pipeline, show.revenue)
+        view.show_revenue(show.pipeline, show.revenue)
+    table, stream = show.compare_revenue()
     state = show.pipeline
     assert state is not None
     print(
-        f"Spark read {state.rows:,} events and wrote {counted(state.windows, 'window')} of revenue to a Delta table, "
-        f"and {show.revenue_rows():,} to the stream demo.revenue"
+        f"Spark read {state.rows:,} events and wrote {counted(table.windows, 'window')} of revenue to a Delta table, "
+        f"and {stream.windows:,} to the stream demo.revenue"
     )
-    return verdict
+    return table, stream
 
 
 def _greet(show: "Demonstration") -> None:
@@ -108,9 +118,13 @@ def _greet(show: "Demonstration") -> None:
     print(f"server at {show.server.url}, log in {folder}; three producers, two streams of four shards", flush=True)
 
 
+def _view() -> "_Lines | _Screen":
+    return _Screen() if sys.stdout.isatty() else _Lines()
+
+
 def _watch(show: "Demonstration", seconds: float, kill: bool) -> "Sample":
     """Show how it goes until the time is over or Ctrl-C; the last sample."""
-    view: _Lines | _Screen = _Screen() if sys.stdout.isatty() else _Lines()
+    view = _view()
     until = CLOCK.monotonic() + seconds
     kill_at = until - seconds / 2 if kill else None
     has_joined = False
@@ -123,7 +137,7 @@ def _watch(show: "Demonstration", seconds: float, kill: bool) -> "Sample":
             if state is not None and state.rows and not has_joined:
                 has_joined = True
                 view.say(f"Spark has joined after {sample.seconds:.0f} s, and catches up from the beginning")
-            view.show(sample, state)
+            view.show(sample, state, show.revenue)
             if stop or CLOCK.monotonic() >= until:
                 return sample
             if kill_at is not None and CLOCK.monotonic() >= kill_at:
@@ -154,7 +168,11 @@ def _interruptible() -> Iterator[list[int]]:
 
 
 def _conclude(
-    show: "Demonstration", last: "Sample", verdict: "Verdict", revenue: "RevenueVerdict | None", planted: str | None
+    show: "Demonstration",
+    last: "Sample",
+    verdict: "Verdict",
+    revenue: "tuple[RevenueVerdict, ...]",
+    planted: str | None,
 ) -> None:
     seconds = max(last.seconds, 0.001)
     rate = sum(last.acknowledged) / seconds
@@ -167,19 +185,19 @@ def _conclude(
         )
     if planted is not None:
         print(f"--break: one record was made {planted} in what was read back")
-        if revenue is not None:
+        if revenue:
             print("--break: Spark left one order out")
     for finding in verdict.findings:
         print(f"mainstem: {finding}", file=sys.stderr)
     if verdict.is_good:
         print("every acknowledged record is there, once, unchanged, each producer's records of a shard in order")
-    if revenue is not None:
-        _tell_revenue(revenue)
+    for place in revenue:
+        _tell_revenue(place)
     if planted is not None:
         print(
             "the comparison found it" if verdict.findings else "nothing was found: there were too few records to break"
         )
-    if not verdict.is_good or (revenue is not None and not revenue.is_good):
+    if not verdict.is_good or not all(place.is_good for place in revenue):
         return
     print("\nnext:")
     for line in _next_steps(show):
@@ -190,8 +208,9 @@ def _tell_revenue(revenue: "RevenueVerdict") -> None:
     for text in revenue.findings:
         print(f"mainstem: {text}", file=sys.stderr)
     if revenue.is_good:
+        reader = ", read by DuckDB," if revenue.place == "table" else ""
         print(
-            f"the table, read by DuckDB, agrees with the producers to the cent: {revenue.total} in "
+            f"the {revenue.place}{reader} agrees with the producers to the cent: {revenue.total} in "
             f"{counted(revenue.windows, 'window')}"
         )
 
@@ -222,14 +241,17 @@ class _Lines:
     def __exit__(self, *exc: object) -> None:
         return None
 
-    def show(self, sample: "Sample", state: "PipelineState | None" = None) -> None:
+    def show(self, sample: "Sample", state: "PipelineState | None", revenue: "RevenueState") -> None:
         offsets = "; ".join(" ".join(_offset_text(offset) for offset in shards) for shards in sample.offsets)
         self.say(
             f"{sample.seconds:5.1f} s  {sum(sample.acknowledged):>9,} acknowledged, {sample.received:>9,} received, "
             f"delay p50 {_ms_text(sample.delay_p50_ms)} p99 {_ms_text(sample.delay_p99_ms)}, newest offsets {offsets}"
         )
+        self.show_revenue(state, revenue)
+
+    def show_revenue(self, state: "PipelineState | None", revenue: "RevenueState") -> None:
         if state is not None:
-            self.say(f"         {_pipeline_text(state)}")
+            self.say(f"         {_pipeline_text(state)}; {_places_text(revenue)}")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -257,16 +279,22 @@ class _Screen:
     def say(self, text: str) -> None:
         self._notes.append(text)
 
-    def show(self, sample: "Sample", state: "PipelineState | None" = None) -> None:
+    def show(self, sample: "Sample", state: "PipelineState | None", revenue: "RevenueState") -> None:
+        rates = self._rates.update(sample)
+        self._draw(
+            _streams_table(sample, rates), _delay_line(sample), _newest_table(sample), state=state, revenue=revenue
+        )
+
+    def show_revenue(self, state: "PipelineState | None", revenue: "RevenueState") -> None:
+        self._draw(state=state, revenue=revenue)
+
+    def _draw(self, *parts: Any, state: "PipelineState | None", revenue: "RevenueState") -> None:
         from rich.console import Group
         from rich.text import Text
 
-        rates = self._rates.update(sample)
-        parts: list[Any] = [_streams_table(sample, rates), _delay_line(sample), _newest_table(sample)]
-        if state is not None:
-            parts += [Text(_pipeline_text(state), style="cyan"), _revenue_table(state)]
-        parts += [Text(note, style="bold yellow") for note in self._notes]
-        self._live.update(Group(*parts))
+        of_spark = [] if state is None else [Text(_pipeline_text(state), style="cyan"), _revenue_part(revenue)]
+        notes = [Text(note, style="bold yellow") for note in self._notes]
+        self._live.update(Group(*parts, *of_spark, *notes))
 
 
 class _Rates:
@@ -317,29 +345,52 @@ def _newest_table(sample: "Sample") -> Any:
 
 
 def _pipeline_text(state: "PipelineState") -> str:
-    from mainstem.demo.revenue import money
-
     if not state.rows:
         return "Spark: reads its first events" if state.is_up else "Spark: starting"
-    text = f"Spark: {state.rows:,} events read"
-    if not state.windows:
-        return f"{text}, revenue when the watermark has passed the first window"
-    return f"{text}, revenue of {counted(state.windows, 'window')}: {state.orders:,} orders, {money(state.cents)}"
+    return f"Spark: {state.rows:,} events read"
 
 
-def _revenue_table(state: "PipelineState") -> Any:
+def _places_text(revenue: "RevenueState") -> str:
+    """What was read of the table and of the stream."""
+    from mainstem.demo.revenue import total_of
+
+    if not revenue.table and not revenue.stream:
+        return _NO_REVENUE
+    places = (("table", revenue.table), ("stream", revenue.stream))
+    return "; ".join(f"{place}: {counted(len(found), 'window')}, {total_of(found)}" for place, found in places)
+
+
+def _revenue_part(revenue: "RevenueState") -> Any:
+    """The newest windows as they are in the table and in the stream, and all together."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     from mainstem.core.times import from_us
-    from mainstem.demo.revenue import WINDOW_SECONDS, money
+    from mainstem.demo.revenue import WINDOW_SECONDS, total_of
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (f"{WINDOW_SECONDS} s from", "orders", "revenue", "in sessions"):
-        table.add_column(name, justify="right")
-    for start, orders, cents, share in state.newest:
-        table.add_row(f"{from_us(start):%H:%M:%S}", f"{orders:,}", money(cents), f"{share:.0%}")
+    starts = sorted({*revenue.table, *revenue.stream})
+    if not starts:
+        return Text(_NO_REVENUE, style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column(f"{WINDOW_SECONDS} s from", f"all {len(starts)}", justify="right")
+    for place, windows in (("table", revenue.table), ("stream", revenue.stream)):
+        heads = (f"in the {place}", "revenue", "in sessions")
+        for head, footer in zip(heads, _cells(total_of(windows)), strict=True):
+            table.add_column(head, footer, justify="right")
+    for start in starts[-_SHOWN:]:
+        row = (*_cells(revenue.table.get(start)), *_cells(revenue.stream.get(start)))
+        table.add_row(f"{from_us(start):%H:%M:%S}", *row)
     return table
+
+
+def _cells(takings: "Takings | None") -> tuple[str, str, str]:
+    from mainstem.demo.revenue import money
+
+    if takings is None:
+        return "-", "-", "-"
+    share = takings.session_cents / max(1, takings.cents)
+    return counted(takings.orders, "order"), money(takings.cents), f"{share:.0%}"
 
 
 def _offset_text(offset: int | None) -> str:

@@ -77,4 +77,6 @@ def _print(result: "AuditResult") -> None:
             for line in found.differing
         ]
         print_table(("window", "tier", "sent", "there", "differs"), rows, right=("sent", "there", "differs"))
+    for shard, first, end in result.lost:
+        print(f"shard {shard}: records {first:,} to {end - 1:,} cannot be read; mainstem doctor --deep says why")
     print(f"verified through {time_text(found.verified_through_us)}")

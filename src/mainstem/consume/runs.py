@@ -48,6 +48,9 @@ class Runs:
         state = self._reader.shard(row.id, call.shard)
         if call.first < min(state.start, call.end):
             raise DataLoss(stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1)
+        if call.first == call.end:
+            # Also where nothing is left of the shard, it knows how late its records were.
+            return Answer(runs=(Run(call.first, call.end, 0, 0, state.time_high),), offsets=(call.end,))
         first, end = call.first, min(call.end, state.stable)
         entries = self._reader.entries(row.id, call.shard, first, _ENTRIES_MAX) if first < end else ()
         looked = min(entries[-1].end, end) if entries else end

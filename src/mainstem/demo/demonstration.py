@@ -23,8 +23,9 @@ from mainstem.demo.account import ROW, Fault, Rows, Verdict, compare, plant
 from mainstem.demo.events import STREAMS, closing_events, read_stamp
 from mainstem.demo.follower import Follower, Newest
 from mainstem.demo.pipeline import REVENUE_STREAM, PipelineOptions
-from mainstem.demo.pipeline_process import PipelineProcess, PipelineState, read_table
+from mainstem.demo.pipeline_process import PipelineProcess, PipelineState
 from mainstem.demo.revenue import RevenueVerdict, compare_revenue, taken
+from mainstem.demo.revenue_reader import RevenueState, StreamWatch, TableWatch, read_stream, read_table
 from mainstem.demo.server_process import DemoServer
 from mainstem.demo.writer import LENGTH, READY
 
@@ -177,6 +178,9 @@ class Demonstration:
         self._followers: list[Follower] = []
         self._starts: list[Cursor] = []
         self._pipeline: PipelineProcess | None = None
+        self._table = self._folder / "revenue"
+        self._revenue_start: Cursor | None = None
+        self._watches: tuple[StreamWatch, TableWatch] | None = None
         self._read_rows: Rows = np.empty(0, dtype=ROW)
         self._hub: Any = None
         self._begun = clock.monotonic()
@@ -211,11 +215,18 @@ class Demonstration:
 
     def start_pipeline(self, drop: tuple[int, int] | None = None) -> None:
         """Start the Spark job beside it all, which takes a while to join; `drop` is an order that it leaves out."""
-        self._hub.streams.create(REVENUE_STREAM, schema=_REVENUE, exist_ok=True)
+        info = self._hub.streams.create(REVENUE_STREAM, schema=_REVENUE, exist_ok=True)
+        self._revenue_start = Cursor(info.uuid, info.epoch, info.ends)
+        self._watches = (
+            StreamWatch(self._hub.consumer(REVENUE_STREAM, start=self._revenue_start)),
+            TableWatch(self._table),
+        )
+        for watch in self._watches:
+            watch.start()
         options = PipelineOptions(
             url=self.server.url,
             starts=tuple(map(str, self._starts)),
-            table=str(self._folder / "revenue"),
+            table=str(self._table),
             checkpoint=str(self._folder / "checkpoint"),
             drop=drop,
         )
@@ -227,8 +238,17 @@ class Demonstration:
         """How the Spark job stands, if there is one."""
         return None if self._pipeline is None else self._pipeline.state
 
-    def finish_pipeline(self) -> RevenueVerdict:
-        """Let the Spark job write what it has; compare its table with what the producers took. After `read_back`."""
+    @property
+    def revenue(self) -> RevenueState:
+        """What is in the table and in the stream that the Spark job writes, as far as it was read."""
+        if self._watches is None:
+            return RevenueState()
+        stream, table = self._watches
+        return RevenueState(table.windows, stream.windows)
+
+    def close_streams(self) -> None:
+        """Send the events that push the Spark job's watermark past the end, and have it write everything. After
+        `read_back`."""
         assert self._pipeline is not None
         now_us = self._clock.now_us()
         with self._hub.producer() as producer:
@@ -236,13 +256,25 @@ class Demonstration:
                 at = now_us + _CLOSING_US
                 producer.send(STREAMS[event.stream], event.value, key=event.key, timestamp=at)
         self._pipeline.finish(now_us + _CLOSED_US)
-        took = taken(self._acknowledgements.rows(), self._read_rows)
-        return compare_revenue(took, read_table(self._folder / "revenue"))
 
-    def revenue_rows(self) -> int:
-        """How many windows are in the stream that the Spark job writes."""
-        records: int = self._hub.streams.get(REVENUE_STREAM).records
-        return records
+    def has_pipeline_ended(self, seconds: float) -> bool:
+        """Whether the Spark job has written everything; waits so long for that. Raises if it has failed."""
+        assert self._pipeline is not None
+        if not self._pipeline.has_ended(seconds):
+            return False
+        self._stop_watching()
+        return True
+
+    def _stop_watching(self) -> None:
+        for watch in self._watches or ():
+            watch.stop()
+
+    def compare_revenue(self) -> tuple[RevenueVerdict, RevenueVerdict]:
+        """The table and the stream, each read once more, beside what the producers took."""
+        took = taken(self._acknowledgements.rows(), self._read_rows)
+        with self._hub.consumer(REVENUE_STREAM, start=self._revenue_start, follow=False) as consumer:
+            told = read_stream(consumer)
+        return compare_revenue("table", took, read_table(self._table)), compare_revenue("stream", took, told)
 
     def _await_writers(self) -> None:
         for writer in self._writers:
@@ -271,9 +303,9 @@ class Demonstration:
         for writer in self._writers:
             if not writer.is_running():
                 raise Unavailable(f"producer {writer.number} has ended: {self._writer_words()}")
-        for follower in self._followers:
-            if follower.error is not None:
-                raise follower.error
+        for reader in (*self._followers, *(self._watches or ())):
+            if reader.error is not None:
+                raise reader.error
 
     def kill_server(self) -> None:
         """End the server without warning and start it again on the same folder and port."""
@@ -318,6 +350,7 @@ class Demonstration:
             writer.kill()
         for follower in self._followers:
             follower.stop()
+        self._stop_watching()
         if self._pipeline is not None:
             self._pipeline.kill()
         if self._hub is not None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
 from mainstem.core.errors import MainstemError
 from mainstem.demo.events import CLICKS, ORDERS, STREAMS
-from mainstem.demo.revenue import WINDOW_SECONDS, cents_of
+from mainstem.demo.revenue import WINDOW_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,9 +97,8 @@ def revenue_of(orders: "DataFrame", sessions: "DataFrame") -> "DataFrame":
 class Outputs:
     """Writes what a micro-batch has to the table and to the stream, once however often it is tried."""
 
-    def __init__(self, options: PipelineOptions, tell: Callable[..., None]) -> None:
+    def __init__(self, options: PipelineOptions) -> None:
         self._options = options
-        self._tell = tell
 
     def write(self, batch: "DataFrame", number: int) -> None:
         from pyspark.sql import functions as F  # noqa: N812
@@ -113,14 +112,6 @@ class Outputs:
                 self._write_stream(kept, query, number)
         finally:
             kept.unpersist()
-        self._tell(
-            "batch",
-            number=number,
-            rows=[
-                [round(row["start"].timestamp() * 1_000_000), row["orders"], cents_of(row["revenue"]), _share(row)]
-                for row in rows.to_pylist()
-            ],
-        )
 
     def _write_table(self, rows: Any, query: str, number: int) -> None:
         """A batch that the table has already is left alone."""
@@ -145,11 +136,6 @@ class Outputs:
         )
 
 
-def _share(row: dict[str, Any]) -> float:
-    """How much of the revenue was made in sessions."""
-    return cents_of(row["in_sessions"]) / max(1, cents_of(row["revenue"]))
-
-
 def run(options: PipelineOptions, tell: Callable[..., None], end_us: Callable[[], int | None]) -> None:
     """The job, until `end_us` says a time and everything before that is written."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -165,7 +151,7 @@ def run(options: PipelineOptions, tell: Callable[..., None], end_us: Callable[[]
             orders = orders.where((F.col("writer") != writer) | (F.col("number") != number))
         found = revenue_of(orders, sessions_of(events(spark, options, CLICKS)))
         query = (
-            found.writeStream.foreachBatch(Outputs(options, tell).write)
+            found.writeStream.foreachBatch(Outputs(options).write)
             .option("checkpointLocation", options.checkpoint)
             .start()
         )

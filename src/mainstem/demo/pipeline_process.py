@@ -7,37 +7,25 @@ import json
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Final
 
+from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
 from mainstem.core.errors import MainstemError, Unavailable
 from mainstem.demo.pipeline import PipelineOptions
-from mainstem.demo.revenue import Takings, cents_of
 
-_SHOWN: Final = 4
 _END_SECONDS: Final = 240.0
-
-
-# A window that the job has written: where it begins, in microseconds, its orders, its cents, and which part of them was
-# made in sessions.
-Window = tuple[int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """How the job stands."""
+    """How the job stands, as it says itself. What it has written is for others to read."""
 
     is_up: bool = False
     rows: int = 0
     # How far its time has come, in microseconds; 0 if it has not begun.
     watermark_us: int = 0
-    windows: int = 0
-    orders: int = 0
-    cents: int = 0
-    newest: tuple[Window, ...] = ()
     failure: str = ""
 
 
@@ -66,9 +54,9 @@ class PipelineProcess:
             stderr=log,
             process_group=0,
         )
-        self._newest: deque[Window] = deque(maxlen=_SHOWN)
         self.state = PipelineState()
         self._is_done = False
+        self._deadline = 0.0
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -87,30 +75,28 @@ class PipelineProcess:
             case "progress":
                 rows = self.state.rows + said["rows"]
                 self.state = dataclasses.replace(self.state, rows=rows, watermark_us=said["watermark_us"])
-            case "batch":
-                self._newest.extend((row[0], row[1], row[2], row[3]) for row in said["rows"])
-                self.state = dataclasses.replace(
-                    self.state,
-                    windows=self.state.windows + len(said["rows"]),
-                    orders=self.state.orders + sum(row[1] for row in said["rows"]),
-                    cents=self.state.cents + sum(row[2] for row in said["rows"]),
-                    newest=tuple(self._newest),
-                )
             case "failed":
                 self.state = dataclasses.replace(self.state, failure=said["reason"])
             case _:
                 self._is_done = True
 
     def finish(self, end_us: int) -> None:
-        """Nothing comes before `end_us` any more: have everything written up to there, and end."""
+        """Nothing comes before `end_us` any more: have everything written up to there, and end, see `has_ended`."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(f"{end_us}\n".encode())
             self._process.stdin.close()
-        self._thread.join(_END_SECONDS)
+        self._deadline = CLOCK.monotonic() + _END_SECONDS
+
+    def has_ended(self, seconds: float) -> bool:
+        """After `finish`: whether everything is written; waits so long for that. Raises if it failed."""
+        self._thread.join(seconds)
+        if self._thread.is_alive() and CLOCK.monotonic() < self._deadline:
+            return False
         if not self._is_done:
             raise Unavailable(f"the Spark job did not end as it should: {self.state.failure or 'it takes too long'}")
         self._process.wait(_END_SECONDS)
+        return True
 
     def kill(self) -> None:
         """End it at once, if it runs."""
@@ -120,19 +106,3 @@ class PipelineProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-
-
-def read_table(table: Path) -> dict[int, Takings]:
-    """What the table says, read by DuckDB: by the beginning of the window, its orders and cents."""
-    import duckdb
-    from deltalake import DeltaTable
-
-    if not DeltaTable.is_deltatable(str(table)):
-        return {}
-    revenue = DeltaTable(str(table)).to_pyarrow_dataset()
-    with duckdb.connect() as connection:
-        connection.register("revenue", revenue)
-        rows = connection.execute(
-            "SELECT epoch_us(start), sum(orders)::BIGINT, sum(revenue) FROM revenue GROUP BY ALL"
-        ).fetchall()
-    return {start: Takings(orders, cents_of(amount)) for start, orders, amount in rows}

@@ -1,7 +1,7 @@
-"""Revenue: what the producers took, by window, beside what the table says. To the cent."""
+"""Revenue: what the producers took, by window, beside what the table says, and the stream. To the cent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
@@ -17,10 +17,15 @@ _WINDOW_US: Final = WINDOW_SECONDS * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Takings:
-    """Of one window: how many orders there were, and for how much."""
+    """Of one window or several: how many orders there were, for how much, and for how much of it in sessions, which
+    the producers do not know."""
 
     orders: int
     cents: int
+    session_cents: int = field(default=0, compare=False)
+
+    def __add__(self, other: "Takings") -> "Takings":
+        return Takings(self.orders + other.orders, self.cents + other.cents, self.session_cents + other.session_cents)
 
     def __str__(self) -> str:
         return f"{self.orders:,} orders, {money(self.cents)}"
@@ -28,9 +33,11 @@ class Takings:
 
 @dataclass(frozen=True, slots=True)
 class RevenueVerdict:
-    """The comparison. By the beginning of their windows, in microseconds, those that differ: what was taken, and what
-    the table says."""
+    """The comparison with the table, or with the stream: `place`. By the beginning of their windows, in microseconds,
+    those that differ: what was taken, and what is said there."""
 
+    place: str
+    # What the producers took, and how many windows the place has.
     total: Takings
     windows: int
     differing: Mapping[int, tuple[Takings, Takings]]
@@ -42,7 +49,7 @@ class RevenueVerdict:
     @property
     def findings(self) -> list[str]:
         return [
-            f"revenue from {from_us(start):%H:%M:%S} on: the producers took {taken}, the table says {told}"
+            f"revenue from {from_us(start):%H:%M:%S} on: the producers took {taken}, the {self.place} says {told}"
             for start, (taken, told) in sorted(self.differing.items())
         ]
 
@@ -64,15 +71,19 @@ def taken(sent: Rows, read: Rows) -> dict[int, Takings]:
     }
 
 
-def compare_revenue(took: Mapping[int, Takings], told: Mapping[int, Takings]) -> RevenueVerdict:
-    """Window by window."""
+def compare_revenue(place: str, took: Mapping[int, Takings], told: Mapping[int, Takings]) -> RevenueVerdict:
+    """Window by window, what was taken with what is said in a place."""
     differing = {
         start: (took.get(start, _NOTHING), told.get(start, _NOTHING))
         for start in took.keys() | told.keys()
         if took.get(start, _NOTHING) != told.get(start, _NOTHING)
     }
-    total = Takings(sum(each.orders for each in took.values()), sum(each.cents for each in took.values()))
-    return RevenueVerdict(total, len(took), differing)
+    return RevenueVerdict(place, total_of(took), len(told), differing)
+
+
+def total_of(windows: Mapping[int, Takings]) -> Takings:
+    """All of them together."""
+    return sum(windows.values(), start=_NOTHING)
 
 
 def cents_of(amount: Decimal | None) -> int:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from mainstem.consume.record import RecordBatch
 from mainstem.core.errors import UnknownStream
 from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM
 
@@ -49,13 +50,28 @@ def verified(hub: "Hub") -> dict[str, Verified]:
     return {each.stream: each for each in _records(hub, VERIFIED_STREAM, Verified)}
 
 
+def verified_us(hub: "Hub", stream: str) -> int:
+    """When the newest audit of a stream said what it found; 0 if none has."""
+    times = (at for batch in _batches(hub, VERIFIED_STREAM) for at in _times_of(batch, stream.encode()))
+    return max(times, default=0)
+
+
+def _times_of(batch: RecordBatch, key: bytes) -> Iterator[int]:
+    return (record.timestamp_us for record in batch.records() if record.key == key)
+
+
 def _records(hub: "Hub", stream: str, kind: type[T]) -> Iterator[T]:
-    """What is kept in one of the log's own streams; nothing if there is none yet."""
+    """What is kept in one of the log's own streams."""
     decode = msgspec.json.Decoder(kind).decode
+    for batch in _batches(hub, stream):
+        yield from map(decode, filter(None, batch.values()))
+
+
+def _batches(hub: "Hub", stream: str) -> Iterator[RecordBatch]:
+    """Those of one of the log's own streams; nothing if there is none yet."""
     try:
         consumer = hub.consumer(stream, start="earliest", follow=False)
     except UnknownStream:
         return
     with consumer:
-        for batch in consumer.batches():
-            yield from map(decode, filter(None, batch.values()))
+        yield from consumer.batches()

@@ -307,7 +307,8 @@ class RunsCall(msgspec.Struct, frozen=True, tag="runs"):
     """Answered with what is stored of a shard from `first` to before `end`, as runs of about `run_bytes` at most, those
     left out of which the ledger knows that no record matches `where`; and with the log's folder, a word that is found
     there and its last flush, so that who sees that folder can read it himself. `offsets` says up to where was looked,
-    `more` whether that is before `end`. DataLoss if what stands at `first` was trimmed."""
+    `more` whether that is before `end`. DataLoss if what stands at `first` was trimmed. If `first` is `end`, the answer
+    is one run without records, which tells how late the records of the shard were so far."""
 
     name: str
     shard: U32

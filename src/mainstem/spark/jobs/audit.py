@@ -2,16 +2,19 @@
 
 Producers that count (`hub.producer(counts="1m")`, the setting `http_counts`) say how many records they sent, by the
 times of the records. The job reads the stream, and the tables, counts what is there, and compares. It says up to when
-all of it agrees, as `verified_through` of the stream, and names every window and tier after that which differs.
+all of it agrees, as `verified_through` of the stream, and names every window and tier after that which differs. Records
+that cannot be read are missing, and where they stood is said too.
 
 A run has a manifest: *planned* with the cursors between which it reads, *written* with what it has counted, *done* when
 the stream says it. A run that was killed while it counted is done anew by the next; what one had counted and could not
 say any more is said by the next, which goes on from there.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,19 +26,19 @@ import mainstem
 from mainstem.core import windows
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import InvalidRequest, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import DataLoss, InvalidRequest, InvalidSetting, SchemaMismatch
 from mainstem.core.times import from_us, to_us
 from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
-from mainstem.hub.counted import sent_counts, verified
+from mainstem.hub.counted import sent_counts, verified, verified_us
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
 from mainstem.spark.origin import Access, opened
 from mainstem.spark.session import session
-from mainstem.spark.slices import Slice, balance, read, slices_of
-from mainstem.transport.counting import NoteVerifiedCall
-from mainstem.transport.port import GetStreamCall, Port, StreamInfo
+from mainstem.spark.slices import OnLoss, Slice, balance, read, runs_of, slices_of
+from mainstem.transport.counting import COUNTS_STREAM, NoteVerifiedCall
+from mainstem.transport.port import GetStreamCall, Port, RunsCall, StreamInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,16 +48,19 @@ SETTLE: Final = "10m"
 TIME_COLUMN: Final = "_timestamp"
 # Nobody has counted a record from before.
 _BEGINNING_US: Final = -(1 << 60)
+# Records that cannot be read: their shard, the first offset, the one after the last.
+Lost = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     """What an audit found. `is_published`: the stream says `verified_through` from now on, and the folder `manifests`
-    has what was found."""
+    has what was found. `lost` are records that cannot be read any more: shard, first offset, the one after the last."""
 
     reconciliation: Reconciliation
     is_published: bool
     manifests: str = ""
+    lost: tuple[Lost, ...] = ()
 
     @property
     def verified_through(self) -> datetime:
@@ -84,6 +90,7 @@ class AuditResult:
                 }
                 for line in found.differing
             ],
+            "unreadable": [{"shard": shard, "first": first, "last": end - 1} for shard, first, end in self.lost],
         }
 
 
@@ -110,8 +117,9 @@ def audit(
     `hub` is a folder or an address. `tables` are Delta tables made of the stream; `time` is the column of theirs that
     has the time of the record. Windows count that ended `settle` ago, from `since` on, else from where the last audit
     had come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is
-    not compared. With `publish` the result is kept as `verified_through` of the stream, and a manifest of the run is in
-    the folder `manifests`, see `notes_folder`; without it nothing is kept.
+    not compared, nor what is from before the first counts that are kept. With `publish` the result is kept as
+    `verified_through` of the stream, and a manifest of the run is in the folder `manifests`, see `notes_folder`;
+    without it nothing is kept.
     """
     access = Access.to(str(hub), token=token or "", token_file=token_file or "", ca=ca or "")
     port = opened(access)
@@ -122,20 +130,22 @@ def audit(
         )
     audited = _Audit(access, port, Hub(port, str(hub)), info, on_step, clock)
     if not publish:
-        return AuditResult(audited.compared(spark, tables, time, window, settle, since).reconciliation, False)
+        compared = audited.compared(spark, tables, time, window, settle, since)
+        return AuditResult(compared.reconciliation, False, lost=compared.lost)
     notes = Manifests(notes_folder(manifests), f"audit-{info.uuid}")
     with notes.locked():
         audited.settle(notes)
         compared = audited.compared(spark, tables, time, window, settle, since, notes)
         audited.publish(notes, compared)
-    return AuditResult(compared.reconciliation, True, str(notes.folder))
+    return AuditResult(compared.reconciliation, True, str(notes.folder), compared.lost)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What was found, and the manifest that has it, if one is kept."""
+    """What was found, the records that could not be read, and the manifest that has it, if one is kept."""
 
     reconciliation: Reconciliation
+    lost: tuple[Lost, ...]
     manifest: Manifest | None
 
 
@@ -151,14 +161,13 @@ class _Audit:
     clock: Clock
 
     def settle(self, notes: Manifests) -> None:
-        """Finish what a run before was killed at. What it had found is said, unless another has found more meanwhile;
-        what it had only begun is given up."""
+        """Finish what a run before was killed at. What it had found is said, good or bad, unless another has said
+        something since that run began; what it had only begun is given up."""
         last = notes.last()
         if last is not None and last.state == "planned":
             notes.give_up(last)
         elif last is not None and last.state == "written":
-            known = verified(self.hub).get(self.info.name)
-            if known is None or known.through_us < last.verified_through_us:
+            if verified_us(self.hub, self.info.name) < last.planned_us:
                 self._say(last)
             self._done(notes, last)
         self.on_step("settled", 1, 1)
@@ -182,17 +191,26 @@ class _Audit:
             )
         length = window_of(counts, None if window is None else _window_us(window))
         settled_us = windows.start_of(self.clock.now_us() - microseconds(settle), length)
-        first_us = min(_first_us(self.hub, self.info, since, length), settled_us)
+        first_us = max(
+            self._chosen_us(since, length),
+            # Nobody counted before that; and of windows from before the first counts that are kept some may be gone.
+            windows.start_of(min(count.start_us for count in counts), length),
+            self._whole_us(COUNTS_STREAM, length),
+            self._whole_us(self.info.name, length),
+        )
         spark = spark or session()
         parts = parts_of(spark)
-        found = slices_of(self.port, self.access, self.info, parts=parts)
+        # Retention may trim something while this runs, which then is not compared.
+        found = slices_of(self.port, self.access, self.info, parts=parts, on_loss=lambda loss: None)
         wanted = [piece for piece in found if piece.time_high_us >= first_us]
         manifest = None if notes is None else self._begun(notes, wanted)
-        tiers = {READ: _tally_of_stream(spark, wanted, parts, length, self.on_step)}
+        read_tally, lost = _tally_of_stream(spark, wanted, parts, length, self.on_step)
+        tiers = {READ: read_tally}
         versions: dict[str, int] = {}
         for table in tables:
             tier = f"table {table}"
             tiers[tier], versions[tier] = _tally_of_table(spark, str(table), time, length, self.on_step)
+        first_us = min(max(first_us, self._whole_us(self.info.name, length)), settled_us)
         result = reconcile(
             self.info.name,
             summed(counts, length),
@@ -206,13 +224,43 @@ class _Audit:
                 manifest,
                 state="written",
                 rows_read=sum(tiers[READ].values()),
+                lost=lost,
                 tiers=tier_counts(result, versions),
                 verified_through_us=result.verified_through_us,
                 windows_differing=result.windows_differing,
             )
             notes.advance(manifest)
             self.on_step("written", manifest.number, manifest.number)
-        return _Compared(result, manifest)
+        return _Compared(result, lost, manifest)
+
+    def _chosen_us(self, since: datetime | None, window_us: int) -> int:
+        """Where the first window begins that somebody wants to have compared."""
+        if since is not None:
+            return windows.start_of(to_us(since), window_us)
+        last = verified(self.hub).get(self.info.name)
+        return windows.start_of(last.through_us if last else _BEGINNING_US, window_us)
+
+    def _whole_us(self, name: str, window_us: int) -> int:
+        """Where the first window begins of which no record of a stream was trimmed: after those that are as late as
+        one that was trimmed can be."""
+        while True:
+            found = self.port.call(GetStreamCall(name)).streams[0]
+            # Trimmed in this very moment: it begins elsewhere now.
+            with contextlib.suppress(DataLoss):
+                latest = max(map(partial(self._trimmed_us, found), range(found.shards)))
+                return latest if latest == _BEGINNING_US else windows.start_of(latest, window_us) + window_us
+
+    def _trimmed_us(self, info: StreamInfo, shard: int) -> int:
+        """No record that was trimmed from a shard is later. The first entry that is left knows the highest time up to
+        it; where none is left, the shard knows its own."""
+        start, end = info.starts[shard], info.ends[shard]
+        if not start:
+            return _BEGINNING_US
+        left = next(runs_of(self.port, RunsCall(info.name, shard, start, end, run_bytes=1)), None)
+        if left is not None:
+            return left[0].time_high_us
+        told = self.port.call(RunsCall(info.name, shard, end, end)).runs
+        return told[0].time_high_us if told else _BEGINNING_US
 
     def _begun(self, notes: Manifests, wanted: Sequence[Slice]) -> Manifest:
         last = notes.last()
@@ -264,50 +312,28 @@ def _window_us(window: str | timedelta) -> int:
     return found
 
 
-def _first_us(hub: Hub, info: StreamInfo, since: datetime | None, window_us: int) -> int:
-    """Where the first window begins that is compared: not before all of it can be read."""
-    if since is not None:
-        chosen = windows.start_of(to_us(since), window_us)
-    else:
-        last = verified(hub).get(info.name)
-        chosen = windows.start_of(last.through_us if last else _BEGINNING_US, window_us)
-    if not any(info.starts):
-        return chosen
-    # Records near the first that is left may be gone: the windows after its own are whole.
-    return max(chosen, windows.start_of(_first_left_us(hub, info), window_us) + window_us)
-
-
-def _first_left_us(hub: Hub, info: StreamInfo) -> int:
-    """The highest time of the first records that are left in the shards that were trimmed."""
-    found = [_BEGINNING_US]
-    for shard, (start, end) in enumerate(zip(info.starts, info.ends, strict=True)):
-        if not start or start == end:
-            continue
-        offsets = list(info.ends)
-        offsets[shard] = start
-        cursor = mainstem.Cursor(info.uuid, info.epoch, tuple(offsets))
-        with hub.consumer(info.name, start=cursor, follow=False, columns=["_timestamp"]) as consumer:
-            batch = next(iter(consumer.batches()), None)
-            if batch is not None:
-                times = batch.to_arrow().column("_timestamp").cast(pa.int64())
-                found.append(max(times.to_pylist()))
-    return max(found)
-
-
 def _tally_of_stream(
     spark: "SparkSession", wanted: Sequence[Slice], parts: int, window_us: int, on_step: OnStep
-) -> Tally:
-    """The records of slices by window, each read."""
+) -> tuple[Tally, tuple[Lost, ...]]:
+    """The records of slices by window, each read, and those that cannot be."""
     work = balance(wanted, parts)
 
-    def count(index: int) -> Tally:
-        return windows.total(_tally_of_slice(piece, window_us) for piece in work[index])
+    def count(part: int) -> Answer:
+        losses: list[DataLoss] = []
+        tally = windows.total(_tally_of_slice(piece, window_us, losses.append) for piece in work[part])
+        # Trimmed ones went as they should.
+        lost = tuple((loss.shard, loss.first, loss.last + 1) for loss in losses if loss.reason != "trimmed")
+        return Answer(tally=tally, lost=lost)
 
-    return _counted(spark, len(work), count, on_step)
+    answers = run_parts(spark, len(work), count, on_step)
+    lost = sorted(each for answer in answers for each in answer.lost)
+    return windows.total(answer.tally for answer in answers), tuple(lost)
 
 
-def _tally_of_slice(piece: Slice, window_us: int) -> Tally:
-    return windows.total(_tally_of(batch.column(TIME_COLUMN), window_us) for batch in read(piece, [TIME_COLUMN]))
+def _tally_of_slice(piece: Slice, window_us: int, on_loss: OnLoss) -> Tally:
+    # A record that is no row of the stream's schema is there all the same.
+    batches = read(piece, [TIME_COLUMN], on_bad="keep", on_loss=on_loss)
+    return windows.total(_tally_of(batch.column(TIME_COLUMN), window_us) for batch in batches)
 
 
 def _tally_of_table(
@@ -326,13 +352,13 @@ def _tally_of_table(
         )
     files = table.file_uris()
 
-    def count(index: int) -> Tally:
-        file = pq.ParquetFile(files[index])
-        return windows.total(
-            _tally_of(batch.column(0), window_us) for batch in file.iter_batches(columns=[time_column])
-        )
+    def count(part: int) -> Answer:
+        file = pq.ParquetFile(files[part])
+        times = (batch.column(0) for batch in file.iter_batches(columns=[time_column]))
+        return Answer(tally=windows.total(_tally_of(each, window_us) for each in times))
 
-    return _counted(spark, len(files), count, on_step), table.version()
+    answers = run_parts(spark, len(files), count, on_step)
+    return windows.total(answer.tally for answer in answers), table.version()
 
 
 def _tally_of(times: pa.Array, window_us: int) -> Tally:
@@ -342,12 +368,6 @@ def _tally_of(times: pa.Array, window_us: int) -> Tally:
         return {}
     values = found.to_numpy(zero_copy_only=False)
     return windows.tally(int(values.min()), int(values.max()), len(values), values, window_us)
-
-
-def _counted(spark: "SparkSession", parts: int, count: Callable[[int], Tally], on_step: OnStep) -> Tally:
-    """The sum of so many tallies, each made by a task."""
-    answers = run_parts(spark, parts, lambda part: Answer(tally=count(part)), on_step)
-    return windows.total(answer.tally for answer in answers)
 
 
 def _iso(time_us: int) -> str:
