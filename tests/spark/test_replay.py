@@ -98,6 +98,7 @@ def test_into_another_stream(server, tmp_path, spark):
         replay(server.url, "clicks", state, **into)
         assert delivered(hub, "twice") == [{"id": at, "twice": 2 * (at % 10)} for at in range(1_500)]
         assert replay(server.url, "clicks", state, **into).loads == 0
+        assert list(state.rglob("_mainstem/attempts/*")) == []
         # As they are, with their times; and through a query.
         replay(server.url, "clicks", tmp_path / "as is", into="copy", **given)
         assert delivered(hub, "copy") == [{"id": at, "x": at % 10} for at in range(1_500)]

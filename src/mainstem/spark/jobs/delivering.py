@@ -31,6 +31,10 @@ class Redelivery(Loading):
     def _settled(self) -> int:
         done = [manifest.number for manifest in self.manifests.all() if manifest.state == "done"]
         number = max(done, default=0)
+        begun = self.manifests.get(number + 1)
+        if begun is not None:
+            # Its load is delivered again under another attempt.
+            self.manifests.marker(begun.attempt).unlink(missing_ok=True)
         self._on_step("settled", number, number)
         return number
 
