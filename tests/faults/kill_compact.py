@@ -7,6 +7,7 @@ cold files too; the books are right; and there is no file without a row nor a ro
 """
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -40,7 +41,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             hub.streams.create(_STREAM, shards=SHARDS)
             load = Load(lambda: mainstem.connect(server.url), _STREAM, history, pause=0.02)
             for _ in range(trials):
-                job = job if job is not None and job.poll() is None else _job(server.url)
+                job = _alive(job, server.url)
                 time.sleep(rng.uniform(0.3, _LIFE_SECONDS_MAX))
                 if rng.random() < 0.4:
                     job.kill()
@@ -51,7 +52,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
                     result.took(server.start_seconds)
                 result.trials += 1
             load.stop()
-            job = job if job is not None and job.poll() is None else _job(server.url)
+            job = _alive(job, server.url)
             _wait_for_cold(place)
             # However few the kills were, one meets cold files.
             server.kill()
@@ -59,7 +60,7 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
             read_back(hub, _STREAM, history, _READER)
             for text in load.errors:
                 result.add_finding(f"seed {seed}: {text}")
-    except (ServerFailed, MainstemError) as error:
+    except (ServerFailed, MainstemError, AssertionError) as error:
         result.add_finding(f"seed {seed}, kill {result.trials}: {error}")
     finally:
         if job is not None:
@@ -74,7 +75,11 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
     return result
 
 
-def _job(url: str) -> "subprocess.Popen[bytes]":
+def _alive(job: "subprocess.Popen[bytes] | None", url: str) -> "subprocess.Popen[bytes]":
+    """The process that makes files: another one if it was killed."""
+    if job is not None and job.poll() is None:
+        return job
+    assert job is None or job.returncode == -signal.SIGKILL, f"what makes files ended by itself with {job.returncode}"
     return subprocess.Popen([sys.executable, "-m", "tests.faults.kill_compact", url])
 
 

@@ -1,144 +1,240 @@
-"""Jobs on Spark, killed between any two of their steps, and their workers under them.
+"""Jobs on Spark, killed between any two of their steps, and their executors under them.
 
-A keyed stream is written to all the time. Four jobs read it: `warehouse` adding rows, `warehouse` with a row for each
-key, `snapshot`, and `replay`. Each trial is one process that runs one of them and kills itself at one of its steps, or
-has a worker of Spark's killed while it writes. At the end each runs once more, undisturbed: every table is what the
-stream says, no row is missing, none is there twice, and no file is left over.
+A keyed stream is written to all the time. Seven jobs work on it: `warehouse` adding rows, `warehouse` with a row for
+each key, `snapshot`, `replay` into a table, `replay` into a stream, `compact` and `audit`. Each trial is one kill, of
+one of these:
+
+- a driver that runs all seven, when each has come to one of its steps: the Python process alone, or with its JVM;
+- an executor of a cluster, while a task of one job writes.
+
+At the end each runs twice more, undisturbed: every table and the other stream are what the stream says, no row is
+missing, none is there twice, the audit agrees, and nothing is left over or open.
 """
 
 import os
 import random
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Final
 
 import pyarrow as pa
 
 import mainstem
 from mainstem.core.errors import MainstemError
+from mainstem.hub.counted import verified
 from mainstem.hub.hub import Hub
-from mainstem.testing import planted
+from mainstem.log.cold_maker import cold_files
+from mainstem.testing.server import ServerFailed, ServerProcess
+from tests.faults import striking
+from tests.faults.drivers import Driver, DriverFailed, Drivers, be_driver, cluster, driver_pids
+from tests.faults.kill_spark import left_open, open_parts
+from tests.faults.kill_upkeep import collected
+from tests.faults.stamped import check_kept
 from tests.faults.trials import Trials
 
-STREAM = "stock"
-SHARDS = 3
-KEYS = 200
-_ROWS_PER_TRIAL = 2_000
-_LOAD_ROWS = 1_500
-_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
-_CHILD_SECONDS_MAX = 180.0
-_WORKER = "worker"
-# What each job can be killed at: its steps in their order, and one of its workers.
-JOBS = {
-    "append": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", "compact", _WORKER),
-    "upsert": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", _WORKER),
-    "snapshot": (
-        "settled",
-        "planned",
-        "prepared",
-        "write",
-        "wrote",
-        "written",
-        "tombstones",
-        "committed",
-        "done",
-        _WORKER,
-    ),
-    "replay": ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done", _WORKER),
+STREAM: Final = "stock"
+COPY: Final = "copied"
+SHARDS: Final = 3
+KEYS: Final = 200
+_ROWS_PER_TRIAL: Final = 2_000
+_LOAD_ROWS: Final = 1_500
+_SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_LOAD: Final = ("planned", "prepared", "write", "wrote", "written", "committed", "done")
+# The steps of each job, beside the one inside its tasks.
+JOBS: Final = {
+    "append": ("settled", *_LOAD, "compact"),
+    "upsert": ("settled", *_LOAD),
+    "snapshot": ("settled", *_LOAD[:-2], "tombstones", *_LOAD[-2:]),
+    "replay": ("settled", *_LOAD),
+    "into": ("settled", *_LOAD),
+    "compact": ("settled", *(step for step in _LOAD if step != "prepared")),
+    "audit": ("settled", *(step for step in _LOAD if step != "prepared")),
 }
+# One for each step of the job that has most of them, and one with all of them inside a task.
+DRIVER_KILLS: Final = max(map(len, JOBS.values())) + 1
+CHUNK: Final = DRIVER_KILLS + len(JOBS)
+# Of jobs that do several loads, and there are at least two: the second may be the one.
+_OF_MANY_LOADS: Final = ("append", "upsert", "replay", "into")
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
-    """Each trial is one kill."""
+    """Each trial is one kill. `CHUNK` of them are every gap."""
     result = Trials()
-    rng = random.Random(f"kill jobs {seed}")
-    log, lake = folder / "log", folder / "lake"
-    with mainstem.open(log) as hub:
-        rows = {"item": "string", "left": "int64"}
-        hub.streams.create(STREAM, shards=SHARDS, schema=rows, key="item", retention="3650d")
-        state: dict[str, int] = {}
-        gaps = _gaps(rng)
-        _write(hub, rng, state)
-        for trial in range(trials):
-            _write(hub, rng, state)
-            job, step = next(gaps)
-            began = time.monotonic()
-            code, said = _child(log, lake, job, step, rng.randrange(1 << 30))
-            result.took(time.monotonic() - began)
-            result.trials += 1
-            if code != (0 if step == _WORKER else -signal.SIGKILL):
-                result.add_finding(f"seed {seed} trial {trial}: {job}, killed at {step}, ended with {code}: {said}")
-        # Twice: what is done is not done again.
-        code, said = _child(log, lake, ",".join((*JOBS, *JOBS)), "", 0)
-        if code:
-            result.add_finding(f"seed {seed}: undisturbed, the jobs ended with {code}: {said}")
-        result.acknowledged = hub.streams.get(STREAM).records
-        try:
-            for text in _checked(hub, lake, state, result):
-                result.add_finding(f"seed {seed}: {text}")
-        except (MainstemError, OSError) as error:
-            result.add_finding(f"seed {seed}: {type(error).__name__}: {error}")
+    try:
+        with ServerProcess(folder / "log") as server, mainstem.connect(server.url) as hub:
+            try:
+                _Chunk(seed, folder, server, hub, result).run(trials)
+            except (MainstemError, DriverFailed, OSError) as error:
+                result.add_finding(f"seed {seed}: {type(error).__name__}: {error}\n{server.stderr()}")
+    except ServerFailed as error:
+        result.add_finding(f"seed {seed}: {error}")
+    check_kept(result, folder / "log", f"seed {seed}")
+    for text in collected(folder / "log"):
+        result.add_finding(f"seed {seed}: {text}")
     return result
 
 
-def _gaps(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Every gap of every job, in another order each time round."""
-    every = [(job, step) for job, steps in JOBS.items() for step in steps]
-    while True:
-        rng.shuffle(every)
-        yield from every
+def gaps(seed: int, life: int) -> dict[str, str]:
+    """Where each job stands when a driver dies: over `DRIVER_KILLS` lives in a row everywhere."""
+    turn = (life + seed) % DRIVER_KILLS
+    if turn == DRIVER_KILLS - 1:
+        return dict.fromkeys(JOBS, striking.TASK)
+    return {job: steps[(turn + place) % len(steps)] for place, (job, steps) in enumerate(JOBS.items())}
 
 
-def _write(hub: Hub, rng: random.Random, state: dict[str, int]) -> None:
-    with hub.producer() as producer:
-        for _ in range(_ROWS_PER_TRIAL):
-            item = f"item{rng.randrange(KEYS)}"
-            time = _SINCE + timedelta(seconds=rng.randrange(86_400))
-            if rng.random() < 0.1:
-                producer.send(STREAM, None, key=item.encode(), timestamp=time)
-                state.pop(item, None)
-            else:
-                state[item] = rng.randrange(1_000_000)
-                producer.send(STREAM, {"item": item, "left": state[item]}, timestamp=time)
+class _Chunk:
+    """The trials of one seed. One thread."""
 
+    def __init__(self, seed: int, folder: Path, server: ServerProcess, hub: Hub, result: Trials) -> None:
+        self._seed = seed
+        self._rng = random.Random(f"kill jobs {seed}")
+        self._folder = folder
+        self._lake = folder / "lake"
+        self._server = server
+        self._hub = hub
+        self._result = result
+        self._sent = 0
+        # The newest value of each key, and every value.
+        self._state: dict[str, int] = {}
+        rows = {"item": "string", "left": "int64"}
+        hub.streams.create(STREAM, shards=SHARDS, schema=rows, key="item", retention="3650d")
+        hub.streams.create(COPY, shards=2, schema=rows, key="item", retention="3650d")
+        self._write()
 
-def _child(log: Path, lake: Path, job: str, step: str, seed: int) -> tuple[int, str]:
-    command = planted.command("tests.faults.kill_jobs", str(log), str(lake), job, step, str(seed))
-    done = subprocess.run(command, capture_output=True, timeout=_CHILD_SECONDS_MAX, check=False)
-    return done.returncode, done.stderr.decode(errors="replace")[-1_500:]
+    def run(self, trials: int) -> None:
+        lives = [gaps(self._seed, life) for life in range(min(trials, DRIVER_KILLS))]
+        masters = ["local[8,4]" if striking.TASK in steps.values() else "local[2,4]" for steps in lives]
+        with Drivers("tests.faults.kill_jobs", self._folder, [*masters, "local[2,4]"]) as drivers:
+            for steps in lives:
+                self._kill_driver(drivers, steps)
+            if trials > len(lives):
+                self._kill_executors(trials - len(lives))
+            before = open_parts(self._server.url)
+            # Twice: what is done is not done again. The audit looks at the rest.
+            others = [job for job in JOBS if job != "audit"]
+            with drivers.told({**self._orders(others, others), "audit": True}) as driver:
+                answer = driver.answer()
+                if answer != "done":
+                    self._find(f"undisturbed, the jobs failed: {answer} {driver.said()}")
+                    return
+        self._result.acknowledged += sum(self._hub.streams.get(STREAM).ends)
+        for text in [*self._checked(), *left_open(self._server.url, before if trials < CHUNK else 0)]:
+            self._find(text)
 
+    def _kill_driver(self, drivers: Drivers, steps: dict[str, str]) -> None:
+        self._write()
+        chosen = {job: (step, self._after(job, step)) for job, step in steps.items()}
+        victims = self._rng.choice(("driver", "jvm driver"))
+        if striking.TASK in steps.values():
+            victims = "jvm driver self"
+        orders = {**self._orders(list(JOBS)), "steps": chosen, "victims": victims}
+        began = time.monotonic()
+        with drivers.told(orders) as driver:
+            answer = driver.answer()
+        self._result.took(time.monotonic() - began)
+        self._count(orders, f"{answer} {driver.said()}")
 
-# What must hold in the end.
+    def _kill_executors(self, trials: int) -> None:
+        jobs = list(JOBS)
+        with cluster(self._folder) as master:
+            driver = Driver("tests.faults.kill_jobs", self._folder, master)
+            try:
+                driver.tell(self._orders())
+                driver.answer()
+                for trial in range(trials):
+                    job = jobs[trial % len(jobs)]
+                    self._write()
+                    steps = {job: (striking.TASK, self._after(job, striking.TASK))}
+                    orders = {**self._orders([job]), "steps": steps, "victims": striking.EXECUTOR}
+                    driver.tell_more(orders)
+                    answer = driver.answer()
+                    if answer != "done":
+                        raise DriverFailed(f"{job}, without an executor: {answer} {driver.said()}")
+                    self._count(orders, driver.said())
+            finally:
+                driver.end()
 
+    def _orders(self, *rounds: list[str]) -> dict[str, Any]:
+        paths = {"hub": self._server.url, "lake": str(self._lake), "notes": str(self._folder / "notes")}
+        return {**paths, "rounds": rounds, "number": self._result.trials}
 
-def _checked(hub: Hub, lake: Path, state: dict[str, int], result: Trials) -> list[str]:
-    wanted = [(shard, offset) for shard, end in enumerate(hub.streams.get(STREAM).ends) for offset in range(end)]
-    wrong = []
-    for job in ("append", "replay"):
-        found = Counter(_column_pairs(_rows(lake / job)))
-        missing, twice = [place for place in wanted if place not in found], [p for p, n in found.items() if n > 1]
-        result.lost += len(missing)
-        result.duplicated += len(twice)
-        if missing or twice:
-            wrong.append(f"{job}: {len(missing)} rows are missing, {len(twice)} are there twice")
-    for job in ("upsert", "snapshot/rows"):
-        rows = _rows(lake / job)
-        found_state = dict(zip(rows["item"].to_pylist(), rows["left"].to_pylist(), strict=True))
-        if found_state != state or rows.num_rows != len(state):
-            differ = sum(found_state.get(item) != left for item, left in state.items())
-            wrong.append(f"{job}: {rows.num_rows} rows for {len(state)} keys, {differ} of them not as they should be")
-    return [*wrong, *_left_over(lake)]
+    def _after(self, job: str, step: str) -> int:
+        repeats = job in _OF_MANY_LOADS and step not in ("settled", "compact", striking.TASK)
+        return self._rng.randrange(2) if repeats else 0
 
+    def _count(self, orders: dict[str, Any], said: str) -> None:
+        number, steps, victims = (orders[name] for name in ("number", "steps", "victims"))
+        wrong = striking.missed(self._folder / "strikes", number, steps, victims)
+        if wrong:
+            self._find(f"trial {number}, {victims}, {steps}: {', '.join(wrong)}: {said}")
+        self._result.trials += 1
 
-def _column_pairs(rows: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(rows["_shard"].to_pylist(), rows["_offset"].to_pylist(), strict=True))
+    def _find(self, text: str) -> None:
+        self._result.add_finding(f"seed {self._seed}: {text}")
+
+    def _write(self) -> None:
+        """More rows, no two with the same value, and some tombstones."""
+        with self._hub.producer(counts="1h") as producer:
+            for _ in range(_ROWS_PER_TRIAL):
+                item = f"item{self._rng.randrange(KEYS)}"
+                at = _SINCE + timedelta(seconds=self._rng.randrange(86_400))
+                if self._rng.random() < 0.1:
+                    producer.send(STREAM, None, key=item.encode(), timestamp=at)
+                    self._state.pop(item, None)
+                else:
+                    self._state[item] = self._sent
+                    producer.send(STREAM, {"item": item, "left": self._sent}, timestamp=at)
+                    self._sent += 1
+
+    # What must hold in the end.
+
+    def _checked(self) -> list[str]:
+        ends = self._hub.streams.get(STREAM).ends
+        wanted = [(shard, offset) for shard, end in enumerate(ends) for offset in range(end)]
+        wrong = []
+        for job in ("append", "replay"):
+            rows = _rows(self._lake / job)
+            places = zip(rows["_shard"].to_pylist(), rows["_offset"].to_pylist(), strict=True)
+            wrong += self._compared(job, wanted, places)
+        for stream in (STREAM, COPY):
+            with self._hub.consumer(stream, start="earliest", follow=False) as consumer:
+                found = [left for batch in consumer.batches() for left in batch.to_arrow()["left"].to_pylist()]
+            wrong += self._compared(f"stream {stream}", range(self._sent), (left for left in found if left is not None))
+        for job in ("upsert", "snapshot/rows"):
+            rows = _rows(self._lake / job)
+            state = dict(zip(rows["item"].to_pylist(), rows["left"].to_pylist(), strict=True))
+            if state != self._state or rows.num_rows != len(state):
+                differ = sum(state.get(item) != left for item, left in self._state.items())
+                wrong.append(f"{job}: {rows.num_rows} rows for {len(self._state)} keys, {differ} of them are others")
+        if not cold_files(self._server.folder, STREAM):
+            wrong.append("compact: nothing became cold")
+        told = verified(self._hub).get(STREAM)
+        if told is None or told.differing or told.through_us < int(_SINCE.timestamp() + 86_400) * 1_000_000:
+            wrong.append(f"audit: the stream says {told}")
+        return [*wrong, *self._left_over()]
+
+    def _compared(self, what: str, wanted: Any, given: Any) -> list[str]:
+        found = Counter(given)
+        missing = sum(each not in found for each in wanted)
+        twice = sum(count > 1 for count in found.values())
+        self._result.lost += missing
+        self._result.duplicated += twice
+        return [f"{what}: {missing} rows are missing, {twice} are there twice"] if missing or twice else []
+
+    def _left_over(self) -> list[str]:
+        """Files that no commit of their table names: of jobs alone, what delta-rs leaves is for vacuum."""
+        told = "".join(path.read_text() for path in self._lake.rglob("_delta_log/*.json"))
+        ours = [path for path in self._lake.rglob("*.parquet") if not path.name.startswith("part-")]
+        found = {
+            "files": [path.name for path in ours if path.name not in told],
+            "markers": [path.name for path in self._folder.rglob("_mainstem/attempts/*")],
+            "staged files": [path.name for path in (self._server.folder / "staging").rglob("*") if path.is_file()],
+        }
+        return [f"{len(names)} {what} are left over: {names[:3]}" for what, names in found.items() if names]
 
 
 def _rows(table: Path) -> pa.Table:
@@ -147,88 +243,76 @@ def _rows(table: Path) -> pa.Table:
     return pa.table(DeltaTable(str(table)).to_pyarrow_table())
 
 
-def _left_over(lake: Path) -> list[str]:
-    """Files that no commit of their table names: of jobs alone, what delta-rs leaves is for vacuum."""
-    told = "".join(path.read_text() for path in lake.rglob("_delta_log/*.json"))
-    ours = [path for path in lake.rglob("*.parquet") if not path.name.startswith("part-")]
-    left = [path.name for path in ours if path.name not in told]
-    markers = [path.name for path in lake.rglob("_mainstem/attempts/*")]
-    return [f"{len(found)} {what} are left over" for found, what in ((left, "files"), (markers, "markers")) if found]
+# The driver that is killed.
 
 
-# The process that is killed.
+def obey(spark: Any, orders: dict[str, Any]) -> None:
+    """Run jobs, those of a round all at once."""
+    strikes = Path(os.environ[striking.VARIABLE])
+    striking.disarm(strikes)
+    if "steps" in orders:
+        striking.arm(strikes, orders["number"], orders["steps"], orders["victims"], driver_pids(spark))
+    for jobs in orders["rounds"]:
+        failed: list[BaseException] = []
+        threads = [Thread(target=_try_job, args=(job, spark, orders, failed), daemon=True) for job in jobs]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not failed:
+            time.sleep(0.02)
+        if failed:
+            # The others may wait for it.
+            raise failed[0]
+    if orders.get("audit"):
+        run_job("audit", spark, orders, is_last=True)
 
 
-def main(log: str, lake: str, jobs: str, step: str, seed: str) -> None:
-    from mainstem.spark import session
-
-    rng = random.Random(int(seed))
-    spark = session("kill_jobs", "local[2,4]", {"spark.ui.enabled": False, "spark.driver.memory": "1g"})
-    for job in jobs.split(","):
-        _run_job(job, log, Path(lake), spark, _deadly(step, rng))
-    spark.stop()
+def _try_job(job: str, spark: Any, orders: dict[str, Any], failed: list[BaseException]) -> None:
+    try:
+        run_job(job, spark, orders)
+    except BaseException as error:  # raised where it is waited for
+        failed.append(error)
 
 
-def _run_job(job: str, log: str, lake: Path, spark: Any, on_step: Any) -> None:
+def run_job(job: str, spark: Any, orders: dict[str, Any], *, is_last: bool = False) -> None:
+    from mainstem.spark.jobs.audit import audit
+    from mainstem.spark.jobs.compact import compact
     from mainstem.spark.jobs.replay import replay
     from mainstem.spark.jobs.snapshot import snapshot
     from mainstem.spark.jobs.warehouse import warehouse
 
-    given: dict[str, Any] = {"spark": spark, "on_step": on_step}
+    hub, lake, notes = orders["hub"], Path(orders["lake"]), Path(orders["notes"])
+    given: dict[str, Any] = {"spark": spark, "on_step": _stepping(job)}
+    until = _SINCE + timedelta(days=2)
     if job == "snapshot":
-        snapshot(log, STREAM, lake / job, **given)
+        snapshot(hub, STREAM, lake / job, **given)
     elif job == "replay":
-        until = _SINCE + timedelta(days=2)
-        replay(log, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, **given)
+        replay(hub, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, **given)
+    elif job == "into":
+        # A tombstone is no row.
+        rows: dict[str, Any] = {"where": "left IS NOT NULL", "into": COPY}
+        replay(hub, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, **rows, **given)
+    elif job == "compact":
+        compact(hub, STREAM, older_than="1h", file_bytes_min=1, manifests=notes, **given)
+    elif job == "audit":
+        # Other jobs may be behind: only the last one looks at a table.
+        tables = [lake / "append"] if is_last else []
+        result = audit(hub, STREAM, tables=tables, settle="1s", since=_SINCE, manifests=notes, **given)
+        assert result.is_good, result.reconciliation
     else:
         mode: Any = job
-        warehouse(log, STREAM, lake / job, mode=mode, load_rows=_LOAD_ROWS, **given)
+        warehouse(hub, STREAM, lake / job, mode=mode, load_rows=_LOAD_ROWS, **given)
 
 
-def _deadly(step: str, rng: random.Random) -> Any:
-    """Kills this process at a step, of one of its first loads; or a worker of Spark's while a load is written."""
-    seen, when = 0, rng.choice((1, 1, 2))
-
+def _stepping(job: str) -> Any:
     def on_step(name: str, done: int, total: int) -> None:
-        nonlocal seen
-        if step == _WORKER and name == "write" and done == 0 and not seen:
-            seen = 1
-            threading.Thread(target=_kill_worker, args=(rng,), daemon=True).start()
-        elif name == step and (name not in ("write", "compact") or done == 0):
-            seen += 1
-            if seen == (1 if name in ("settled", "compact", "tombstones") else when) or total == done == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+        # Steps that take their time are told again and again: their beginning counts.
+        if name not in ("write", "compact") or done == 0:
+            striking.come_to(job, name)
 
     return on_step
 
 
-def _kill_worker(rng: random.Random) -> None:
-    """One of the Python processes that Spark has started, if there is one in time."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found = [pid for pid in _descendants(os.getpid()) if b"pyspark.daemon" in _command_line(pid)]
-        # The first is the daemon that makes the others.
-        if len(found) > 1:
-            time.sleep(rng.uniform(0.0, 0.3))
-            os.kill(rng.choice(found[1:]), signal.SIGKILL)
-            return
-        time.sleep(0.02)
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, thread.read_text().split()):
-            found += [child, *_descendants(child)]
-    return found
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    from tests.faults.kill_jobs import obey as obey_of_module
+
+    be_driver("kill_jobs", sys.argv[1], obey_of_module, {"spark.python.daemon.module": "tests.faults.striking"})

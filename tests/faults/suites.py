@@ -144,10 +144,22 @@ SUITES: dict[str, Suite] = {
         on_disk=True,
     ),
     "kill_spark": Suite(
-        kill_spark.run, slice=2, full=60, chunk=18, bugs={"forget_deliveries": 1}, measures=True, on_disk=True
+        kill_spark.run,
+        slice=1,
+        full=2 * kill_spark.CHUNK,
+        chunk=kill_spark.CHUNK,
+        bugs={"forget_deliveries": 1},
+        measures=True,
+        on_disk=True,
     ),
     "kill_jobs": Suite(
-        kill_jobs.run, slice=1, full=60, chunk=30, bugs={"forget_loads": 0}, measures=True, on_disk=True
+        kill_jobs.run,
+        slice=1,
+        full=4 * kill_jobs.CHUNK,
+        chunk=kill_jobs.CHUNK,
+        bugs={"forget_loads": 0},
+        measures=True,
+        on_disk=True,
     ),
     "rebalances": Suite(
         rebalances.run, slice=2, full=20, chunk=20, bugs={"forget_cursors": 2}, measures=True, on_disk=True

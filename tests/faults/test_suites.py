@@ -1,11 +1,14 @@
 """A slice of every fault suite, and the proof that its planted bugs turn it red."""
 
 import logging
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from mainstem.testing import planted
-from tests.faults import cut
+from tests.faults import cut, kill_jobs, kill_spark, striking
 from tests.faults.mounts import can_mount
 from tests.faults.places import temporary_folder
 from tests.faults.suites import SUITES
@@ -34,6 +37,32 @@ def test_nothing_acknowledged_suffers(name):
 
 def test_every_byte_is_cut():
     assert cut.count() <= SUITES["cut"].full
+
+
+def test_every_gap_of_spark_is_met_twice():
+    jobs, sink = SUITES["kill_jobs"], SUITES["kill_spark"]
+    assert all(suite.chunk == of.CHUNK for suite, of in ((jobs, kill_jobs), (sink, kill_spark)))
+    assert all(suite.full >= max(60, 2 * suite.chunk) for suite in (jobs, sink))
+    every = {(job, step) for job, steps in kill_jobs.JOBS.items() for step in (*steps, striking.TASK)}
+    for seed in range(20):
+        lives = [kill_jobs.gaps(seed, life) for life in range(kill_jobs.DRIVER_KILLS)]
+        assert {gap for steps in lives for gap in steps.items()} == every
+    assert {step for step, _ in kill_spark.DRIVER_KILLS} == set(kill_spark.STEPS)
+    executors = {(step, name) for step, victim, name in kill_spark.CLUSTER_KILLS if victim == striking.EXECUTOR}
+    assert len(executors) == 3 * len(kill_spark.PIPELINES)
+
+
+def test_a_strike_that_killed_nobody_is_told(tmp_path):
+    steps = {"job": ("write", 1)}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        striking.arm(tmp_path, 0, steps, "child", {"child": child.pid})
+        striking.come_to("job", "planned", tmp_path)
+        striking.come_to("job", "write", tmp_path)
+        assert striking.missed(tmp_path, 0, steps, "child") == ["job did not come to 'write'"]
+        striking.come_to("job", "write", tmp_path)
+        assert child.wait(10) == -signal.SIGKILL
+    assert striking.missed(tmp_path, 0, steps, "child") == []
+    assert striking.missed(tmp_path, 0, steps, "child executor") == ["no executor was struck"]
 
 
 def test_every_suite_has_a_slice_and_a_bug_that_turns_it_red():
