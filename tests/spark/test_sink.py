@@ -112,6 +112,10 @@ def test_with_a_transaction_id_a_frame_is_written_once(spark, place):
     assert len(place.rows("orders")) == ROWS
     with pytest.raises(PySparkException, match="was written before with 1000 rows, and now comes with 1000 others"):
         written(frame(spark, first=1), place, transactionId="load of monday")
+    # Every column has the same values, and one of them in other rows.
+    turned = frame(spark).withColumn("name", f.concat(f.lit("name "), f.lit(ROWS - 1) - f.col("id")))
+    with pytest.raises(PySparkException, match="comes with 1000 others"):
+        written(turned, place, transactionId="load of monday")
     written(frame(spark, first=1), place, transactionId="load of monday", onReplay="accept")
     written(frame(spark, first=1), place, transactionId="load of tuesday")
     assert len(place.rows("orders")) == 2 * ROWS
