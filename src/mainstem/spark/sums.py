@@ -5,7 +5,7 @@ order after a shuffle, and are in other tasks; so what is compared are sums. Ove
 squares, of lengths, of the bytes of texts and of their first and last eight. And over rows: of a hash of each
 (spark/row_hashes.py), without which the same values in other rows would not be noticed. They are numbers of 64 bits
 that wrap around, made by Arrow and NumPy a column at a time. Floating-point numbers are summed as such, each weighed by
-the hash of its row: see core/delivery.py.
+the hash of its row, in which they are not: see core/delivery.py.
 """
 
 import hashlib
