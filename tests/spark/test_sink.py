@@ -4,7 +4,8 @@ import datetime as dt
 import decimal
 import json
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,24 @@ def test_with_a_transaction_id_a_frame_is_written_once(spark, place):
     assert len(place.rows("orders")) == ROWS
     with pytest.raises(PySparkException, match="was written before with 1000 rows, and now comes with 1000 others"):
         written(frame(spark, first=1), place, transactionId="load of monday")
+    # Every column has the same values, and one of them in other rows.
+    turned = frame(spark).withColumn("name", f.concat(f.lit("name "), f.lit(ROWS - 1) - f.col("id")))
+    with pytest.raises(PySparkException, match="comes with 1000 others"):
+        written(turned, place, transactionId="load of monday")
     written(frame(spark, first=1), place, transactionId="load of monday", onReplay="accept")
     written(frame(spark, first=1), place, transactionId="load of tuesday")
     assert len(place.rows("orders")) == 2 * ROWS
     assert place.left_behind() == []
+
+
+def test_the_versions_of_a_transaction_follow_each_other(spark, served):
+    served.create("orders", schema=SCHEMA)
+    for version in (4, 5, 5):
+        written(frame(spark, first=version), served, transactionId="my query", transactionVersion=str(version))
+    assert len(served.rows("orders")) == 2 * ROWS
+    with pytest.raises(PySparkException, match="those between are missing"):
+        written(frame(spark), served, transactionId="my query", transactionVersion="7")
+    assert len(served.rows("orders")) == 2 * ROWS
 
 
 def test_a_frame_that_fails_leaves_nothing(spark, place):
@@ -146,6 +161,27 @@ def test_keys_headers_times_and_shards_are_those_of_the_frame(spark, place):
         assert dict(record.headers) == {"trace": b"name %d" % number}
         assert record.shard == number % 2 + 1
     assert {found[b"%d" % number].shard for number in range(20, 40)} == {0, 1, 2, 3}, "by their keys"
+
+
+def test_a_stream_with_a_schema_takes_keys_headers_and_times_beside_its_columns(spark, served):
+    served.create("orders", schema=SCHEMA, shards=2)
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, 678, dt.UTC)
+    headers = f.array(f.struct(f.lit("trace").alias("key"), f.encode(f.col("name"), "utf-8").alias("value")))
+    rows = frame(spark, count=20).withColumns(
+        {
+            "_key": f.when(f.col("id") > 0, f.concat(f.lit("key "), "id")),
+            "_headers": headers,
+            "_timestamp": f.lit(at),
+            "_shard": (f.col("id") % 2).cast("int"),
+        }
+    )
+    written(rows, served)
+    found = {json.loads(record.headers["trace"].removeprefix(b"name ")): record for record in served.records("orders")}
+    assert sorted(found) == list(range(20))
+    for number, record in found.items():
+        assert record.key == (b"key %d" % number if number else None)
+        assert (record.timestamp, record.shard) == (at, number % 2)
+    assert sorted(row["id"] for row in served.rows("orders")) == list(range(20))
 
 
 def test_types_are_kept(spark, served):
@@ -210,6 +246,11 @@ def test_what_is_wrong_says_what_to_do(spark, served):
         written(frame(spark, count=1), served, "bytes")
     with pytest.raises(PySparkException, match=r"mode\(.append.\)"):
         frame(spark).write.format("mainstem").mode("overwrite").options(hub=served.hub, stream="orders").save()
+    # Of these Spark itself says what to do, before it asks the source.
+    for writing in (frame(spark).write, frame(spark).write.mode("ignore")):
+        with pytest.raises(PySparkException, match=r"(?i)append"):
+            writing.format("mainstem").options(hub=served.hub, stream="orders").save()
+    assert served.rows("orders") == []
     with pytest.raises(PySparkException, match="stream create"):
         written(frame(spark, count=1), served, "order")
     with pytest.raises(PySparkException, match="shards, 0 to 0"):
@@ -306,6 +347,52 @@ def test_a_checkpoint_that_was_set_back_is_refused(query, place):
     query.add("f3", 30, 10)
     query.run()
     assert ids(place) == [*range(20), *range(30, 40)], "what was accepted stands for what came"
+
+
+def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_no_files(spark, tmp_path):
+    """Of two tasks one has staged its rows, and one is in the middle; Spark has no word of either."""
+    place = Place(tmp_path / "data", None)
+    place.create("orders", schema=SCHEMA)
+    query = Query(spark, place, tmp_path)
+    query.add("f0", 0, 10)
+    query.add("f1", 10, 10)
+    rows = spark.readStream.schema("id bigint, name string, amount double").json(str(query.files))
+    rows = rows.repartition(2, "id").mapInArrow(hanging(tmp_path), rows.schema)
+    writing = rows.writeStream.format("mainstem").options(hub=place.hub, checkpointLocation=str(query.checkpoint))
+    running = writing.start("orders")
+    deadline = time.monotonic() + 120
+    while not ((tmp_path / "hangs").exists() and (tmp_path / "done").exists()):
+        assert running.isActive
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list((place.folder / "staging").rglob("*"))
+    running.stop()
+    assert place.left_behind() == []
+    assert place.rows("orders") == []
+    (tmp_path / "go").touch()
+    writing.trigger(availableNow=True).start("orders").awaitTermination(120)
+    assert ids(place) == list(range(20))
+    assert place.left_behind() == []
+
+
+def hanging(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Lets rows pass, and of the task that has the last of them not the end, until it may. Sent to workers as it is,
+    without this module."""
+
+    def passed(batches: Iterator[Any]) -> Iterator[Any]:
+        import time
+
+        is_last = False
+        for batch in batches:
+            is_last = is_last or 19 in batch.column("id").to_pylist()
+            yield batch
+        if not is_last:
+            (folder / "done").touch()
+        elif not (folder / "go").exists():
+            (folder / "hangs").touch()
+            time.sleep(120)
+
+    return passed
 
 
 def test_a_new_checkpoint_is_another_job(query, place):

@@ -7,6 +7,11 @@ delivery that comes again is recognised, and one that comes again with other row
 A fingerprint does not depend on the order of rows, nor on who delivered which of them: after a shuffle both are other
 ones. Sums of floating-point numbers are compared with a tolerance, because added in another order they differ in their
 last bits.
+
+There are two kinds. In the older one all of the digest was of sums over single columns, and floating-point numbers were
+added as they are; it does not notice the same values in other rows. In the newer one the digest is a byte shorter: the
+first 8 bytes are those of the older one, and 7 are of sums over whole rows; floating-point numbers are weighed by their
+rows. Logs have both. Two of different kinds are compared by what they have in common.
 """
 
 import math
@@ -19,6 +24,11 @@ from mainstem.core.limits import DELIVERY_JOB_CHARS_MAX
 
 # By which part of the sum of all magnitudes two sums of the same numbers may differ.
 _TOLERANCE: Final = 1e-9
+
+# Of a digest of the newer kind.
+COLUMN_DIGEST_BYTES: Final = 8
+ROW_DIGEST_BYTES: Final = 7
+_DIGEST_BYTES_OF_BOTH_KINDS: Final = {16, COLUMN_DIGEST_BYTES + ROW_DIGEST_BYTES}
 
 Job = Annotated[str, msgspec.Meta(min_length=1, max_length=DELIVERY_JOB_CHARS_MAX)]
 Digest = Annotated[bytes, msgspec.Meta(max_length=16)]
@@ -34,11 +44,19 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     magnitude: float = 0.0
 
     def matches(self, other: "Fingerprint") -> bool:
-        if (self.rows, self.exact) != (other.rows, other.exact):
+        if self.rows != other.rows:
+            return False
+        if {len(self.exact), len(other.exact)} == _DIGEST_BYTES_OF_BOTH_KINDS:
+            same = self.exact[:COLUMN_DIGEST_BYTES] == other.exact[:COLUMN_DIGEST_BYTES]
+            difference = abs(self.magnitude - other.magnitude)
+        else:
+            same = self.exact == other.exact
+            difference = abs(self.total - other.total)
+        if not same:
             return False
         if not (math.isfinite(self.magnitude) and math.isfinite(other.magnitude)):
             return math.isfinite(self.magnitude) == math.isfinite(other.magnitude)
-        return abs(self.total - other.total) <= _TOLERANCE * max(self.magnitude, other.magnitude)
+        return difference <= _TOLERANCE * max(self.magnitude, other.magnitude)
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,6 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from mainstem.core.delivery import Fingerprint
 from mainstem.spark.sums import Sums
 
 ROWS = 1_000
@@ -94,10 +95,84 @@ def test_columns_cannot_change_places():
     one = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]})
     other = pa.table({"a": [3.0, 4.0], "b": [1.0, 2.0]})
     assert not sums_of(one).fingerprint().matches(sums_of(other).fingerprint())
-    renamed = one.rename_columns(["a", "c"])
-    ints = pa.table({"a": [1, 2]})
-    assert not sums_of(ints).fingerprint().matches(sums_of(ints.rename_columns(["c"])).fingerprint())
-    assert sums_of(one).fingerprint().matches(sums_of(renamed).fingerprint()), "floating-point columns by their place"
+    for table in (one, pa.table({"a": [1, 2]})):
+        renamed = table.rename_columns([*table.column_names[:-1], "c"])
+        assert not sums_of(table).fingerprint().matches(sums_of(renamed).fingerprint())
+
+
+@pytest.mark.parametrize("kind", list(_TYPES))
+def test_the_same_values_in_other_rows_are_other_rows(kind):
+    """Each column has the same values, and rows have others."""
+    rng = random.Random(f"pairs of {kind}")
+    ids, column = pa.array(range(ROWS)), column_of(kind, rng)
+    table = pa.table({"id": ids, "c": column})
+    whole = sums_of(table).fingerprint()
+    order = list(range(ROWS))
+    rng.shuffle(order)
+    assert not sums_of(pa.table({"id": ids, "c": column.take(order)})).fingerprint().matches(whole)
+    # Two values are enough.
+    first, second = rng.sample([place for place in range(ROWS) if column[place].is_valid], 2)
+    while column[first] == column[second]:
+        second = rng.randrange(ROWS)
+    order = list(range(ROWS))
+    order[first], order[second] = second, first
+    assert not sums_of(pa.table({"id": ids, "c": column.take(order)})).fingerprint().matches(whole)
+    assert sums_of(shuffled(table, rng)).fingerprint().matches(whole)
+
+
+def test_every_byte_of_a_text_belongs_to_its_row():
+    """Whatever its length, wherever it stands in the buffer, and whatever stands beside it."""
+    for length in (1, 7, 8, 9, 63, 64, 65, 80, 255, 256, 257, 1_000):
+        for place in {0, length // 2, length - 1}:
+            one = "x" * length
+            other = one[:place] + "y" + one[place + 1 :]
+            table = pa.table({"id": [1, 2, 3], "c": [one, other, "z" * 40]})
+            swapped = pa.table({"id": [1, 2, 3], "c": [other, one, "z" * 40]})
+            whole = sums_of(table).fingerprint()
+            assert not sums_of(swapped).fingerprint().matches(whole), (length, place)
+            alone = sums_of(*(table.slice(row, 1) for row in (2, 1, 0))).fingerprint()
+            assert alone.matches(whole), (length, place)
+
+
+def test_lists_and_maps_may_be_collected_in_another_order():
+    kind = pa.map_(pa.string(), pa.int64())
+    one = pa.table({"l": [["a", "b"], ["c"]], "m": pa.array([[("k", 1), ("m", 2)], []], kind)})
+    other = pa.table({"l": [["b", "a"], ["c"]], "m": pa.array([[("m", 2), ("k", 1)], []], kind)})
+    assert sums_of(one).fingerprint().matches(sums_of(other).fingerprint())
+    swapped = pa.table({"l": [["a", "c"], ["b"]], "m": pa.array([[("k", 1), ("m", 2)], []], kind)})
+    assert not sums_of(one).fingerprint().matches(sums_of(swapped).fingerprint())
+    items = pa.table({"l": [["a", "b"], ["c"]], "m": pa.array([[("k", 2), ("m", 1)], []], kind)})
+    assert not sums_of(one).fingerprint().matches(sums_of(items).fingerprint())
+
+
+def test_numbers_may_differ_in_their_last_bits():
+    rng = random.Random("last bits")
+    ids, values = range(ROWS), [rng.uniform(-1e6, 1e6) for _ in range(ROWS)]
+    one = pa.table({"id": ids, "x": values})
+    other = pa.table({"id": ids, "x": [value * (1 + 1e-15) for value in values]})
+    assert sums_of(one).fingerprint().matches(sums_of(other).fingerprint())
+
+
+def test_fingerprints_of_the_older_kind_are_known_again():
+    """What logs have of frames that were written before rows were hashed."""
+    inner = pa.struct([("a", pa.int32()), ("b", pa.float64())])
+    table = pa.table(
+        {
+            "id": [1, 2, None],
+            "name": ["one", None, "a name of some length"],
+            "x": [0.5, -1.25, None],
+            "tags": pa.array([["a", "b"], None, []], pa.list_(pa.string())),
+            "by": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+            "in": pa.array([{"a": 1, "b": 2.5}, None, {"a": None, "b": 1.0}], inner),
+        }
+    )
+    older = Fingerprint(3, bytes.fromhex("16915e4b726da0af501b2597f3c69cb0"), 18.75, 26.25)
+    newer = sums_of(table).fingerprint()
+    assert older.matches(newer)
+    assert newer.matches(older)
+    for row in ({"id": 7}, {"x": 0.75}, {"tags": ["c", "b"]}, {"in": {"a": 1, "b": 2.75}}):
+        changed = pa.Table.from_pylist([{**table.to_pylist()[0], **row}, *table.to_pylist()[1:]], table.schema)
+        assert not older.matches(sums_of(changed).fingerprint())
 
 
 def test_numbers_that_are_none_are_counted():
