@@ -199,11 +199,12 @@ def records_in(block: ColdBlock, contents: Contents) -> Records:
     except layouts.ARROW_ERRORS as error:
         raise FrameDamaged(frame.position, f"not the Parquet file that was written: {error}") from error
     names = ("timestamp", _OFFSET.name) if schema is None else (layouts.ROW_TIMESTAMP.name, _OFFSET.name)
-    times, offsets = (columns.pop(name).cast(pa.int64()).to_numpy() for name in names)
+    times, offsets = (_numbers(columns.pop(name, None), frame) for name in names)
     order = _order_of(offsets, block.base, frame)
-    rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     if order is not None:
-        rows = rows.take(pa.array(order))
+        # Column by column: of a whole batch it takes twice as long.
+        places = _places(order)
+        columns = {name: column.take(places) for name, column in columns.items()}
         times, offsets = times[order], offsets[order]
     return Records(
         first=block.base,
@@ -211,10 +212,24 @@ def records_in(block: ColdBlock, contents: Contents) -> Records:
         offsets=offsets,
         times=times,
         generation=frame.generation,
-        columns=dict(zip(columns, rows.columns, strict=True)),
+        columns=columns,
         schema_id=frame.schema_id,
         contents=contents,
     )
+
+
+# Not `to_numpy` and `pa.array`: their first call imports pandas where that is installed, and a reader waits for that.
+
+
+def _numbers(column: pa.Array | None, frame: FrameHeader) -> np.ndarray:
+    """The times or the offsets of all rows."""
+    if column is None or column.type not in (_OFFSET.type, layouts.TIMESTAMP_TYPE) or column.null_count:
+        raise FrameDamaged(frame.position, "rows without a time, or without an offset")
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+
+
+def _places(order: np.ndarray) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
 
 
 def _columns(table: pa.Table, schema: pa.Schema) -> dict[str, pa.Array]:

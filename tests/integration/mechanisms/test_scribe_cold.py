@@ -9,16 +9,19 @@ from collections.abc import Sequence
 import pyarrow.parquet as pq
 import pytest
 
-from mainstem.log import cold, cold_maker, cold_plan
+from mainstem.consume.record import RecordBatch
+from mainstem.log import cold
 from mainstem.log.cold_maker import Cooler, cold_files
 from mainstem.log.frame import is_cold
 from mainstem.log.log import LogOptions
 from mainstem.log.reader import LogReader
-from tests.unit.log.keeping import HOUR, SECOND_US, Keeping
+from tests.unit.log.keeping import HOUR, SECOND_US, Keeping, Seen
 
 # As a log keeps it: large blocks, and no memory of what was written.
 OPTIONS = LogOptions(hot_tail_bytes=0)
 MINUTE = 60.0
+# Between two batches.
+INTERVAL = 6 * MINUTE
 
 
 def cool(keeping: Keeping, stream: int, before_us: int) -> None:
@@ -39,52 +42,62 @@ def ages(count: int) -> list[float]:
     return [chance.uniform(*spans[chance.choices((0, 1, 2), (85, 14, 1))[0]]) for _ in range(count)]
 
 
-def hot_share(keeping: Keeping, stream: int, read: Sequence[float]) -> float:
-    """Which part of what is read, a few records at a time, is in blocks that are not cold."""
+def hot_share(keeping: Keeping, stream: int, read: Sequence[float], written: Sequence[Seen]) -> float:
+    """Which part of the bytes that are read, a batch as it was written at a time, is in blocks that are not cold."""
     reader = LogReader(keeping.log.ledger, keeping.log._folder.blocks)
-    row, now_us = keeping.row(stream), keeping.clock.now_us()
+    row = keeping.row(stream)
     hot = total = 0
     for age in read:
-        time_us = now_us - round(age * SECOND_US)
-        entry = keeping.log.ledger.entry_at_time(stream, 0, time_us)
-        if entry is None:
-            continue
-        assert reader.read(row, 0, reader.offset_at_time(row, 0, time_us), 1)
-        total += 1
-        hot += not is_cold(entry.block)
+        number = len(written) - 1 - int(age // INTERVAL)
+        wanted = written[number]
+        (entry,) = keeping.log.ledger.entries_from(stream, 0, min(wanted), 1)
+        found = {
+            record.offset: (record.key, record.value)
+            for fetched in reader.read(row, 0, min(wanted), 1)
+            for record in RecordBatch(row.name, fetched, min(wanted), None).records()
+            if record.offset in wanted
+        }
+        assert found == wanted
+        size = sum(len(key or b"") + len(value or b"") for key, value in found.values())
+        total += size
+        hot += 0 if is_cold(entry.block) else size
     return hot / total
 
 
 @pytest.mark.mechanism("S37")
 def test_s37_what_is_old_lies_apart_and_few_read_it(tmp_path):
-    """A day of records, a batch every 6 minutes. With those of 3 hours in ordinary blocks nearly all that is read comes
-    from there, and the rest is the same from cold files. With everything cold, whatever its age, nothing does."""
+    """A day of records, a batch every 6 minutes, of sizes that differ. The ordinary blocks have room for 3 hours of
+    them: nearly all bytes that are read come from there, and the others are the same from cold files. With everything
+    cold, whatever its age, none do."""
     keeping = Keeping(tmp_path / "data", OPTIONS)
+    chance = random.Random(3)
+    written: list[Seen] = []
     try:
         stream = keeping.create()
         for number in range(240):
-            keeping.write(stream, *((b"k%d" % (record % 7), b"%d %d" % (number, record)) for record in range(20)))
-            keeping.clock.advance(6 * MINUTE)
-        seen, read = keeping.read(stream), ages(500)
+            pairs = [(b"k%d" % (record % 7), chance.randbytes(chance.randrange(100))) for record in range(20)]
+            keeping.write(stream, *pairs)
+            written.append({20 * number + record: pair for record, pair in enumerate(pairs)})
+            keeping.clock.advance(INTERVAL)
+        room = sum(entry.length for entry in keeping.entries(stream)[-round(3 * HOUR / INTERVAL) - 1 :])
         cool(keeping, stream, keeping.clock.now_us() - round(3 * HOUR * SECOND_US))
         kinds = [is_cold(entry.block) for entry in keeping.entries(stream)]
         assert kinds == sorted(kinds, reverse=True)
         assert any(kinds)
-        hot_rows = sum(entry.count for entry in keeping.entries(stream) if not is_cold(entry.block))
-        assert hot_rows <= 31 * 20
-        assert hot_share(keeping, stream, read) >= 0.95
-        assert keeping.read(stream) == seen
+        assert sum(entry.length for entry in keeping.entries(stream) if not is_cold(entry.block)) <= room
+        read = ages(500)
+        assert hot_share(keeping, stream, read, written) >= 0.95
         # The control: a split that does not look at the age.
         cool(keeping, stream, 1 << 60)
-        assert hot_share(keeping, stream, read) < 0.05
-        assert keeping.read(stream) == seen
+        assert hot_share(keeping, stream, read, written) < 0.05
+        assert keeping.read(stream) == {offset: pair for batch in written for offset, pair in batch.items()}
     finally:
         keeping.log.close()
 
 
 # S91: a cold file is a sorted run.
 
-RUNS, ROWS = 60, 200
+RUNS, ROWS = 500, 1_000
 
 
 @functools.total_ordering
@@ -110,19 +123,20 @@ def runs(keeping: Keeping) -> list[list[bytes]]:
     """The keys of each cold file in the order of its rows; each has the offsets of one batch, all of them."""
     found = []
     for file in cold_files(keeping.path, "orders"):
-        table = pq.read_table(file.path)
-        assert sorted(table.column("_offset").to_pylist()) == list(range(file.base, file.end))
-        assert file.count == ROWS
+        table = pq.read_table(file.path, columns=["key", "_offset"])
+        assert sorted(table.column("_offset").to_pylist()) == list(range(ROWS))
+        assert (file.base, file.end, file.count) == (0, ROWS, ROWS)
         found.append(table.column("key").to_pylist())
     return found
 
 
-def merged(tmp_path, name: str) -> tuple[list[bytes], list[list[bytes]]]:
+def merged(tmp_path, name: str, count: int) -> tuple[list[bytes], list[list[bytes]]]:
+    """A batch in each of so many shards, which become files, and these merged."""
     keeping = Keeping(tmp_path / name, OPTIONS)
     try:
-        stream, chance = keeping.create(), random.Random(91)
-        for _ in range(RUNS):
-            keeping.write(stream, *((b"%012d" % chance.randrange(10**12), b"v") for _ in range(ROWS)))
+        stream, chance = keeping.create(shards=count), random.Random(91)
+        for shard in range(count):
+            keeping.write(stream, *((b"%012d" % chance.randrange(10**12), b"v") for _ in range(ROWS)), shard=shard)
         cool(keeping, stream, 1 << 60)
         found = runs(keeping)
         Counted.comparisons = 0
@@ -132,20 +146,13 @@ def merged(tmp_path, name: str) -> tuple[list[bytes], list[list[bytes]]]:
 
 
 @pytest.mark.mechanism("S91")
+@pytest.mark.slow("500 files of 1,000 rows, merged by keys that count")
 def test_s91_sorted_files_are_merged_and_not_sorted_again(tmp_path, monkeypatch):
-    gathered = cold_plan.gathered
-    # One batch is a file: then the bound on its bytes decides what a run is.
-    monkeypatch.setattr(cold_maker, "gathered", lambda entries, low: one_by_one(gathered, entries, low))
-    keys, found = merged(tmp_path, "sorted")
+    keys, found = merged(tmp_path, "sorted", RUNS)
     assert len(found) == RUNS
     assert keys == sorted(key for run in found for key in run)
     assert Counted.comparisons <= 1.2 * RUNS * ROWS * math.log2(RUNS)
     # The control: files in the order of their offsets, which are no runs.
     monkeypatch.setattr(cold, "_sort_names", lambda records: ["_offset"])
-    keys, found = merged(tmp_path, "unsorted")
+    keys, found = merged(tmp_path, "unsorted", 5)
     assert keys != sorted(key for run in found for key in run)
-
-
-def one_by_one(gathered, entries, bytes_min):
-    for pair in entries:
-        yield from gathered([pair], bytes_min)
