@@ -42,7 +42,7 @@ def test_blocks_that_go_under_a_running_query(spark, tmp_path):
 def test_a_schema_that_changes_under_a_running_query(spark, server, tmp_path):
     """It goes on with the columns that it began with, in every row; the next start sees the new one."""
     with mainstem.connect(server.url) as hub, hub.producer() as producer:
-        hub.streams.create("orders", schema={"id": "int64"})
+        hub.streams.create("orders", schema={"id": "int64"}, compatibility="none")
         producer.send("orders", {"id": 0}).result(10)
         query = Query(spark, server.url, tmp_path, startingOffsets="earliest")
         running = query.start().trigger(processingTime="0 seconds").start()
@@ -64,3 +64,12 @@ def test_a_schema_that_changes_under_a_running_query(spark, server, tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert query.run(where="note <> 'none'") == list(range(6))
+        # A column that goes away stops it, by name, with everything before written once.
+        running = query.start().trigger(processingTime="0 seconds").start()
+        producer.send("orders", {"id": 6, "note": "last"}).result(10)
+        query.come_to(7)
+        hub.streams.set_schema("orders", {"number": "int64", "note": "string"})
+        producer.send("orders", {"number": 7, "note": "other"}).result(10)
+        with pytest.raises(PySparkException, match="there is no column 'id'"):
+            running.awaitTermination(100)
+        assert query.ids() == list(range(7))

@@ -14,6 +14,7 @@ from mainstem.core.errors import (
     DataLoss,
     Forbidden,
     InvalidCursor,
+    InvalidSetting,
     SchemaMismatch,
     StreamDeleted,
     Unauthenticated,
@@ -172,9 +173,8 @@ def test_a_limit_of_bytes_bears_a_trim_in_between(orders, monkeypatch):
     trim = partial(hub.streams.trim, "orders", offset=60, shard=0)
     between = Between(origin.opened(Access.to(folder)), RunsCall, trim)
     strict = reader(folder, **given)
-    start = strict.initialOffset()
     with pytest.raises(DataLoss, match="records 50 to 59 are gone"):
-        strict.latestOffset(start, strict.getDefaultReadLimit())
+        strict.latestOffset(strict.initialOffset(), strict.getDefaultReadLimit())
 
 
 def test_a_reset_moves_the_query_wherever_it_stands(server, monkeypatch):
@@ -224,6 +224,10 @@ def test_a_schema_that_changes_under_a_query(tmp_path):
         producer.send("orders", {"id": 1 << 40, "note": "c", "more": 3}).result(10)
         end = source.latestOffset(start, ReadAllAvailable())
         with pytest.raises(SchemaMismatch, match="column 'id'"):
+            ids(source, start, end)
+        # So is a column that is gone.
+        hub.streams.set_schema("orders", {"id": "int64", "more": "int64"})
+        with pytest.raises(InvalidSetting, match="there is no column 'note'"):
             ids(source, start, end)
 
 

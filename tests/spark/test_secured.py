@@ -47,8 +47,12 @@ class Secured:
             hub.streams.create("copies", shards=2, schema=SCHEMA)
         issued = authority.issue("localhost", addresses=["127.0.0.1"])
         self.ca = str(authority.certificate)
+        # Whom a client can be by a certificate.
+        self.certified = authority.issue("reader")
         self.server = ServerProcess(
-            folder / "data", "--tls-cert", str(issued.certificate), "--tls-key", str(issued.key)
+            folder / "data",
+            *("--tls-cert", str(issued.certificate), "--tls-key", str(issued.key)),
+            *("--tls-client-ca", str(authority.certificate)),
         )
 
     def options(self, who: str | None) -> dict[str, str]:
@@ -110,6 +114,17 @@ def test_what_a_token_allows_is_read_and_written(spark, secured, tmp_path, capfd
     secured.require_unseen(explained(rows, capfd))
     assert "mainstem" in executed(spark)
     secured.require_unseen(executed(spark))
+
+
+def test_who_one_is_by_a_file_and_by_a_certificate(spark, secured, tmp_path):
+    (tmp_path / "token").write_text(secured.tokens["reader"] + "\n")
+    certified = {"certificate": str(secured.certified.certificate), "certificateKey": str(secured.certified.key)}
+    for given in ({"tokenFile": str(tmp_path / "token")}, certified):
+        rows = read(spark, secured, None, **given)
+        assert rows.count() == ROWS
+        # As nobody else: what the reader may not.
+        with pytest.raises(PySparkException, match=r"mainstem\.core\.errors\.Forbidden"):
+            rows.write.format("mainstem").mode("append").options(**secured.options(None), **given).save("copies")
 
 
 def test_a_query_goes_from_stream_to_stream_with_one_token(spark, secured, tmp_path):
@@ -209,10 +224,12 @@ import sys
 from pyspark.sql import SparkSession
 
 spark = SparkSession.builder.appName("submitted").getOrCreate()
-options = {"hub": sys.argv[1], "ca": sys.argv[2], "token": os.environ["TOKEN_OF_THE_TEST"]}
+# The token of the environment is used where none is given.
+options = {"hub": sys.argv[1], "ca": sys.argv[2]}
 rows = spark.read.format("mainstem").options(**options).load("orders")
 rows.explain(True)
-rows.write.format("mainstem").mode("append").options(**options).save("copies")
+token = os.environ["MAINSTEM_TOKEN"]
+rows.write.format("mainstem").mode("append").options(**options, token=token).save("copies")
 print("read", rows.count(), *(name for name in sys.modules if name.startswith("mainstem")))
 spark.stop()
 """
@@ -239,7 +256,7 @@ def test_spark_submit_finds_the_source_and_logs_no_token(secured, tmp_path):
             "JAVA_HOME": str(find_java().home),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(SOURCE),
-            "TOKEN_OF_THE_TEST": secured.tokens["pipeline"],
+            "MAINSTEM_TOKEN": secured.tokens["pipeline"],
         },
         cwd=tmp_path,
         capture_output=True,

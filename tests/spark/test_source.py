@@ -1,6 +1,7 @@
 """A stream as a table of Spark: every row once, the types and columns that were asked for, no more read than needed."""
 
 import datetime as dt
+import io
 from decimal import Decimal
 
 import pyarrow as pa
@@ -9,15 +10,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import datasource as ds
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import mainstem
 from mainstem.core.errors import InvalidSchema, InvalidSetting
+from mainstem.produce import typed_rows
+from mainstem.registry.formats import to_avro_file
 from mainstem.spark import types
 from mainstem.spark.filters import predicate_of
 from mainstem.spark.options import read_options
+from mainstem.spark.progress import INITIAL
 from mainstem.spark.reading import Partition, parts_for
 from mainstem.spark.source import BatchReader, MainstemSource, PushdownReader
-from tests.spark.parts import SCHEMA, fill
+from mainstem.spark.stream import StreamReader
+from tests.spark.parts import BEGIN, SCHEMA, fill, rows
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
@@ -144,6 +150,30 @@ def test_where_and_bounds(spark, orders):
     assert table(spark, folder, startingTimestamp="4102444800000").count() == 0
 
 
+def test_times_in_the_middle_of_the_data(spark, orders):
+    """A record for each minute, in several batches: from and to the very record."""
+    hub, folder = orders
+    hub.streams.create("timed", schema=SCHEMA)
+    minutes = pa.array([BEGIN + dt.timedelta(minutes=number) for number in range(100)], pa.timestamp("us", "UTC"))
+    timed = rows(0, 100).append_column("_timestamp", minutes)
+    with hub.producer() as producer:
+        for at in range(0, 100, 20):
+            producer.send_batch("timed", timed.slice(at, 20))
+            producer.flush()
+
+    def found(**bounds: dt.datetime) -> list[int]:
+        given = {name: moment.isoformat() for name, moment in bounds.items()}
+        return sorted(row["id"] for row in table(spark, folder, "timed", columns="id", **given).collect())
+
+    half, most = BEGIN + dt.timedelta(minutes=29, seconds=30), BEGIN + dt.timedelta(minutes=75)
+    assert found(startingTimestamp=half) == list(range(30, 100))
+    assert found(endingTimestamp=most) == list(range(75))
+    assert found(startingTimestamp=half, endingTimestamp=most) == list(range(30, 75))
+    following = read_options({"hub": folder, "stream": "timed", "startingTimestamp": half.isoformat()}, streaming=True)
+    offset = StreamReader(following, types.to_spark(SCHEMA)).latestOffset(dict(INITIAL), ReadAllAvailable())
+    assert (offset["begins"], offset["offsets"]) == ([30], [100])
+
+
 def test_partitions_follow_bytes_and_cores():
     mib = 1 << 20
     assert parts_for(0, 2) == 1
@@ -201,6 +231,53 @@ def test_types_survive(spark, tmp_path):
         found = table(spark, str(tmp_path / "log"), "typed").toArrow().to_pylist()
     assert found[0] == {**TYPED_ROW, "u64": Decimal((1 << 64) - 1)}
     assert set(found[1].values()) == {None}
+
+
+def test_avro_and_dictionaries_are_columns_of_their_values(spark, tmp_path):
+    """Avro rows, and words by number, also within lists, structs and maps: to Spark, and from it."""
+    word = pa.dictionary(pa.int32(), pa.string())
+    coded = pa.schema(
+        [
+            ("word", word),
+            ("words", pa.list_(word)),
+            ("who", pa.struct([("word", word)])),
+            ("by", pa.map_(pa.string(), word)),
+        ]
+    )
+    row = {"word": "a", "words": ["a", "b", None], "who": {"word": "b"}, "by": [("x", "a")]}
+    enum = {"type": "enum", "name": "kind", "symbols": ["new", "paid"]}
+    avro = {
+        "type": "record",
+        "name": "order",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "kind", "type": enum},
+            {"name": "cents", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+            {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}], "default": None},
+            {"name": "tags", "type": {"type": "array", "items": "string"}},
+        ],
+    }
+    order = {"id": 1, "kind": "paid", "cents": Decimal("12.34"), "at": BEGIN, "tags": ["a", "b"]}
+    folder = str(tmp_path / "log")
+    with mainstem.open(folder) as hub, hub.producer() as producer:
+        hub.streams.create("coded", schema=coded)
+        hub.streams.create("copies", schema=coded)
+        hub.streams.create("avro", schema=avro)
+        producer.send_batch("coded", pa.Table.from_pylist([row, dict.fromkeys(row)], coded))
+        stored = hub.streams.get("avro").schema
+        assert stored is not None
+        file = to_avro_file(pa.Table.from_pylist([order], stored.arrow).to_batches(), stored.arrow)
+        for batch in typed_rows.avro(io.BytesIO(file)):
+            producer.send_batch("avro", batch)
+    assert table(spark, folder, "avro").toArrow().to_pylist() == [order]
+    table(spark, folder, "coded").write.format("mainstem").mode("append").option("hub", folder).save("copies")
+    for stream in ("coded", "copies"):
+        found = sorted(table(spark, folder, stream).toArrow().to_pylist(), key=lambda each: each["word"] is None)
+        assert found == [row, dict.fromkeys(row)]
+    # Batches whose columns are dictionaries themselves become what Spark wants.
+    plain = types.to_arrow(types.to_spark(coded))
+    (given,) = pa.Table.from_pylist([row], coded).to_batches()
+    assert types.conform(given, plain).to_pylist() == [row]
 
 
 def test_what_spark_has_no_type_for_is_refused_by_name(spark, tmp_path):
