@@ -34,7 +34,8 @@ def fill(hub: Hub, count: int, windows: int = 6, counts: str | None = "10s") -> 
     own."""
     hub.streams.create("orders", shards=3, retention="3650d")
     each = count // windows
-    with hub.producer(counts=counts) as producer:
+    # It lingers so that the seven travel together, however slow the machine is.
+    with hub.producer(counts=counts, linger=20) as producer:
         for window in range(windows):
             first = START + window * WINDOW
             doomed = 7 if window == 2 else 0
@@ -83,7 +84,9 @@ def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path, state):
     window, that tier, -7, and their place; seven less and five more in the table likewise. A producer
     that is killed in mid-window is flagged. Without counts nothing is said."""
     table = tmp_path / "table"
-    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+    # Without upkeep, which may put the batch together with others.
+    served = ServerProcess(tmp_path / "data", "--upkeep-interval", "1h")
+    with served as server, mainstem.connect(server.url) as hub:
 
         def run(**options):
             return audit(server.url, "orders", tables=[table], spark=spark, settle="1s", **options)
