@@ -40,7 +40,8 @@ STREAM: Final = "stock"
 COPY: Final = "copied"
 SHARDS: Final = 3
 KEYS: Final = 200
-_ROWS_PER_TRIAL: Final = 2_000
+_ROWS_PER_TRIAL: Final = 800
+_TOMBSTONES_PER_TRIAL: Final = 50
 _LOAD_ROWS: Final = 1_500
 _SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _LOAD: Final = ("planned", "prepared", "write", "wrote", "written", "committed", "done")
@@ -103,7 +104,10 @@ class _Chunk:
         rows = {"item": "string", "left": "int64"}
         hub.streams.create(STREAM, shards=SHARDS, schema=rows, key="item", retention="3650d")
         hub.streams.create(COPY, shards=2, schema=rows, key="item", retention="3650d")
-        self._write()
+        # Rows that a job has not loaded, at least.
+        self._backlog = dict.fromkeys(JOBS, 0)
+        for _ in range(3):
+            self._write()
 
     def run(self, trials: int) -> None:
         lives = [gaps(self._seed, life) for life in range(min(trials, DRIVER_KILLS))]
@@ -148,7 +152,7 @@ class _Chunk:
                 for trial in range(trials):
                     job = jobs[trial % len(jobs)]
                     self._write()
-                    steps = {job: (striking.TASK, self._after(job, striking.TASK))}
+                    steps = {job: (striking.TASK, 0)}
                     orders = {**self._orders([job]), "steps": steps, "victims": striking.EXECUTOR}
                     driver.tell_more(orders)
                     answer = driver.answer()
@@ -163,8 +167,11 @@ class _Chunk:
         return {**paths, "rounds": rounds, "number": self._result.trials}
 
     def _after(self, job: str, step: str) -> int:
+        """How many loads a job may do before it comes to its step: of one only if it has two to do."""
         repeats = job in _OF_MANY_LOADS and step not in ("settled", "compact", striking.TASK)
-        return self._rng.randrange(2) if repeats else 0
+        after = self._rng.randrange(2) if repeats and self._backlog[job] > 2 * _LOAD_ROWS else 0
+        self._backlog[job] = max(0, self._backlog[job] - (after + 1) * _LOAD_ROWS)
+        return after
 
     def _count(self, orders: dict[str, Any], said: str) -> None:
         number, steps, victims = (orders[name] for name in ("number", "steps", "victims"))
@@ -177,18 +184,26 @@ class _Chunk:
         self._result.add_finding(f"seed {self._seed}: {text}")
 
     def _write(self) -> None:
-        """More rows, no two with the same value, and some tombstones."""
+        """More rows, no two with the same value, and then some tombstones: both in the order of their offsets, and each
+        in batches of its own, which are not in one cold file."""
         with self._hub.producer(counts="1h") as producer:
             for _ in range(_ROWS_PER_TRIAL):
-                item = f"item{self._rng.randrange(KEYS)}"
-                at = _SINCE + timedelta(seconds=self._rng.randrange(86_400))
-                if self._rng.random() < 0.1:
-                    producer.send(STREAM, None, key=item.encode(), timestamp=at)
-                    self._state.pop(item, None)
-                else:
-                    self._state[item] = self._sent
-                    producer.send(STREAM, {"item": item, "left": self._sent}, timestamp=at)
-                    self._sent += 1
+                item = self._item()
+                self._state[item] = self._sent
+                producer.send(STREAM, {"item": item, "left": self._sent}, timestamp=self._time())
+                self._sent += 1
+            for _ in range(_TOMBSTONES_PER_TRIAL):
+                item = self._item()
+                self._state.pop(item, None)
+                producer.send(STREAM, None, key=item.encode(), timestamp=self._time())
+        for job in JOBS:
+            self._backlog[job] += _ROWS_PER_TRIAL
+
+    def _item(self) -> str:
+        return f"item{self._rng.randrange(KEYS)}"
+
+    def _time(self) -> datetime:
+        return _SINCE + timedelta(seconds=self._rng.randrange(86_400))
 
     # What must hold in the end.
 

@@ -112,10 +112,10 @@ class _Chunk:
 
     def _kill_driver(self, drivers: Drivers, step: str, victims: str) -> None:
         names = [name for name in PIPELINES if step not in _IN_FOLDERS or name.endswith("beside")]
-        # A batch of this life, or one that the life before did not come to the end of.
+        # The batch that the life before did not come to the end of, or one after it.
         steps = {name: (step, self._rng.randrange(2)) for name in names}
-        for name in names:
-            self._pipelines[name].add_files(2)
+        for name, (_, after) in steps.items():
+            self._pipelines[name].add_files(after)
             self._pipelines[name].kills += 1
         orders = {"queries": [self._pipelines[name].query() for name in names], **self._armed(steps, victims)}
         with drivers.told(orders) as driver:
