@@ -26,6 +26,7 @@ from mainstem.hub.remote import RemotePort
 from mainstem.log.blocks.local import block_name
 from mainstem.log.cold_maker import cold_files, open_cooler
 from mainstem.log.folder import has_log
+from mainstem.spark.cold_frame import read_cold
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
 from mainstem.spark.jobs.part_files import WrittenFile
 from mainstem.spark.jobs.tasks import OnStep, context_of, no_step
@@ -43,7 +44,9 @@ from mainstem.transport.port import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+__all__ = ["OLDER_THAN", "CompactReport", "compact", "read_cold", "span_of"]
 
 # How many tasks make one load, for each core of the session.
 _TASKS_PER_CORE: Final = 2
@@ -288,13 +291,3 @@ def _make(plan: ColdPlan, task: ColdTask) -> bytes:
         except MainstemError:
             # Replaced meanwhile, trimmed, deleted, or damaged: as it is it stays, and its readers are told.
             return msgspec.msgpack.encode(None)
-
-
-def read_cold(spark: "SparkSession", folder: str | Path, stream: str) -> "DataFrame | None":
-    """What of a stream in a data folder is in cold files, by Spark's own reader of Parquet; None if nothing is.
-
-    Rows have `_offset` and `_timestamp` beside their columns (without a schema: `timestamp`), sorted by key in each
-    file. Rows of an older schema have null in what came later.
-    """
-    paths = [str(file.path) for file in cold_files(Path(folder), stream)]
-    return spark.read.option("mergeSchema", "true").parquet(*paths) if paths else None
