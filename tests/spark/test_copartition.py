@@ -33,11 +33,14 @@ def test_shards_become_partitions_without_an_exchange(tmp_path, spark):
     assert found["_shard"].to_pylist() == shards_for(keys, SHARDS, "crc32", 0).tolist()
     files = [path.split("/")[-2] for path in DeltaTable(str(tmp_path / "t")).file_uris()]
     assert set(files) == {f"_shard={shard}" for shard in range(SHARDS)}
-    # The control: buckets that are not the stream's, so that rows go where they belong by a shuffle.
-    rows = spark.range(0, ROWS, 1, SHARDS).selectExpr("id", f"pmod(hash(id), {SHARDS}) AS bucket")
-    assert rows.repartition(SHARDS, "bucket").rdd.getNumPartitions() == SHARDS
-    rows.repartition(SHARDS, "bucket").write.format("noop").mode("overwrite").save()
+    # The control: the same stream into buckets that are not its own, so that rows go where they belong by a shuffle.
+    buckets = f"SELECT id, x, pmod(hash(id), {SHARDS}) AS bucket FROM orders"
+    sql = f"SELECT /*+ REPARTITION({SHARDS}, bucket) */ * FROM ({buckets})"
+    done = warehouse(tmp_path / "log", "orders", tmp_path / "other", sql=sql, spark=spark)
+    assert done.rows_written == ROWS
     assert _exchanged(spark) - before >= ROWS * 7 // 8
+    other = table_of(tmp_path / "other")
+    assert sorted(other["id"].to_pylist()) == list(range(ROWS))
 
 
 def _exchanged(spark) -> int:

@@ -128,6 +128,8 @@ def _parquet(records: Records, position: int) -> tuple[memoryview, memoryview]:
         table.schema,
         compression="zstd",
         write_page_index=True,
+        # For who reads the file as Parquet: readers of the stream check frames.
+        write_page_checksum=True,
         sorting_columns=pq.SortingColumn.from_ordering(table.schema, [(name, "ascending") for name in order]),
     ) as writer:
         # It has written its magic, where the header of the block will stand, and goes on where the stream ends.

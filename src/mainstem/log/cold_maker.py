@@ -17,10 +17,11 @@ from mainstem.core.errors import FolderUnusable, InvalidPayload, Refused, Unknow
 from mainstem.core.events import Event
 from mainstem.core.known_schemas import KnownSchemas
 from mainstem.core.limits import COLD_TASK_FILES_MAX
+from mainstem.core.schema import Schema
 from mainstem.log import cold
 from mainstem.log.blocks.base import BlockStore
 from mainstem.log.blocks.local import block_name
-from mainstem.log.cold_plan import entries_between, entries_of, gathered
+from mainstem.log.cold_plan import entries_between, gathered
 from mainstem.log.contents import Contents, SchemaOf
 from mainstem.log.disk import LocalDisk
 from mainstem.log.folder import Folder
@@ -136,26 +137,55 @@ class ColdPath(NamedTuple):
     schema_id: int
 
 
+class ColdStream(NamedTuple):
+    """What of a stream is in cold files: where its shards begin and end, and the schemas of the files and its own.
+    `is_whole`: nothing is anywhere else."""
+
+    stream: StreamRow
+    files: list[ColdPath]
+    is_whole: bool
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    schemas: dict[int, Schema]
+
+
 def cold_files(path: Path, stream: str) -> list[ColdPath]:
     """The cold files of a stream in a data folder, in the order of shards and offsets. A file goes ten minutes at the
     earliest after the entry that points to it."""
+    return cold_stream(path, stream).files
+
+
+def cold_stream(path: Path, stream: str, *, if_whole: bool = False) -> ColdStream:
+    """The same, and what is to be known of them. With `if_whole` nobody looks on once something is elsewhere."""
     with _opened(path) as (folder, ledger):
         row = ledger.stream_named(stream)
         if row is None:
             raise UnknownStream(f"there is no stream {stream!r} in {path}")
-        return [
-            ColdPath(
-                folder.path / "blocks" / block_name(entry.block),
-                shard,
-                entry.base,
-                entry.end,
-                entry.count,
-                entry.schema_id,
-            )
-            for shard in range(row.shards)
-            for entry in entries_of(ledger, row.id, shard)
-            if is_cold(entry.block)
-        ]
+        shards = [ledger.load_shard(row.id, shard) for shard in range(row.shards)]
+        found: list[ColdPath] = []
+        is_whole = True
+        for shard, state in enumerate(shards):
+            for entry in entries_between(ledger, row.id, shard, state.start, state.stable):
+                if is_cold(entry.block):
+                    found.append(_path_of(folder, entry))
+                elif entry.count:
+                    is_whole = False
+                    if if_whole:
+                        break
+        known = {file.schema_id for file in found} | {row.schema_id}
+        return ColdStream(
+            row,
+            found,
+            is_whole,
+            tuple(state.start for state in shards),
+            tuple(state.stable for state in shards),
+            {number: KnownSchemas(ledger.load_schema).get(number) for number in known if number},
+        )
+
+
+def _path_of(folder: Folder, entry: Entry) -> ColdPath:
+    path = folder.path / "blocks" / block_name(entry.block)
+    return ColdPath(path, entry.shard, entry.base, entry.end, entry.count, entry.schema_id)
 
 
 def _require_same(read: Records, written: Records) -> None:

@@ -2,7 +2,8 @@
 
 Spark itself says which names a statement has that it does not know: each that is a stream becomes a view, until none is
 left. The plan that Spark then makes says which columns are needed of each stream, and the views are made again with no
-others: a source in Python is not told, and would read them all.
+others: a source in Python is not told, and would read them all. A stream that is in cold files and nowhere else is read
+by Spark's own reader of Parquet, which knows by itself what is needed.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.core.errors import InvalidRequest, UnknownStream
+from mainstem.spark.cold_frame import whole_cold
+from mainstem.spark.options import READ_OPTIONS, Options
 
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
@@ -45,8 +48,9 @@ class Views:
         self._spark = spark
         self._streams = streams
         # What a record has beside its row is there when it is spoken of: `SELECT *` is the row.
-        metadata = "true" if _METADATA.search(statement) else "false"
-        self._options = {**options, "includeMetadata": metadata}
+        self._has_metadata = _METADATA.search(statement) is not None
+        self._options = {**options, "includeMetadata": "true" if self._has_metadata else "false"}
+        self._access = Options(options, READ_OPTIONS).access()
         self._statement = statement
         self.made: dict[str, DataFrame] = {}
 
@@ -95,11 +99,17 @@ class Views:
         return alike[0] if len(alike) == 1 else None
 
     def _make(self, stream: str, columns: Sequence[str] | None = None) -> None:
+        frame = whole_cold(self._spark, self._access, stream, has_metadata=self._has_metadata)
+        if frame is None:
+            frame = self._by_source(stream, columns)
+        self.made[stream] = frame
+        frame.createOrReplaceTempView(f"`{stream}`")
+
+    def _by_source(self, stream: str, columns: Sequence[str] | None) -> "DataFrame":
         reader = self._spark.read.format("mainstem").options(**self._options).option("stream", stream)
         if columns is not None:
             reader = reader.option("columns", json.dumps(list(columns)))
-        frame = self.made[stream] = reader.load()
-        frame.createOrReplaceTempView(f"`{stream}`")
+        return reader.load()
 
 
 def narrowed(views: Views, frame: "DataFrame") -> "DataFrame":

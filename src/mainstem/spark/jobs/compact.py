@@ -9,7 +9,7 @@ leaves of a load is finished by the next run with the files that the ledger has,
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,10 @@ from mainstem.hub.remote import RemotePort
 from mainstem.log.blocks.local import block_name
 from mainstem.log.cold_maker import cold_files, open_cooler
 from mainstem.log.folder import has_log
+from mainstem.spark.cold_frame import read_cold
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
 from mainstem.spark.jobs.part_files import WrittenFile
-from mainstem.spark.jobs.tasks import OnStep, context_of, no_step
+from mainstem.spark.jobs.tasks import Answer, OnStep, context_of, no_step, run_parts
 from mainstem.spark.origin import Access
 from mainstem.spark.session import session
 from mainstem.transport.port import (
@@ -43,14 +44,16 @@ from mainstem.transport.port import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+__all__ = ["OLDER_THAN", "CompactReport", "compact", "read_cold", "span_of"]
 
 # How many tasks make one load, for each core of the session.
 _TASKS_PER_CORE: Final = 2
 _CONNECT_SECONDS: Final = 10.0
 # After Scribe's measurements: of all that is read, 99 % was written within so long.
 OLDER_THAN: Final = "3h"
-# The files of a task, each with its checksum; None for a task whose entries have changed, or cannot be read.
+# The files of a task, each with its checksum; None for one whose entries have changed, or cannot be read.
 Made = list[tuple[ColdFile, int]] | None
 
 
@@ -200,9 +203,7 @@ class _Run:
             )
         )
         self._on_step("planned", self._number, self._number)
-        self._on_step("write", 0, len(tasks))
-        made = _made(self._spark, plan, tasks)
-        self._on_step("wrote", len(tasks), len(tasks))
+        made = _made(self._spark, plan, tasks, self._on_step)
         files = {file.block: _noted(file, checksum) for each in made for file, checksum in each or ()}
         manifest = msgspec.structs.replace(
             manifest,
@@ -264,18 +265,17 @@ def _noted(file: ColdFile, checksum: int) -> WrittenFile:
     return WrittenFile(path, file.records, file.bytes, checksum, {"_shard": str(file.shard)}, json.dumps(stats))
 
 
-def _made(spark: "SparkSession", plan: ColdPlan, tasks: Sequence[ColdTask]) -> list[Made]:
+def _made(spark: "SparkSession", plan: ColdPlan, tasks: Sequence[ColdTask], on_step: OnStep) -> list[Made]:
     """What each task makes."""
     head = msgspec.msgpack.encode(msgspec.structs.replace(plan, tasks=()))
     rows = [msgspec.msgpack.encode(task) for task in tasks]
 
-    def make(some: Iterable[bytes]) -> Iterator[bytes]:
+    def make(part: int) -> Answer:
         planned = msgspec.msgpack.decode(head, type=ColdPlan)
-        for row in some:
-            yield _make(planned, msgspec.msgpack.decode(row, type=ColdTask))
+        return Answer(staged=_make(planned, msgspec.msgpack.decode(rows[part], type=ColdTask)))
 
-    answers = spark.sparkContext.parallelize(rows, len(rows)).mapPartitions(make).collect()
-    return [msgspec.msgpack.decode(answer, type=Made) for answer in answers]
+    answers = run_parts(spark, len(rows), make, on_step)
+    return [msgspec.msgpack.decode(answer.staged, type=Made) for answer in answers]
 
 
 def _make(plan: ColdPlan, task: ColdTask) -> bytes:
@@ -288,13 +288,3 @@ def _make(plan: ColdPlan, task: ColdTask) -> bytes:
         except MainstemError:
             # Replaced meanwhile, trimmed, deleted, or damaged: as it is it stays, and its readers are told.
             return msgspec.msgpack.encode(None)
-
-
-def read_cold(spark: "SparkSession", folder: str | Path, stream: str) -> "DataFrame | None":
-    """What of a stream in a data folder is in cold files, by Spark's own reader of Parquet; None if nothing is.
-
-    Rows have `_offset` and `_timestamp` beside their columns (without a schema: `timestamp`), sorted by key in each
-    file. Rows of an older schema have null in what came later.
-    """
-    paths = [str(file.path) for file in cold_files(Path(folder), stream)]
-    return spark.read.option("mergeSchema", "true").parquet(*paths) if paths else None
