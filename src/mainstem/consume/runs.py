@@ -48,14 +48,14 @@ class Runs:
         state = self._reader.shard(row.id, call.shard)
         if call.first < min(state.start, call.end):
             raise DataLoss(stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1)
-        if call.first == call.end:
-            # Also where nothing is left of the shard, it knows how late its records were.
-            return Answer(runs=(Run(call.first, call.end, 0, 0, state.time_high),), offsets=(call.end,))
         first, end = call.first, min(call.end, state.stable)
         entries = self._reader.entries(row.id, call.shard, first, _ENTRIES_MAX) if first < end else ()
         looked = min(entries[-1].end, end) if entries else end
         wanted = self._wanted(row, call.where, entries)
         runs = tuple(gathered(wanted, first, end, call.run_bytes or _RUN_BYTES))
+        if call.first == call.end:
+            # Also where nothing is left of the shard, it knows how late its records were.
+            runs = (Run(call.first, call.end, 0, 0, state.time_high),)
         return Answer(
             runs=runs,
             offsets=(max(looked, first),),
