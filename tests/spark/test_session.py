@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ def test_it_runs_with_what_streams_need(spark):
 
 def test_a_second_call_gives_the_one_that_runs(spark):
     assert mainstem.spark.session() is spark
+    # Also in another thread, where Spark knows of no active one.
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(mainstem.spark.session).result() is spark
     try:
         mainstem.spark.session(config={"spark.sql.shuffle.partitions": 3})
         assert spark.conf.get("spark.sql.shuffle.partitions") == "3"

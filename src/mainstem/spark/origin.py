@@ -93,6 +93,12 @@ def opened_near(origin: Origin) -> Port:
     return _PORTS.get(origin.access, "")
 
 
+def forget_near(origin: Origin) -> None:
+    """Let the next `opened_near` in this process begin anew: what was read before is in memory, and says nothing about
+    the disk as it is."""
+    _PORTS.drop(origin.access, origin.access.data or origin.folder)
+
+
 def _require_flush(port: Port, origin: Origin) -> None:
     """FolderUnusable if a folder has not come as far as the log that was planned with."""
     at = port.call(StatisticsCall()).counters["flushes_applied"]

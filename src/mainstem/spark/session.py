@@ -50,9 +50,10 @@ def session(
     """
     pyspark = _require_pyspark()
     chosen = _texts(config or {})
-    running = pyspark.sql.SparkSession.getActiveSession()
-    if running is not None:
-        return _adjusted(running, master, chosen)
+    if pyspark.sql.SparkSession.getActiveSession() is not None:
+        # The one that was started. In a thread in which it was not, the active one is the same by another object; and
+        # it may be that of a job, with tables of its own.
+        return _adjusted(pyspark.sql.SparkSession.builder.getOrCreate(), master, chosen)
     # Workers are started by the JVM, with the Python that this says; a setting of the builder comes too late for it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

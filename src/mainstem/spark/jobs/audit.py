@@ -34,7 +34,7 @@ from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
-from mainstem.spark.origin import Access, opened
+from mainstem.spark.origin import Access, forget_near, opened
 from mainstem.spark.session import session
 from mainstem.spark.slices import OnLoss, Slice, balance, read, runs_of, slices_of
 from mainstem.transport.counting import COUNTS_STREAM, NoteVerifiedCall
@@ -319,6 +319,9 @@ def _tally_of_stream(
     work = balance(wanted, parts)
 
     def count(part: int) -> Answer:
+        # What an audit before this one has read is in the memory of the process, and perhaps nowhere else any more.
+        for origin in {piece.origin for piece in work[part]}:
+            forget_near(origin)
         losses: list[DataLoss] = []
         tally = windows.total(_tally_of_slice(piece, window_us, losses.append) for piece in work[part])
         # Trimmed ones went as they should.
