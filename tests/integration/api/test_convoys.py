@@ -45,11 +45,7 @@ def test_they_share_batches_and_every_record_is_where_its_ack_says(hub, way):
     for producer in producers:
         producer.close()
     assert placed(hub) == {ack.result(10): value for ack, value in sent}
-    if way != "rows":
-        assert batches(hub) < len(sent) / 2
-    else:
-        # Rows of a schema go over the server's Arrow, so their batches are compared with those of lone producers.
-        assert batches(hub) < len(sent)
+    assert batches(hub) < len(sent) / 2
 
 
 def test_each_keeps_its_order_whatever_it_sends_in_between(hub):
