@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping
 from typing import ClassVar, Final, Literal, Self
 
 from mainstem.consume.member import Member
+from mainstem.consume.record import RecordBatch
 from mainstem.consume.several import Lane, ReadOptions, Several
 from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.names import check_group_name
@@ -16,8 +17,11 @@ Commit = Literal["auto", "manual"]
 COMMIT_SECONDS: Final = 30.0
 # The same at the end: who closes, or is to hear of something else that went wrong, does not wait for long.
 CLOSE_SECONDS: Final = 5.0
-# How often it is looked whether the others have read the rest, by who has read its own to the end.
-_FINISH_SECONDS: Final = 0.2
+# How often it is looked whether the others have read the rest, by who has read its own to the end: the less often, the
+# longer it waits.
+_FINISH_SECONDS_MIN: Final = 0.01
+_FINISH_SECONDS_MAX: Final = 0.2
+_FINISH_SHARE: Final = 0.25
 
 
 class MemberConsumer(Several[Lane]):
@@ -41,6 +45,8 @@ class MemberConsumer(Several[Lane]):
         self._is_auto = commit == "auto"
         # What others have to read to its end, and since when that is so.
         self._left_to_others: tuple[frozenset[Hashable], float] | None = None
+        # Since when it has nothing to read and looks what the others do.
+        self._looks_since: float | None = None
 
     def on_news(self) -> None:
         """The member has heard something. Any thread."""
@@ -50,6 +56,12 @@ class MemberConsumer(Several[Lane]):
     @abstractmethod
     def positions(self) -> dict[tuple[str, int], int]:
         """By stream and shard: where this member would go on, in what it has to read now."""
+
+    def _take(self, timeout: float | None) -> RecordBatch | None:
+        batch = super()._take(timeout)
+        if batch is not None:
+            self._looks_since = None
+        return batch
 
     # The end.
 
@@ -62,6 +74,8 @@ class MemberConsumer(Several[Lane]):
         return not left or now - self._left_to_others[1] > self._member.session_timeout + self._member.heartbeat
 
     def _group_shards(self) -> list[GroupShard]:
+        if self._looks_since is None:
+            self._looks_since = self._clock.monotonic()
         found: list[GroupShard] = []
         while True:
             answer = self._port.call(GetGroupCall(self.group, len(found)))
@@ -70,7 +84,12 @@ class MemberConsumer(Several[Lane]):
                 return found
 
     def _pause_max(self) -> float | None:
-        return None if self._options.follow else _FINISH_SECONDS
+        if self._options.follow:
+            return None
+        if self._looks_since is None:
+            return _FINISH_SECONDS_MAX
+        waited = self._clock.monotonic() - self._looks_since
+        return min(max(_FINISH_SHARE * waited, _FINISH_SECONDS_MIN), _FINISH_SECONDS_MAX)
 
     def close(self) -> None:
         """Commit what was yielded, unless that is up to the user, and leave the group. What was not committed is read

@@ -24,7 +24,7 @@ from mainstem.core.names import check_group_name
 from mainstem.log.batcher import FlushNotice, Outcomes
 from mainstem.log.flush import GroupCursors, Outcome, Position, TransactionCommitted, only_outcome
 from mainstem.log.group_report import GroupReports, Owners
-from mainstem.log.group_thread import ASK_SECONDS, HURRIED_TICK_SECONDS, GroupThread
+from mainstem.log.group_thread import HURRIED_TICK_SECONDS, GroupThread
 from mainstem.log.groups import KnownGroup, group_is_full
 from mainstem.log.ledger.base import ShardKey
 from mainstem.log.log import Log
@@ -49,8 +49,8 @@ from mainstem.transport.sharing import (
     ResetGroupCall,
 )
 
-# How long who asks for a group waits that is about to begin; one that finds no stream does not.
-_BEGIN_SECONDS: Final = 1.0
+# How long an operator waits at most for the ledger to know what has become of a group's owners: a few flushes.
+_LEDGER_SECONDS: Final = 5.0
 # After a look at all groups, for their trends and advice, a rest of this many times as long.
 _LOOK_REST: Final = 20
 
@@ -199,8 +199,11 @@ class Coordinator:
 
     def _await_row(self, name: str) -> None:
         """A group whose first member has joined this moment is about to be in the ledger."""
-        deadline = self._clock.monotonic() + _BEGIN_SECONDS
+        deadline = self._clock.monotonic() + _LEDGER_SECONDS
         while self._log.ledger.group_named(name) is None and self._clock.monotonic() < deadline:
+            group = self._thread.ask(partial(self._find, name))
+            if group is None or not group.is_changing:
+                return  # there is nothing for its members to read, and it begins when there is
             _NEVER.wait(HURRIED_TICK_SECONDS / 5)
 
     def _void(self, name: str) -> None:
@@ -215,13 +218,15 @@ class Coordinator:
             return
         if self._thread.ask(partial(self._may_have_members, name, known)):
             raise _busy(name)
-        deadline = self._clock.monotonic() + ASK_SECONDS
-        while self._thread.ask(partial(self._is_coordinated, name)) and self._clock.monotonic() < deadline:
+        deadline = self._clock.monotonic() + _LEDGER_SECONDS
+        while (group := self._thread.ask(partial(self._find, name))) and self._clock.monotonic() < deadline:
+            if group.members:  # somebody came while the owners before were being voided
+                raise _busy(name)
             _NEVER.wait(HURRIED_TICK_SECONDS)
 
     def _may_have_members(self, name: str, known: KnownGroup) -> bool:
         """If not, its owners are being voided."""
-        group = self._spreads.get(name) or self._groups.get(name)
+        group = self._find(name)
         if group is not None:
             return bool(group.members)
         if self._clock.monotonic() < self._started_at + self._options.session_timeout:
@@ -229,8 +234,9 @@ class Coordinator:
         self._begin(name, known)
         return False
 
-    def _is_coordinated(self, name: str) -> bool:
-        return name in self._groups or name in self._spreads
+    def _find(self, name: str) -> WholeGroup | SpreadGroup | None:
+        """The group, if it has members or its owners are being voided."""
+        return self._spreads.get(name) or self._groups.get(name)
 
     # In the thread.
 

@@ -93,7 +93,8 @@ class SpreadGroup:
         self._grown: set[Unit] = set()
         # Streams that members want and cannot have here; it was said.
         self._left_out: set[int] = set()
-        self._is_changing = False
+        # Whether the ledger is being told of other owners.
+        self.is_changing = False
         # Cursors that the ledger is being told, and those that it is to be told next, with who waits for them.
         self._committing = False
         self._moved: dict[Unit, int] = {}
@@ -108,7 +109,7 @@ class SpreadGroup:
     @property
     def is_done(self) -> bool:
         """Whether nobody is left, and the ledger knows."""
-        return not self.members and not self._owned and not self._is_changing and not self._committing
+        return not self.members and not self._owned and not self.is_changing and not self._committing
 
     # Members.
 
@@ -192,7 +193,7 @@ class SpreadGroup:
             is_due = (
                 call.done or not call.patient or member.has_news or now >= member.asked_at + self._options.heartbeat
             )
-            if member.answered is not None and is_due and not member.is_committing and not self._is_changing:
+            if member.answered is not None and is_due and not member.is_committing and not self.is_changing:
                 self._answer(id_, member)
 
     def _least_given(self) -> int:
@@ -270,7 +271,7 @@ class SpreadGroup:
 
     def _take_shards(self) -> None:
         """Be the owner of all that members want."""
-        if self._is_changing or self.is_over:
+        if self.is_changing or self.is_over:
             return
         units = [unit for unit in self._wanted() if unit not in self._owned][:GROUP_CHANGE_UNITS_MAX]
         if units:
@@ -290,11 +291,11 @@ class SpreadGroup:
         return (*unit, offsets[unit.shard]) if unit.shard < len(offsets) else None
 
     def _let_go(self) -> None:
-        if self._owned and not self._is_changing:
+        if self._owned and not self.is_changing:
             self._change([(*unit, 0) for unit in sorted(self._owned)][:GROUP_CHANGE_UNITS_MAX], [])
 
     def _change(self, assigned: list[tuple[int, int, int]], starts: list[Position]) -> None:
-        self._is_changing = True
+        self.is_changing = True
 
         def done(result: Outcomes | MainstemError) -> None:
             self._post(partial(self._on_changed, assigned, result))
@@ -307,7 +308,7 @@ class SpreadGroup:
             self._wake_log()
 
     def _on_changed(self, assigned: list[tuple[int, int, int]], result: Outcomes | MainstemError) -> None:
-        self._is_changing = False
+        self.is_changing = False
         outcome = only_outcome(result)
         if isinstance(outcome, MainstemError):
             self._end(outcome)

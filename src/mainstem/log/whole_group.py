@@ -101,7 +101,7 @@ class WholeGroup:
         self._joined: dict[int, _Member] = {}
         # The streams that the machine knows, and whether barriers of theirs may be ahead of it.
         self._streams: tuple[SharedStream, ...] = ()
-        self._is_changing = False
+        self._is_growing = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -111,6 +111,11 @@ class WholeGroup:
     def owners(self) -> Owners:
         clients = {id_: member.client for id_, member in self._joined.items()}
         return Owners(self.members, clients, dict(self._machine.targets))
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the ledger is being told of other owners."""
+        return not self._machine.is_settled
 
     @property
     def is_done(self) -> bool:
@@ -159,7 +164,7 @@ class WholeGroup:
 
     def note_committed(self, offsets: Iterable[Position]) -> None:
         """Cursors of this group have moved. Any thread."""
-        if self._is_changing:
+        if self._is_growing:
             cursors = {Unit(stream, shard): offset for stream, shard, offset in offsets}
             self._thread.post_quietly(partial(self._tell, Committed(cursors)))
 
@@ -176,10 +181,10 @@ class WholeGroup:
         )
         if streams != self._streams or not are_same:
             self._streams = streams
-            self._is_changing = any(stream.changes for stream in streams)
+            self._is_growing = any(stream.changes for stream in streams)
             self._thread.hurry()
             self._tell(StreamsChanged(streams))
-            if self._is_changing:
+            if self._is_growing:
                 self._tell_cursors()
 
     def look_at_rights(self) -> None:

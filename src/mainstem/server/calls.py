@@ -22,14 +22,23 @@ from mainstem.transport.port import (
     RunsCall,
     TrimStreamCall,
 )
+from mainstem.transport.sharing import (
+    DeleteGroupCall,
+    GetGroupCall,
+    HoldGroupCall,
+    ListGroupsCall,
+    ResetGroupCall,
+)
 
 logger = logging.getLogger("mainstem.server")
 T = TypeVar("T")
 
 Answered = Callable[[Answer | MainstemError], None]
 
-# Each has a thread: what is done in a moment, what looks into every shard of a stream, and what goes through all of it.
+# Each has a thread: what is done in a moment, what may wait for members of a group to be gone, what looks into every
+# shard of a stream, and what goes through all of it.
 _SHORT: Final = "mainstem-call"
+_GROUP: Final = "mainstem-group-call"
 _LONG: Final = "mainstem-long-call"
 _ERASURE: Final = "mainstem-erase"
 
@@ -38,6 +47,8 @@ def _lane_of(call: Call) -> str:
     match call:
         case EraseKeyCall():
             return _ERASURE
+        case ListGroupsCall() | GetGroupCall() | ResetGroupCall() | DeleteGroupCall() | HoldGroupCall():
+            return _GROUP
         case OffsetsAtTimeCall() | TrimStreamCall() | RunsCall():
             return _LONG
         case GetStreamCall(details=True) | ListStreamsCall(oldest=True):
@@ -58,7 +69,7 @@ class CallQueue:
 
     def __init__(self, carry_out: Callable[[Call], Answer]) -> None:
         self._carry_out = carry_out
-        self._lanes = {lane: ThreadPoolExecutor(1, lane) for lane in (_SHORT, _LONG, _ERASURE)}
+        self._lanes = {lane: ThreadPoolExecutor(1, lane) for lane in (_SHORT, _GROUP, _LONG, _ERASURE)}
         self._lines: dict[Hashable, Line] = {}
         self._unanswered: dict[Future[Answer], Answered] = {}
 

@@ -1,6 +1,7 @@
 """What groups and their consumers refuse, and say when they do."""
 
 import math
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import mainstem
 from mainstem.core.errors import Closed, GroupBusy, InvalidCursor, InvalidName, InvalidSetting
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.sharing import GetGroupCall
 
 MEMBER = {"group": "g", "start": "earliest", "commit": "manual"}
 
@@ -159,6 +161,49 @@ def test_reading_ends_soon_if_a_pattern_finds_nothing(hub, spread):
     with hub.consumer(pattern="nothing-*", group="g", spread=spread, follow=False) as consumer:
         assert list(consumer) == []
         assert time.monotonic() < begun + 1.5
+
+
+@pytest.mark.slow("a member waits for another for a second")
+@pytest.mark.parametrize("waiting", ["poll", "aio"])
+def test_who_has_read_its_own_looks_now_and_then_what_the_others_do(hub, monkeypatch, waiting):
+    hub.streams.create("orders", shards=2)
+    with hub.producer() as producer:
+        for shard in range(2):
+            producer.send_many("orders", [b"x"] * 50, shard=shard)
+    looks = []
+    call_of_port = type(hub._port).call
+
+    def count(port, call, *args, **kwargs):
+        if isinstance(call, GetGroupCall):
+            looks.append(call)
+        return call_of_port(port, call, *args, **kwargs)
+
+    with (
+        hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as mine,
+        hub.consumer("orders", group="g", start="earliest", follow=False, commit="manual") as other,
+    ):
+        while not len(mine.positions) == len(other.positions) == 1:
+            for consumer in (mine, other):
+                if consumer.poll(0.02) is not None:
+                    consumer.commit()
+        while mine.poll(0.5) is not None:
+            pass
+        mine.commit()
+        monkeypatch.setattr(type(hub._port), "call", count)
+        begun = time.monotonic()
+        if waiting == "poll":
+            assert mine.poll(1.0) is None
+        else:
+            looked = threading.Event()
+            while time.monotonic() < begun + 1.0:
+                # As those do who do not wait in a thread.
+                looked.clear()
+                assert mine.poll(0) is None
+                mine.call_when_woken(looked.set)
+                looked.wait(mine._pause_max())
+        assert time.monotonic() > begun + 0.9
+        # 0.01 s apart at first, a quarter of the time that has passed later.
+        assert 3 <= len(looks) <= 40
 
 
 @pytest.mark.parametrize("spread", [False, True])

@@ -10,6 +10,7 @@ from typing import Any
 from mainstem.core.errors import InternalError, MainstemError, ServerStopping, UnknownStream
 from mainstem.server.calls import CallQueue
 from mainstem.transport.port import Answer, Call, GetStreamCall
+from mainstem.transport.sharing import DeleteGroupCall
 from tests.unit.server.parts import come_to, run
 
 
@@ -18,10 +19,14 @@ class Work:
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
+        self.may_wait_no_longer = threading.Event()
         self.done: list[str] = []
 
     def carry_out(self, call: Call) -> Answer:
-        assert isinstance(call, GetStreamCall)
+        assert isinstance(call, GetStreamCall | DeleteGroupCall)
+        if isinstance(call, DeleteGroupCall):
+            self.may_wait_no_longer.wait()
+            return Answer()
         self.may_go_on.wait()
         self.done.append(call.name)
         if call.name == "unknown":
@@ -39,6 +44,7 @@ def working() -> Iterator[tuple[Work, CallQueue, list[Answer | MainstemError]]]:
         yield work, calls, []
     finally:
         work.may_go_on.set()
+        work.may_wait_no_longer.set()
         calls.close()
 
 
@@ -52,6 +58,18 @@ def test_clients_take_turns():
             work.may_go_on.set()
             await come_to(lambda: len(answers) == 6)
             assert work.done == ["busy 0", "a", "b", "busy 1", "busy 2", "busy 3"]
+
+    run(test)
+
+
+def test_who_asks_about_streams_does_not_wait_for_groups():
+    async def test() -> None:
+        with working() as (work, calls, answers):
+            work.may_go_on.set()
+            calls.add("operator", DeleteGroupCall("g"), lambda _: None)
+            calls.add("other", GetStreamCall("stream"), answers.append)
+            await come_to(lambda: len(answers) == 1)
+            assert work.done == ["stream"]
 
     run(test)
 
