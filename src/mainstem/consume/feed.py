@@ -343,6 +343,10 @@ class Feed:
             if not batches:
                 self._rest(shard)
                 continue
+            if self._select is not None and self._selection is None and any(map(self._needs_work, batches)):
+                # Rows must be made of these, and somebody who wants the same may just have done so.
+                self._bound()
+                return self.read(bytes_max)
             batches = self._allowed(shard, batches)
             if batches:
                 self._entries_max = min(2 * self._entries_max, READ_ENTRIES_MAX)

@@ -506,7 +506,7 @@ def cpu_of(path: Path, readers: int) -> float:
 @pytest.mark.slow("ten readers of a hundred thousand rows in JSON, twice")
 def test_s50_made_once(tmp_path, monkeypatch):
     """Ten readers of the same JSON together spend at most a third of what they would if each made columns for itself;
-    two do not spend more."""
+    three do not spend more."""
     write_json(tmp_path, 100_000)
     cpu_of(tmp_path, 1)  # modules are loaded, files are in memory
     together = {readers: cpu_of(tmp_path, readers) for readers in (3, 10)}

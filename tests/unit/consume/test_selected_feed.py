@@ -329,6 +329,9 @@ def test_json_is_made_rows_of_once_for_several_readers(log):
     log.reader.shared.forget((1, 0))
     assert drained(third) == found
     assert selections.tally.made == 20
+    # Who has read nothing yet does not know that rows must be made, and does not make them again.
+    assert drained(open_feed()) == found
+    assert selections.tally.made == 20
 
 
 def test_readers_who_want_the_same_look_once(log, monkeypatch):
