@@ -18,6 +18,7 @@ import uvloop
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.events import Event
+from mainstem.core.heap import keep_freed_memory
 from mainstem.core.hosts import is_loopback
 from mainstem.core.kinds import Address
 from mainstem.core.log_lines import configure_logging, log_failed_threads
@@ -40,6 +41,7 @@ def run(settings: Settings) -> int:
     configure_logging(settings)
     log_failed_threads()
     sys.setswitchinterval(_SWITCH_INTERVAL)
+    keep_freed_memory()
     return uvloop.run(_serve(settings))
 
 

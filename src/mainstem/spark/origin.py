@@ -13,7 +13,7 @@ from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
 from mainstem.hub.embedded import FolderPort
 from mainstem.hub.remote import RemotePort
 from mainstem.log.folder import word_of_writer
-from mainstem.spark.workers import spare_collections
+from mainstem.spark.workers import prepare_worker
 from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import Port, StatisticsCall
 
@@ -125,7 +125,7 @@ class _Ports:
             port = FolderPort(Path(folder)) if folder else _connected(access)
             self._open[access, folder] = port
         # Here every process comes by that reads, plans or writes, with all that it needs imported.
-        spare_collections()
+        prepare_worker()
         return port
 
     def drop(self, access: Access, folder: str) -> None:

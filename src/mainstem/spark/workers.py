@@ -5,22 +5,25 @@ import sys
 import threading
 from typing import Final
 
+from mainstem.core.heap import keep_freed_memory
+
 # The program of such a process. It collects garbage after every task.
 _DAEMON: Final = "pyspark.daemon"
 
 _lock = threading.Lock()
-_is_spared = False
+_is_prepared = False
 
 
-def spare_collections() -> None:
+def prepare_worker() -> None:
     """What was imported is not garbage, and looking through it takes 50 ms of a core after every task, of which a
-    micro-batch has several: put it out of the collector's sight, once. Only in a process of Spark's: another belongs to
-    the user."""
-    global _is_spared  # noqa: PLW0603
+    micro-batch has several: put it out of the collector's sight, once. And keep the memory of one batch for the next.
+    Only in a process of Spark's: another belongs to the user."""
+    global _is_prepared  # noqa: PLW0603
     with _lock:
-        if _is_spared or not is_worker():
+        if _is_prepared or not is_worker():
             return
-        _is_spared = True
+        _is_prepared = True
+    keep_freed_memory()
     gc.collect()
     gc.freeze()
 
