@@ -37,7 +37,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
-from mainstem.transport.sharing import CommitPartsCall, HoldGroupCall
+from mainstem.transport.sharing import AbortDeliveryCall, CommitPartsCall, HoldGroupCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -299,6 +299,7 @@ NEW_CALLS = [
     PlanColdCall("talk", 1),
     CoolCall("talk"),
     CommitPartsCall(1, ((2, 1),)),
+    AbortDeliveryCall("talk", "job", 1),
     HoldGroupCall("talk", 1),
     ListAccessCall("token"),
 ]

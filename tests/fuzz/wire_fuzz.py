@@ -56,6 +56,7 @@ from mainstem.transport.port import (
     TrimStreamCall,
 )
 from mainstem.transport.sharing import (
+    AbortDeliveryCall,
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
@@ -158,6 +159,7 @@ def calls(stream: str, *, doomed: str, principal: str, action: str) -> list[Call
         CommitTransactionCall(7, 1, (CommitCursorsCall(stream, 0, ((1, 0, 0),)),)),
         CommitPartsCall(9, ((7, 1), (8, 1)), Delivery(1, "job", 1, Fingerprint(2, bytes(16)))),
         AbortTransactionCall(7),
+        AbortDeliveryCall(stream, "job", 1, for_good=True),
         OpenWriterCall(stream),
         CreateTokenCall("0123456789abcdef", bytes(32), "mallory", (Scope(action),), 0, (rule,)),
         RevokeTokenCall("0123456789abcdef"),

@@ -55,7 +55,7 @@ from mainstem.log.ledger.sqlite import SqliteLedgerReader
 from mainstem.log.log import Log, LogOptions
 from mainstem.log.own_stream import OwnStream
 from mainstem.log.reader import LogReader
-from mainstem.log.transactions import Writer
+from mainstem.log.transactions import DeliveryNumber, Writer
 from mainstem.registry import compatibility
 from mainstem.registry.promotion import lossless
 from mainstem.transport.guarding import AccessCall, ExplainAccessCall, ListAccessCall
@@ -211,6 +211,7 @@ class LogPort:
                 answered,
                 timeout=staging.seconds,
                 writer=Writer(staging.writer, staging.epoch),
+                delivery=DeliveryNumber(staging.job, staging.number),
                 patience=self.log.clock.monotonic() + timeout,
             )
         except MainstemError as error:

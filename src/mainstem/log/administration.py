@@ -43,6 +43,7 @@ from mainstem.log.group_report import GroupReports
 from mainstem.log.ledger.base import LedgerReader, ShardRow, StreamRow
 from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
+from mainstem.log.transactions import DeliveryNumber
 from mainstem.log.upkeep import Pace
 from mainstem.transport.counting import NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.port import (
@@ -68,7 +69,13 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
-from mainstem.transport.sharing import AbortTransactionCall, GetGroupCall, ListGroupsCall, OpenWriterCall
+from mainstem.transport.sharing import (
+    AbortDeliveryCall,
+    AbortTransactionCall,
+    GetGroupCall,
+    ListGroupsCall,
+    OpenWriterCall,
+)
 
 logger = logging.getLogger("mainstem.log")
 
@@ -344,7 +351,7 @@ class Administration(Lookup):
                 self._log.execute(DeleteStream(row.id, self._log.clock.now_us()))
                 logger.info(Event("stream deleted", stream=row.name, records=self.info(row).records))
                 return Answer()
-            case AbortTransactionCall() | OpenWriterCall():
+            case AbortTransactionCall() | AbortDeliveryCall() | OpenWriterCall():
                 return self._transact(call)
             case MomentCall() if call.settle:
                 return self._note_moment(call)
@@ -360,10 +367,14 @@ class Administration(Lookup):
             case _:
                 return super().handle(call)
 
-    def _transact(self, call: AbortTransactionCall | OpenWriterCall) -> Answer:
+    def _transact(self, call: AbortTransactionCall | AbortDeliveryCall | OpenWriterCall) -> Answer:
         if isinstance(call, OpenWriterCall):
             return Answer(writer_epoch=self._log.open_writer(call.name).epoch)
-        self._log.abort_transaction(call.transaction)
+        if isinstance(call, AbortDeliveryCall):
+            delivery = DeliveryNumber(call.job, call.number)
+            self._log.abort_delivery(self.require(call.name).id, delivery, for_good=call.for_good)
+        else:
+            self._log.abort_transaction(call.transaction)
         return Answer()
 
     def _note_moment(self, call: MomentCall) -> Answer:

@@ -35,6 +35,10 @@ class DiskFile(Protocol):
 
     def sync(self) -> None: ...
 
+    def let_go(self, position: int, length: int) -> None:
+        """What is durable here is not read soon, and need not stay in memory. Only a hint."""
+        ...
+
     def truncate(self, size: int) -> None:
         """Give back what stands beyond `size`, durably."""
         ...
@@ -126,6 +130,11 @@ class LocalFile:
             if durably:
                 self.sync()
         return total
+
+    def let_go(self, position: int, length: int) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def write(self, pieces: Iterable[Buffer]) -> None:
         """From the beginning, without a sync."""

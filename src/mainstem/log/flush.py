@@ -413,7 +413,10 @@ def decode_command(payload: bytes | memoryview) -> Command:
 
 
 class StagedBatch(Batch, frozen=True, gc=False):
-    """A batch of a transaction that is not committed yet: durable, and of no effect."""
+    """A batch of a transaction that is not committed yet: durable, and of no effect. One of a large transaction is
+    `read_late`: nobody will ask for it soon."""
+
+    read_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

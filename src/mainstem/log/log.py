@@ -53,7 +53,14 @@ from mainstem.log.maintenance import Maintenance
 from mainstem.log.reader import LogReader
 from mainstem.log.recovery import Recovered, Recovery
 from mainstem.log.space import Space
-from mainstem.log.transactions import NO_WRITER, TRANSACTION_SECONDS_DEFAULT, Transactions, Writer
+from mainstem.log.transactions import (
+    NO_DELIVERY,
+    NO_WRITER,
+    TRANSACTION_SECONDS_DEFAULT,
+    DeliveryNumber,
+    Transactions,
+    Writer,
+)
 from mainstem.log.upkeep import Pace, Upkeep
 from mainstem.log.writer import FlushFile, WriterIdentity
 
@@ -249,10 +256,13 @@ class Log:
         *,
         timeout: float = TRANSACTION_SECONDS_DEFAULT,
         writer: Writer = NO_WRITER,
+        delivery: DeliveryNumber = NO_DELIVERY,
         patience: float = 0.0,
     ) -> None:
         """Write batches of a transaction, durably and without effect; `done` gets a `Staged` for each."""
-        self.transactions.stage(transaction, index, batches, done, timeout=timeout, writer=writer, patience=patience)
+        self.transactions.stage(
+            transaction, index, batches, done, timeout=timeout, writer=writer, delivery=delivery, patience=patience
+        )
 
     def commit_transaction(
         self,
@@ -294,6 +304,10 @@ class Log:
     def abort_transaction(self, transaction: int) -> bool:
         """Forget what was staged; whether the transaction was open."""
         return self.transactions.abort(transaction)
+
+    def abort_delivery(self, stream: int, delivery: DeliveryNumber, *, for_good: bool = False) -> None:
+        """The same for all that was staged for a delivery and those before it."""
+        self.transactions.abort_delivery(stream, delivery, for_good=for_good)
 
     def open_writer(self, name: str) -> Writer:
         """Write transactions under this name from now on, and fence whoever did before. Waits for the ledger."""

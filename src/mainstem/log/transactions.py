@@ -16,7 +16,8 @@ A transaction that its client hands over whole is never open: its frames and the
 flush.
 
 Several clients can write one transaction: each stages a part, as a transaction of its own, and whoever commits names
-the parts. They are joined into one, which is committed like any other.
+the parts. They are joined into one, which is committed like any other. Parts say for which delivery of a job they are:
+those whose writers were killed can be ended with it, and late ones refused.
 
 A block that holds staged frames of an open transaction is *pinned*: its file stays, though nothing points into it yet.
 What was staged twice, because an answer got lost, is in the transaction once: stagings are numbered by their client.
@@ -38,6 +39,7 @@ from mainstem.core.errors import Busy, InvalidRequest, MainstemError, Refused, T
 from mainstem.core.limits import (
     COMMAND_BYTES_MAX,
     KIB,
+    MIB,
     TRANSACTION_BATCHES_MAX,
     TRANSACTION_BYTES_MAX,
     TRANSACTION_CURSORS_MAX,
@@ -63,12 +65,15 @@ from mainstem.log.flush import (
 TRANSACTION_ID_MAX: Final = (1 << 63) - 1
 TRANSACTION_SECONDS_DEFAULT: Final = 60.0
 _ADVICE: Final = "Nothing of it was kept; do its work again in a new one"
-# Transactions that ended without a commit, and why, so that their clients can be told.
+# Transactions that ended without a commit, and why, so that their clients can be told; and deliveries that are over.
 _ENDED_MAX: Final = TRANSACTIONS_OPEN_MAX
 # What each batch and each cursor take in a command at most, beside summaries, and all else.
 _BATCH_BYTES: Final = 72
 _CURSOR_BYTES: Final = 32
 _REST_BYTES: Final = 64 * KIB
+# What is staged of one transaction beyond this does not stay in the system's cache: nobody reads it before the commit,
+# and until then it would only drive out what is read now.
+_LARGE_BYTES: Final = 16 * MIB
 
 Answer = Callable[[Outcomes | MainstemError], None]
 
@@ -81,6 +86,16 @@ class Writer(NamedTuple):
 
 
 NO_WRITER: Final = Writer()
+
+
+class DeliveryNumber(NamedTuple):
+    """For which delivery of a job something is staged."""
+
+    job: str = ""
+    number: int = 0
+
+
+NO_DELIVERY: Final = DeliveryNumber()
 
 
 class OpenTransaction(NamedTuple):
@@ -116,6 +131,8 @@ class _Commit:
     writer: Writer
     waiting: list[Answer]
     delivery: Delivery | None = None
+    # Of what it was made, if of several.
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +142,7 @@ class _Transaction:
     id: int
     deadline: float
     writer: Writer
+    delivery: DeliveryNumber = NO_DELIVERY
     stagings: list[_Staging] = field(default_factory=list)
     # How many of them are under way.
     under_way: int = 0
@@ -153,6 +171,8 @@ class Transactions:
         self._open: dict[int, _Transaction] = {}
         self._under_way: set[_Staging] = set()
         self._ended: OrderedDict[int, str] = OrderedDict()
+        # By stream and job, up to which number nothing may be staged any more.
+        self._over: OrderedDict[tuple[int, str], int] = OrderedDict()
         # Of all that are open.
         self._batches = self._bytes = 0
         self._counts = dict.fromkeys(("committed", "aborted", "timed_out"), 0)
@@ -168,6 +188,7 @@ class Transactions:
         *,
         timeout: float = TRANSACTION_SECONDS_DEFAULT,
         writer: Writer = NO_WRITER,
+        delivery: DeliveryNumber = NO_DELIVERY,
         patience: float = 0.0,
     ) -> None:
         """Stage batches; `done` gets a `Staged` for each when they are durable.
@@ -178,13 +199,16 @@ class Transactions:
         """
         staged = [_staged(batch, transaction) for batch in batches]
         with self._lock:
-            opened = self._opened(transaction, index, timeout, writer)
+            self._require_not_over(delivery, staged)
+            opened = self._opened(transaction, index, timeout, writer, delivery)
             staging = self._staging(opened, index, staged)
             if staging.waiting is not None:
                 staging.waiting.append(done)
                 return
             if staging.frames is None:
                 self._reserve(opened, staging)
+                if self._staged_for(opened) > _LARGE_BYTES:
+                    staged = [StagedBatch(batch.header, batch.payload, read_late=True) for batch in staged]
                 staging.waiting, staging.floor = [done], self._newest_block()
                 self._under_way.add(staging)
                 opened.under_way += 1
@@ -197,7 +221,9 @@ class Transactions:
             self._on_staged(opened, staging, staged, error, but=done)
             raise
 
-    def _opened(self, transaction: int, index: int, timeout: float, writer: Writer) -> _Transaction:
+    def _opened(
+        self, transaction: int, index: int, timeout: float, writer: Writer, delivery: DeliveryNumber
+    ) -> _Transaction:
         _check_id(transaction)
         self._require_not_ended(transaction)
         opened = self._open.get(transaction)
@@ -210,7 +236,7 @@ class Transactions:
                 self._end_overdue()
             if len(self._open) >= TRANSACTIONS_OPEN_MAX:
                 raise Busy(f"{TRANSACTIONS_OPEN_MAX} transactions are open, which is the limit; try again in a moment")
-            opened = _Transaction(transaction, self._clock.monotonic() + timeout, writer)
+            opened = _Transaction(transaction, self._clock.monotonic() + timeout, writer, delivery)
             self._open[transaction] = opened
         elif opened.deadline <= self._clock.monotonic() and opened.commit is None:
             self._end_overdue()
@@ -246,6 +272,12 @@ class Transactions:
         if self._bytes + staging.bytes > TRANSACTIONS_BYTES_MAX:
             raise Busy(f"{self._bytes >> 20} MiB of transactions are not committed yet; try again in a moment")
         self._count(opened, staging.batches, staging.bytes)
+
+    def _staged_for(self, opened: _Transaction) -> int:
+        """The bytes of a transaction, or of all parts of the delivery that it is for."""
+        if not opened.delivery.job or opened.bytes > _LARGE_BYTES:
+            return opened.bytes
+        return sum(each.bytes for each in self._open.values() if each.delivery == opened.delivery)
 
     def _count(self, opened: _Transaction, batches: int, size: int) -> None:
         opened.batches, opened.bytes = opened.batches + batches, opened.bytes + size
@@ -296,16 +328,17 @@ class Transactions:
         *,
         writer: Writer = NO_WRITER,
         delivery: Delivery | None = None,
+        parts: Sequence[int] = (),
     ) -> None:
         """Commit; `done` gets one `TransactionCommitted`, or `Rejected`: then nothing of it has happened and it is
         over. With an error it is still open, and the commit can be repeated.
 
         `batches` is how many were staged in all. What is being staged is waited for. `delivery`: see
-        CommitTransaction.
+        CommitTransaction. `parts` are the transactions that were joined into this one.
         """
         _check_id(transaction)
         _check_commit(batches, cursors, writer)
-        made = _Commit(batches, tuple(cursors), writer, [done], delivery)
+        made = _Commit(batches, tuple(cursors), writer, [done], delivery, tuple(parts))
         with self._lock:
             opened = self._open.get(transaction)
             if opened is not None and opened.commit is None and opened.deadline <= self._clock.monotonic():
@@ -344,7 +377,7 @@ class Transactions:
         with self._lock:
             self._end_overdue()
             self._join(transaction, parts)
-        self.commit(transaction, batches, (), done, delivery=delivery)
+        self.commit(transaction, batches, (), done, delivery=delivery, parts=[part for part, _ in parts])
 
     def _join(self, transaction: int, parts: Sequence[tuple[int, int]]) -> None:
         """Make one transaction of parts that are open. What is missing the ledger will miss, unless it has it."""
@@ -357,7 +390,7 @@ class Transactions:
             return
         joined = self._open.get(transaction)
         if joined is None:
-            joined = _Transaction(transaction, 0.0, NO_WRITER)
+            joined = _Transaction(transaction, 0.0, NO_WRITER, found[0].delivery)
         elif joined.commit is not None:
             raise InvalidRequest(f"transaction {transaction:x} is being committed; nothing more can be added to it")
         self._open[transaction] = joined
@@ -428,8 +461,9 @@ class Transactions:
                     self._end(opened)
                 else:
                     assert isinstance(outcome, Rejected)
-                    if isinstance(outcome.error, UnknownTransaction) and opened.id in self._ended:
-                        result = [Rejected(self._aborted(opened.id))]
+                    ended = [each for each in (opened.id, *commit.parts) if each in self._ended]
+                    if isinstance(outcome.error, UnknownTransaction) and ended:
+                        result = [Rejected(self._aborted(ended[0]))]
                     self._end(opened, f"its commit was refused: {outcome.error}")
         _answer(commit, result)
 
@@ -443,6 +477,20 @@ class Transactions:
                 raise Refused(f"transaction {transaction:x} is being committed; it cannot be aborted any more")
             self._end(opened, "it was aborted")
             return True
+
+    def abort_delivery(self, stream: int, delivery: DeliveryNumber, *, for_good: bool = False) -> None:
+        """End what was staged in this stream alone for this delivery of a job and those before it, but for what is
+        being committed. `for_good`: what comes late is refused."""
+        with self._lock:
+            for opened in list(self._open.values()):
+                is_of_job = opened.delivery.job == delivery.job and opened.delivery.number <= delivery.number
+                if is_of_job and opened.streams == {stream} and opened.commit is None:
+                    self._end(opened, "its delivery was aborted, or has ended")
+            if for_good:
+                place = (stream, delivery.job)
+                self._over[place] = max(delivery.number, self._over.pop(place, 0))
+                while len(self._over) > _ENDED_MAX:
+                    self._over.popitem(last=False)
 
     def tick(self) -> None:
         """End the transactions whose time is over; called now and then."""
@@ -476,6 +524,16 @@ class Transactions:
     def _require_not_ended(self, transaction: int) -> None:
         if transaction in self._ended:
             raise self._aborted(transaction)
+
+    def _require_not_over(self, delivery: DeliveryNumber, staged: Sequence[StagedBatch]) -> None:
+        if not self._over or not delivery.job:
+            return
+        for stream in {batch.header.stream for batch in staged}:
+            if delivery.number <= self._over.get((stream, delivery.job), -1):
+                raise TransactionAborted(
+                    f"delivery {delivery.number} of {delivery.job!r} was aborted, or has ended: what comes now is "
+                    "late, and was not kept"
+                )
 
     def _aborted(self, transaction: int) -> TransactionAborted:
         # Why may say so itself.

@@ -215,7 +215,8 @@ class FlushFile:
         writer = self._writer
         assert writer is not None, "roll first"
         now_us = self.time_us()
-        frames = FlushWriter(self._place(writer, number, applied), writer.position)
+        begin, read_late = writer.position, 0
+        frames = FlushWriter(self._place(writer, number, applied), begin)
         written: list[WrittenItem] = []
         own = [*self._own_commands(writer.block, now_us), *self._descriptions(items)]
         for command in own:
@@ -226,6 +227,7 @@ class FlushFile:
                 position = frames.add_staged(item.header, item.payload)
                 written.append(WrittenStaged(WrittenBatch(item.header, position, frames.end - position)))
                 self._staged += 1
+                read_late += len(item.payload) if item.read_late else 0
             elif isinstance(item, Batch):
                 position = frames.add_data(item.header, item.payload)
                 written.append(WrittenBatch(item.header, position, frames.end - position))
@@ -240,6 +242,8 @@ class FlushFile:
                 written.append(item)
         commit = frames.add_commit(now_us, checkpoint_begun, checkpoint_done)
         self._append(writer, frames)
+        if 2 * read_late > writer.position - begin:
+            writer.let_go(begin)
         if own:
             self._note_own(writer.block, own)
         self.bytes_written += writer.position - frames.positions[0]

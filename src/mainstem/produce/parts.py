@@ -15,7 +15,7 @@ from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
 from mainstem.produce.transaction import StagingPort, quietly
 from mainstem.transport.port import Answer, Port
-from mainstem.transport.sharing import AbortTransactionCall, CommitPartsCall, Staging
+from mainstem.transport.sharing import AbortDeliveryCall, AbortTransactionCall, CommitPartsCall, Staging
 
 
 class PartWritten(NamedTuple):
@@ -26,11 +26,14 @@ class PartWritten(NamedTuple):
 
 
 class Part:
-    """Tables on their way into one part. One thread. End it by `finish` or by `abort`."""
+    """Tables on their way into one part, for the delivery `number` of a `job`. One thread. End it by `finish` or by
+    `abort`."""
 
     def __init__(
         self,
         port: Port,
+        job: str = "",
+        number: int = 0,
         *,
         options: ProducerOptions | None = None,
         seconds: float = TRANSACTION_SECONDS_MAX,
@@ -40,7 +43,7 @@ class Part:
         self._port = port
         self._staging = StagingPort(port, holds=False)
         deadline = clock.monotonic() + seconds
-        self._staging.begin(Staging(self.id, 0, seconds), lambda: deadline - clock.monotonic())
+        self._staging.begin(Staging(self.id, 0, seconds, job=job, number=number), lambda: deadline - clock.monotonic())
         self._producer = Producer(self._staging, options or ProducerOptions())
 
     def send_batch(self, stream: str, data: Any, *, shard: int | None = None) -> None:
@@ -72,3 +75,10 @@ def abort_parts(port: Port, parts: Sequence[PartWritten]) -> None:
     for part in parts:
         if part.batches:
             quietly(lambda id_=part.id: port.call(AbortTransactionCall(id_)))  # type: ignore[misc]
+
+
+def abort_delivery(port: Port, stream: str, job: str, number: int, *, for_good: bool = False) -> None:
+    """Let all parts go that were written to a stream for a job's deliveries up to this number, also by those who cannot
+    say so any more. With `for_good` none of them can be written again. What cannot be told to the log ends by its
+    time."""
+    quietly(lambda: port.call(AbortDeliveryCall(stream, job, number, for_good)))

@@ -25,7 +25,7 @@ from mainstem.core.limits import APPEND_RAW_BYTES_MAX, MIB, PAYLOAD_RAW_BYTES_MA
 from mainstem.log.batcher import Outcomes, Submission
 from mainstem.log.coordinator import committed_answer
 from mainstem.log.flush import Appended, Rejected, Staged
-from mainstem.log.transactions import Writer
+from mainstem.log.transactions import DeliveryNumber, Writer
 from mainstem.server.pending import PendingAppend, wire_errors
 from mainstem.transport.wire import Append, Kind, Message, Stage, wire_error
 from mainstem.transport.wire import Appended as WireAppended
@@ -306,6 +306,7 @@ class Appends:
             done,
             timeout=staging.seconds,
             writer=Writer(staging.writer, staging.epoch),
+            delivery=DeliveryNumber(staging.job, staging.number),
             patience=pending.patience,
         )
         # What was staged before is answered at once, and no flush tells of it.

@@ -39,6 +39,7 @@ from mainstem.transport.port import (
     TrimStreamCall,
 )
 from mainstem.transport.sharing import (
+    AbortDeliveryCall,
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
@@ -165,6 +166,7 @@ CALLS: Final[Mapping[type, Callable[[Any], Demands]]] = {
     CommitTransactionCall: _of_commit,
     CommitPartsCall: _of_parts,
     AbortTransactionCall: _of_any(Action.WRITE),
+    AbortDeliveryCall: _of_stream(Action.WRITE),
     OpenWriterCall: _of_stream(Action.GROUP),
     StatisticsCall: _of_log(Action.DESCRIBE),
     ConnectionsCall: _of_log(Action.ADMIN),

@@ -18,7 +18,7 @@ from mainstem.hub.folder_staging import FolderStagingPort, check_free, commit_fi
 from mainstem.log import staging
 from mainstem.log.staging import StagedFile
 from mainstem.produce.options import ProducerOptions
-from mainstem.produce.parts import Part, PartWritten, abort_parts, commit_parts
+from mainstem.produce.parts import Part, PartWritten, abort_delivery, abort_parts, commit_parts
 from mainstem.spark.origin import Access, opened
 from mainstem.transport.port import Answer, GetStreamCall, Port, StreamInfo
 
@@ -58,7 +58,7 @@ class Destination:
         """A part of a delivery."""
         if self.access.data:
             return _FilePart(Path(self.access.data), job, number)
-        return Part(self._port(), options=_OPTIONS)
+        return Part(self._port(), job, number, options=_OPTIONS)
 
     def commit(self, staged: Sequence[Staged], delivery: Delivery | None) -> Answer:
         """Make parts visible together, in this order."""
@@ -77,10 +77,12 @@ class Destination:
         else:
             abort_parts(self._port(), [each for each in staged if isinstance(each, PartWritten)])
 
-    def discard_up_to(self, job: str, number: int) -> None:
-        """What tasks that were lost have left of a job's deliveries goes."""
+    def discard_up_to(self, job: str, number: int, *, for_good: bool = False) -> None:
+        """What tasks that were lost have left of a job's deliveries goes. `for_good`: nobody delivers them again."""
         if self.access.data:
             staging.discard_up_to(Path(self.access.data), job, number)
+        else:
+            abort_delivery(self._port(), self.stream, job, number, for_good=for_good)
 
     def _port(self) -> Port:
         return opened(self.access)

@@ -104,11 +104,11 @@ class BatchSink(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _commit(self._destination, _written(messages), self._transaction, self._version, accepts=self._accepts)
-        self._destination.discard_up_to(self._run, 0)
+        self._destination.discard_up_to(self._run, 0, for_good=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._destination.discard([message.rows.staged for message in _written(messages)])
-        self._destination.discard_up_to(self._run, 0)
+        self._destination.discard_up_to(self._run, 0, for_good=True)
 
 
 def _write(

@@ -114,7 +114,7 @@ class FileLayer:
 
     def __init__(self, layer: DiskLayer, path: Path, inner: DiskFile) -> None:
         self.path = path
-        self.read, self.size, self.close = inner.read, inner.size, inner.close
+        self.read, self.size, self.let_go, self.close = inner.read, inner.size, inner.let_go, inner.close
         self._layer = layer
         self._inner = inner
 

@@ -21,6 +21,7 @@ from mainstem.core.schema import Schema
 from mainstem.transport.counting import CountingCall
 from mainstem.transport.guarding import AccessCall, Explanation, Quota, Rule, TokenInfo
 from mainstem.transport.sharing import (
+    AbortDeliveryCall,
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
@@ -403,6 +404,7 @@ Call = (
     | CommitTransactionCall
     | CommitPartsCall
     | AbortTransactionCall
+    | AbortDeliveryCall
     | OpenWriterCall
     | AccessCall
     | CountingCall

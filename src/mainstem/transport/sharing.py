@@ -1,9 +1,12 @@
 """Sharing streams: what members of groups, those who look after them, and transactions ask of a log."""
 
+from typing import Annotated
+
 import msgspec
 
 from mainstem.core.batch import U32, U63
-from mainstem.core.delivery import Delivery
+from mainstem.core.delivery import Delivery, Job
+from mainstem.core.limits import DELIVERY_JOB_CHARS_MAX
 
 # Groups. A unit is (stream, shard), a place (stream, shard, offset); streams by their ids.
 
@@ -218,13 +221,15 @@ class GroupInfo(msgspec.Struct, frozen=True):
 class Staging(msgspec.Struct, frozen=True, array_like=True):
     """Which part of a transaction batches are. Parts count from 0; the first begins the transaction, which ends by
     itself after `seconds`. `writer` is the name under which it is written, if it has one, and `epoch` that of the
-    name."""
+    name. `job` and `number` say for which delivery it is, if for one; from version 6 on."""
 
     transaction: U63
     index: U32
     seconds: float
     writer: str = ""
     epoch: U63 = 0
+    job: Annotated[str, msgspec.Meta(max_length=DELIVERY_JOB_CHARS_MAX)] = ""
+    number: U63 = 0
 
 
 class CommitTransactionCall(msgspec.Struct, frozen=True, tag="commit_transaction"):
@@ -253,6 +258,16 @@ class AbortTransactionCall(msgspec.Struct, frozen=True, tag="abort_transaction")
     """Let go of what was staged."""
 
     transaction: U63
+
+
+class AbortDeliveryCall(msgspec.Struct, frozen=True, tag="abort_delivery"):
+    """Let go of all that was staged in a stream for this delivery of a job and for those before it, whoever did. With
+    `for_good` none of it can be staged any more: what comes late is refused."""
+
+    name: str
+    job: Job
+    number: U63
+    for_good: bool = False
 
 
 class OpenWriterCall(msgspec.Struct, frozen=True, tag="open_writer"):

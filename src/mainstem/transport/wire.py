@@ -19,8 +19,9 @@ must not send what the other would pass over and should not:
         open_writer; order across shards: `window_us` in subscribe, the message mark, the call moment
     5   who may do what: the calls create_token, revoke_token, set_rule, delete_rule, set_quota, delete_quota,
         list_access and explain_access; the message share; ranges that a quota leaves out
-    6   transactions of many clients: the call commit_parts; where records lie: the call runs; auditing: the calls
-        note_counts and note_verified; groups that hold retention: the call hold_group, and what groups say of it
+    6   transactions of many clients: the calls commit_parts and abort_delivery, `job` and `number` in staging; where
+        records lie: the call runs; auditing: the calls note_counts and note_verified; groups that hold retention: the
+        call hold_group, and what groups say of it
 """
 
 import struct
@@ -72,6 +73,7 @@ from mainstem.transport.port import (
     StatisticsCall,
 )
 from mainstem.transport.sharing import (
+    AbortDeliveryCall,
     AbortTransactionCall,
     BeatGroupCall,
     CommitCursorsCall,
@@ -296,7 +298,7 @@ def version_needed(call: Call) -> int:
             return VERSION_OF_ORDER
         case RunsCall() | PlanColdCall() | CoolCall() | NoteCountsCall() | NoteVerifiedCall() | CommitPartsCall():
             return 6
-        case HoldGroupCall():
+        case HoldGroupCall() | AbortDeliveryCall():
             return 6
         case SetSchemaCall() | SchemasCall() | SchemaCall():
             return 3

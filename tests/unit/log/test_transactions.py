@@ -42,7 +42,7 @@ from mainstem.log.flush import (
 )
 from mainstem.log.log import Log, LogOptions, Waiter
 from mainstem.log.restore import restore
-from mainstem.log.transactions import NO_WRITER, TRANSACTION_ID_MAX, Transactions, Writer
+from mainstem.log.transactions import NO_WRITER, TRANSACTION_ID_MAX, DeliveryNumber, Transactions, Writer
 from mainstem.testing.clock import SimulatedClock
 from tests.unit.log.keeping import DAY, HOUR, OPTIONS, Keeping, marker, pass_time
 from tests.unit.log.parts import append_values, make_batch, make_keyed_batch, make_stream, values_of
@@ -580,6 +580,101 @@ def test_a_staging_that_failed_takes_the_commit_behind_it_along(registry, failin
     assert [frame.position for frame in command.staged] == [64]
     failing.answer([TransactionCommitted(((1, 0, 0, 1),))])
     assert answers[2:] == [[Staged(3, 64, 200)], [TransactionCommitted(((1, 0, 0, 1),))]]
+
+
+def test_what_is_staged_beyond_some_megabytes_is_read_late(registry, failing, monkeypatch):
+    batch = make_batch([b"x" * 1000])
+    monkeypatch.setattr(module, "_LARGE_BYTES", 2 * batch.header.stored_len)
+    for index in range(4):
+        registry.stage(5, index, [batch], lambda result: None)
+    registry.stage(6, 0, [batch], lambda result: None)
+    for part in (7, 8, 9):
+        registry.stage(part, 0, [batch], lambda result: None, delivery=DeliveryNumber("job", 1))
+    staged = [item for submission in failing.submitted for item in submission.items]
+    assert [each.read_late for each in staged] == [False, False, True, True, False, False, False, True]
+
+
+def test_what_was_staged_for_a_delivery_can_be_aborted_together(log):
+    """Whoever staged it; not what is for a later one, for another job or stream, or for none."""
+    places = [(1, "job", 3), (1, "job", 2), (1, "job", 4), (1, "other", 3), (2, "job", 3), (1, "", 0)]
+    for transaction, (stream, job, number) in enumerate(places, 5):
+        stage(log, transaction, 0, make_batch(stream=stream), delivery=DeliveryNumber(job, number))
+    log.abort_delivery(1, DeliveryNumber("job", 3))
+    assert [each.id for each in log.transactions.listing()] == [7, 8, 9, 10]
+    with pytest.raises(TransactionAborted, match="its delivery was aborted"):
+        stage(log, 5, 1, make_batch(), delivery=DeliveryNumber("job", 3))
+    stage(log, 11, 0, make_batch(), delivery=DeliveryNumber("job", 3))
+    assert len(log.transactions.listing()) == 5, "the same delivery may be made again"
+
+
+def test_what_writes_to_other_streams_too_is_not_aborted_with_a_delivery(log):
+    stage(log, 5, 0, make_batch(), make_batch(stream=2), delivery=DeliveryNumber("job", 1))
+    log.abort_delivery(1, DeliveryNumber("job", 1))
+    assert [each.id for each in log.transactions.listing()] == [5]
+
+
+def test_what_is_being_staged_is_aborted_with_its_delivery(registry, failing):
+    answers: list[Any] = []
+    registry.stage(5, 0, [make_batch()], answers.append, delivery=DeliveryNumber("job", 1))
+    registry.abort_delivery(1, DeliveryNumber("job", 1))
+    failing.answer([Staged(3, 64, 200)])
+    assert [type(answer) for answer in answers] == [TransactionAborted]
+    counters = registry.counters()
+    assert (counters["transactions_open"], counters["transactions_staged_bytes"]) == (0, 0)
+
+
+def test_parts_whose_commit_failed_are_aborted_with_their_delivery(registry, failing):
+    answers: list[Any] = []
+    for part in (5, 6):
+        registry.stage(part, 0, [make_batch()], answers.append, delivery=DeliveryNumber("job", 1))
+        failing.answer([Staged(3, 64 * part, 200)])
+    failing.error = Busy("no room")
+    with pytest.raises(Busy):
+        registry.commit_parts(7, [(5, 1), (6, 1)], answers.append)
+    assert [each.id for each in registry.listing()] == [7]
+    registry.abort_delivery(1, DeliveryNumber("job", 1))
+    assert registry.listing() == []
+
+
+def test_who_commits_parts_that_were_aborted_hears_that(log):
+    stage(log, 5, 0, make_batch(), delivery=DeliveryNumber("job", 1))
+    log.abort_delivery(1, DeliveryNumber("job", 1))
+    waiter = Waiter()
+    log.commit_parts(7, [(5, 1)], waiter.set)
+    (outcome,) = waiter.wait(log.batcher)
+    assert isinstance(outcome, Rejected)
+    assert str(outcome.error).startswith("transaction 5 was aborted: its delivery was aborted")
+
+
+def test_so_many_deliveries_that_are_over_are_remembered(registry, failing, monkeypatch):
+    monkeypatch.setattr(module, "_ENDED_MAX", 2)
+    for job in ("a", "b", "c"):
+        registry.abort_delivery(1, DeliveryNumber(job, 1), for_good=True)
+    registry.stage(5, 0, [make_batch()], lambda result: None, delivery=DeliveryNumber("a", 1))
+    for job in ("b", "c"):
+        with pytest.raises(TransactionAborted):
+            registry.stage(6, 0, [make_batch()], lambda result: None, delivery=DeliveryNumber(job, 1))
+
+
+def test_for_a_delivery_that_is_over_for_good_nothing_can_be_staged(log):
+    log.abort_delivery(1, DeliveryNumber("run", 2), for_good=True)
+    for number in (0, 2):
+        with pytest.raises(TransactionAborted, match=f"delivery {number} of 'run' was aborted"):
+            stage(log, 5, 0, make_batch(), delivery=DeliveryNumber("run", number))
+    assert log.transactions.listing() == []
+    stage(log, 5, 0, make_batch(), delivery=DeliveryNumber("run", 3))
+    stage(log, 6, 0, make_batch(), delivery=DeliveryNumber("another", 0))
+    assert [each.id for each in log.transactions.listing()] == [5, 6]
+
+
+def test_a_delivery_that_is_being_committed_is_not_aborted(registry, failing):
+    answers: list[Any] = []
+    registry.stage(5, 0, [make_batch()], answers.append, delivery=DeliveryNumber("job", 1))
+    failing.answer([Staged(3, 64, 200)])
+    registry.commit(5, 1, (), answers.append)
+    registry.abort_delivery(1, DeliveryNumber("job", 1))
+    failing.answer([TransactionCommitted(((1, 0, 0, 1),))])
+    assert answers[1:] == [[TransactionCommitted(((1, 0, 0, 1),))]]
 
 
 def test_a_commit_that_was_not_taken_can_be_repeated(registry, failing):

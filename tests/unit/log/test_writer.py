@@ -1,5 +1,6 @@
 """The open block: when it is full, and what the writer adds to flushes by itself."""
 
+import os
 from itertools import pairwise
 
 import msgspec
@@ -7,7 +8,8 @@ import msgspec
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.limits import BLOCK_BYTES_MAX, FLUSH_BATCHES_MAX, PRODUCER_IDLE_US_MAX
 from mainstem.log import writer
-from mainstem.log.flush import PRODUCER_ID_MAX, ForgetProducers, StagedBatch, decode_command
+from mainstem.log.disk import LocalFile
+from mainstem.log.flush import PRODUCER_ID_MAX, ForgetProducers, Item, StagedBatch, decode_command
 from mainstem.log.frame import FrameKind, parse_header, payload_of
 from mainstem.log.ledger.base import Entry
 from mainstem.log.scan import BlockScanner
@@ -68,6 +70,33 @@ def test_a_block_with_nothing_but_staged_batches_is_full_at_its_size(tmp_path):
     assert file.block == 1
     file.roll(2, 1)
     assert (file.block, file.is_full(8_192, {})) == (2, False)
+    file.close()
+    blocks.close()
+
+
+def test_a_flush_that_is_read_late_does_not_stay_in_memory(tmp_path, monkeypatch):
+    """If that is most of it: others may be in it, who read at once."""
+    blocks = make_blocks(tmp_path)
+    file = FlushFile(blocks, WriterIdentity(LOG_UUID, 1, 1), SYSTEM_CLOCK, BLOCK_BYTES_MAX, 0)
+    file.roll(1, 0)
+    gone: list[tuple[int, int]] = []
+    let_go = LocalFile.let_go
+
+    def noted(self: LocalFile, position: int, length: int) -> None:
+        gone.append((position, length))
+        let_go(self, position, length)
+
+    monkeypatch.setattr(LocalFile, "let_go", noted)
+    batch = make_batch([os.urandom(100_000)])
+    late = StagedBatch(batch.header, batch.payload, read_late=True)
+    soon = StagedBatch(batch.header, batch.payload)
+    ends = [blocks.size(1)]
+    flushes: list[list[Item]] = [[soon], [late], [late, soon, batch], [late, late, soon], [batch]]
+    for number, items in enumerate(flushes, 1):
+        file.write(number, number - 1, items, 0, 0)
+        ends.append(blocks.size(1))
+    assert gone == [(ends[1], ends[2] - ends[1]), (ends[3], ends[4] - ends[3])]
+    assert [read.flush.number for read in BlockScanner(blocks, 1).flushes()] == [1, 2, 3, 4, 5]
     file.close()
     blocks.close()
 

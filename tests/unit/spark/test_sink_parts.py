@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError
+from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError, TransactionAborted
 from mainstem.spark.destination import Destination
 from mainstem.spark.origin import Access
 from mainstem.spark.sink import query_of, saying_what_limits_it
 from mainstem.spark.staged_rows import deliver, stage
 from mainstem.spark.write_options import write_options
+from mainstem.testing.server import ServerProcess
 
 DRIVERS = 4
 QUERY = "6f1c6f0e-3f5f-4b0e-9f57-0d6a3d1f8b11"
@@ -85,3 +86,32 @@ def test_a_batch_whose_files_went_is_refused_whole(tmp_path):
         deliver(destination, staged, QUERY, 0)
     with mainstem.open(tmp_path) as hub:
         assert hub.streams.get("orders").records == 0
+
+
+def test_on_a_server_an_aborted_delivery_takes_along_what_nobody_can_name(tmp_path):
+    """A part that a killed task has left; its driver knows the delivery, and neither the part nor the task."""
+    with ServerProcess(tmp_path / "data") as server, mainstem.connect(server.url) as hub:
+        hub.streams.create("orders", schema={"id": "int64"})
+        destination = Destination(Access.to(server.url), "orders")
+        stream, rows = destination.look_up(), pa.table({"id": range(1_000)}).to_batches()
+
+        def open_parts() -> int:
+            return hub.statistics()["transactions_open"]
+
+        lost = stage(destination, stream, QUERY, 3, rows)
+        stage(destination, stream, "another", 3, rows)
+        assert open_parts() == 2
+        destination.discard_up_to(QUERY, 2)
+        assert open_parts() == 2
+        destination.discard_up_to(QUERY, 3)
+        assert open_parts() == 1
+        with pytest.raises(TransactionAborted, match="its delivery was aborted"):
+            deliver(destination, [lost], QUERY, 3)
+        # A query runs its batch again; a frame that was aborted is over.
+        again = stage(destination, stream, QUERY, 3, rows)
+        deliver(destination, [again], QUERY, 3)
+        destination.discard_up_to("another", 3, for_good=True)
+        with pytest.raises(TransactionAborted, match="is late, and was not kept"):
+            stage(destination, stream, "another", 3, rows)
+        assert open_parts() == 0
+        assert hub.streams.get("orders").records == 1_000

@@ -21,6 +21,10 @@ class BlockWriter(Protocol):
         """Add bytes at `position`; durable when this returns. After an OSError nothing is written here again."""
         ...
 
+    def let_go(self, position: int) -> None:
+        """What was appended from there on is not read soon: memory is better used for other things."""
+        ...
+
     def abandon(self) -> None:
         """Close it after an append for which there was no room: the block ends at `position`, without a footer."""
         ...

@@ -41,6 +41,9 @@ class LocalBlockWriter:
         self._file.write_durably(buffers, self.position)
         self.position += sum(len(buffer) for buffer in buffers)
 
+    def let_go(self, position: int) -> None:
+        self._file.let_go(position, self.position - position)
+
     def abandon(self) -> None:
         # The header of the next block says from which flush on this one does not count; cutting off what was written
         # of the last one gives its room back, and leaves nothing that a start before the next block could mistake.
