@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,30 @@ def test_a_job_is_run_and_its_loads_are_listed(tmp_path):
     assert "1  done" in job("loads", str(tmp_path / "t")).stdout
     wrong = job(*given, "--partition", "week", code=2).stderr
     assert wrong.startswith("mainstem: partition must be one of none, shard, day, hour, not 'week'")
+
+
+@pytest.mark.slow("starts Spark in a process of its own, twice")
+def test_a_job_that_is_interrupted_says_so_and_goes_on(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("clicks", shards=2, schema={"id": "int64"}, key="id")
+        producer.send_many("clicks", [{"id": number} for number in range(20_000)])
+    table = tmp_path / "t"
+    given = ("run", "warehouse", "clicks", str(table), "--data", str(tmp_path / "log"))
+    command = [sys.executable, "-m", "mainstem", "job", *given, "--load-rows", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 100
+        while len(list((table / "_delta_log").glob("*.json"))) < 3:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "mainstem: warehouse was interrupted; run the same command again" in said
+    assert "KeyboardInterrupt" not in said
+    assert "reentrant" not in said
+    job(*given)
+    assert sorted(table_of(table)["id"].to_pylist()) == list(range(20_000))
 
 
 def test_what_is_no_table_has_no_loads(tmp_path):

@@ -85,20 +85,55 @@ def test_no_more_columns_are_read_than_are_needed(spark, log):
     made = []
     plain = sql.Views._make
 
-    def noting(self, stream, columns=None):
-        made.append((stream, columns))
-        plain(self, stream, columns)
+    def noting(self, stream, columns=None, *, push_filters=False):
+        made.append((stream, columns, push_filters))
+        plain(self, stream, columns, push_filters=push_filters)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sql.Views, "_make", noting)
         ask(spark, log, "SELECT sum(id) FROM orders WHERE country = 'DE'")
-        assert made == [("orders", None), ("orders", ["id", "country"])]
+        assert made == [("orders", None, False), ("orders", ["id", "country"], True)]
         made.clear()
         assert rows(spark, log, "SELECT count(*) FROM orders") == [(12,)]
-        assert made == [("orders", None), ("orders", ["id"])]
+        assert made == [("orders", None, False), ("orders", ["id"], False)]
         made.clear()
         ask(spark, log, "SELECT * FROM orders")
-        assert made == [("orders", None)]
+        assert made == [("orders", None, False)]
+
+
+def test_filters_are_pushed_only_to_a_stream_that_is_read_once(spark, log):
+    """Spark keeps filters with the frame, and the other reading of it would lack rows."""
+    twice = "SELECT (SELECT count(*) FROM orders WHERE id < 3), (SELECT count(*) FROM orders)"
+    assert rows(spark, log, twice) == [(3, 12)]
+    beside = """
+        WITH some AS (SELECT * FROM orders WHERE country = 'DE')
+        SELECT (SELECT count(*) FROM some WHERE id < 0), (SELECT count(*) FROM some), count(*) FROM orders
+    """
+    ((none, some, every),) = rows(spark, log, beside)
+    assert (none, every) == (0, 12)
+    assert rows(spark, log, "SELECT count(*) FROM orders WHERE country = 'DE'") == [(some,)]
+    joined = "SELECT count(*) FROM orders a LEFT JOIN (SELECT id FROM orders WHERE id = 1) b ON a.id = b.id"
+    assert rows(spark, log, joined) == [(12,)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE x AS SELECT * FROM orders",
+        "CREATE TEMPORARY VIEW x AS SELECT 1",
+        "INSERT INTO orders SELECT * FROM orders",
+        "INSERT OVERWRITE DIRECTORY '/tmp/x' USING parquet SELECT 1",
+        "FROM orders INSERT INTO x SELECT id INSERT INTO y SELECT id",
+        "WITH a AS (SELECT 1) INSERT INTO orders SELECT * FROM a",
+        "DROP TABLE orders",
+        "SET spark.sql.shuffle.partitions = 3",
+        "CACHE TABLE orders",
+    ],
+)
+def test_what_is_no_query_is_refused(spark, log, statement):
+    with pytest.raises(InvalidRequest, match="is no query") as raised:
+        rows(spark, log, statement)
+    assert "\n" not in str(raised.value)
 
 
 def test_joins_subqueries_and_names_of_the_statement(spark, log):

@@ -18,7 +18,14 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch, TableUnusable, UndecodedRecords
+from mainstem.core.errors import (
+    DataLoss,
+    InvalidRequest,
+    InvalidSetting,
+    SchemaMismatch,
+    TableUnusable,
+    UndecodedRecords,
+)
 from mainstem.spark.jobs.audit import audit
 from mainstem.spark.jobs.lake import SMALL_FILES_MAX
 from mainstem.spark.jobs.loading import Loading
@@ -263,6 +270,8 @@ def test_a_query_makes_the_rows(log, tmp_path, spark):
     assert found.column_names == ["id", "twice", "hour", "_offset"]
     with pytest.raises(InvalidSetting, match=r"sql: .*contry.*; the rows are the table `orders`"):
         warehouse(tmp_path / "log", "orders", tmp_path / "bad", sql="SELECT contry FROM orders", spark=spark)
+    with pytest.raises(InvalidRequest, match="is no query"):
+        warehouse(tmp_path / "log", "orders", tmp_path / "bad", sql="DROP TABLE orders", spark=spark)
     sums = tmp_path / "sums"
     warehouse(
         tmp_path / "log",

@@ -41,6 +41,7 @@ DOORS = {
     "apsw": ("mainstem.log.ledger",),
     "deltalake": ("mainstem.spark.jobs", "mainstem.demo"),
     "fastavro": ("mainstem.registry",),
+    "py4j": ("mainstem.spark",),
     "pyspark": ("mainstem.spark", "mainstem.demo.pipeline"),
     "rich": ("mainstem.cli",),
     "sqlglot": ("mainstem.core.predicate",),

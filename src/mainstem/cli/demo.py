@@ -372,10 +372,11 @@ def _revenue_part(revenue: "RevenueState") -> Any:
     starts = sorted({*revenue.table, *revenue.stream})
     if not starts:
         return Text(_NO_REVENUE, style="dim")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_footer=True)
     table.add_column(f"{WINDOW_SECONDS} s from", f"all {len(starts)}", justify="right")
     for place, windows in (("table", revenue.table), ("stream", revenue.stream)):
-        heads = (f"in the {place}", "revenue", "in sessions")
+        # Two lines, so that all of it fits into 80 columns.
+        heads = (f"{place}:\norders", "revenue", "in\nsessions")
         for head, footer in zip(heads, _cells(total_of(windows)), strict=True):
             table.add_column(head, footer, justify="right")
     for start in starts[-_SHOWN:]:
@@ -390,7 +391,7 @@ def _cells(takings: "Takings | None") -> tuple[str, str, str]:
     if takings is None:
         return "-", "-", "-"
     share = takings.session_cents / max(1, takings.cents)
-    return counted(takings.orders, "order"), money(takings.cents), f"{share:.0%}"
+    return f"{takings.orders:,}", money(takings.cents), f"{share:.0%}"
 
 
 def _offset_text(offset: int | None) -> str:

@@ -104,6 +104,11 @@ def loads(
         print(f"no job has written {folder}", file=sys.stderr)
 
 
+def _files_of(result: "JobResult") -> str:
+    """What is merged into a table becomes files of the table's own making, which are not counted."""
+    return f" in {counted(result.files, 'file')}, {size_text(result.bytes)}" if result.files else ""
+
+
 def show_loaded(result: "JobResult", json: bool) -> None:
     """What a job did that loads."""
     if json:
@@ -115,7 +120,7 @@ def show_loaded(result: "JobResult", json: bool) -> None:
     print(
         f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
         f"{result.seconds:.1f} s{rate}\n"
-        f"wrote {counted(result.rows_written, 'row')} in {counted(result.files, 'file')}, {size_text(result.bytes)}, "
+        f"wrote {counted(result.rows_written, 'row')}{_files_of(result)}, "
         f"to {result.table}{version}"
     )
     if result.rows_deleted:

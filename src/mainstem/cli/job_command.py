@@ -1,6 +1,8 @@
 """What the commands `mainstem job run NAME` share: the options of every job, Spark started for it, its result shown."""
 
 import inspect
+import logging
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -65,4 +67,13 @@ def _run(
             from mainstem.spark import session
 
             given["spark"] = session(f"mainstem job {name}", master)
-        return function(given, **chosen)
+        try:
+            return function(given, **chosen)
+        except KeyboardInterrupt:
+            print(
+                f"mainstem: {name} was interrupted; run the same command again, and it goes on where it stopped",
+                file=sys.stderr,
+            )
+            # What threads have to say that find Spark gone helps nobody.
+            logging.disable()
+            raise

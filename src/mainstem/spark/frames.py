@@ -13,6 +13,7 @@ from mainstem.core.schema import Schema
 from mainstem.produce.admission import check_shard
 from mainstem.produce.row_batches import as_row_batches
 from mainstem.registry.rows import converter_of
+from mainstem.spark import types
 from mainstem.transport.port import StreamInfo
 
 # The columns of a stream without a schema, beside the shard.
@@ -41,7 +42,9 @@ def check_frame(stream: StreamInfo, schema: pa.Schema) -> None:
         check_shard(stream, 0)
     if stream.schema_bytes:
         try:
-            as_row_batches(stream, converter_of(Schema.parse(stream.schema_bytes)), schema.empty_table())
+            as_row_batches(
+                stream, converter_of(Schema.parse(stream.schema_bytes)), fitted(stream, schema.empty_table())
+            )
         except SchemaMismatch as error:
             raise SchemaMismatch(f"stream {stream.name!r}: {error}", path=error.path) from None
         return
@@ -64,10 +67,21 @@ def gathered(stream: StreamInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[
         held.append(batch)
         size += batch.nbytes
         if size >= bytes_max:
-            yield pa.Table.from_batches(held)
+            yield fitted(stream, pa.Table.from_batches(held))
             held, size = [], 0
     if any(batch.num_rows for batch in held):
-        yield pa.Table.from_batches(held)
+        yield fitted(stream, pa.Table.from_batches(held))
+
+
+def fitted(stream: StreamInfo, table: pa.Table) -> pa.Table:
+    """The table, with whole decimals as what they were read from, where that is a number without a sign of 64 bits:
+    Spark has no other type for it. SchemaMismatch names the column that has a value which is none."""
+    if not stream.schema_bytes:
+        return table
+    for field in types.unsigned_of(Schema.parse(stream.schema_bytes).arrow, table.schema):
+        place = table.schema.get_field_index(field.name)
+        table = table.set_column(place, pa.field(field.name, field.type), types.cast(table.column(place), field))
+    return table
 
 
 def by_shard(stream: StreamInfo, table: pa.Table) -> Iterator[tuple[int | None, pa.Table]]:

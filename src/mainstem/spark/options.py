@@ -27,12 +27,12 @@ _LATEST: Final = -1
 ACCESS_OPTIONS: Final = ("hub", "stream", "path", "token", "tokenFile", "ca", "certificate", "certificateKey")
 READ_OPTIONS: Final = (
     *ACCESS_OPTIONS,
-    *("columns", "where", "includeMetadata", "onBad", "failOnDataLoss", "partitions"),
+    *("columns", "where", "pushFilters", "includeMetadata", "onBad", "failOnDataLoss", "partitions"),
     *("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "group", "holdRetention"),
 )
 _STREAMING_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "group", "holdRetention")
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushFilters")
 # What people write who come from elsewhere.
 _MEANT: Final = {
     "kafka.bootstrap.servers": "hub",
@@ -61,6 +61,7 @@ class ReadOptions:
     stream: str
     columns: tuple[str, ...] | None
     where: str
+    push_filters: bool
     metadata: bool
     on_bad: Literal["raise", "skip"]
     fail_on_data_loss: bool
@@ -94,6 +95,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         stream=options.stream(),
         columns=_names(options.get("columns")),
         where=(options.get("where") or "").strip(),
+        push_filters=options.boolean("pushFilters", False),
         metadata=options.boolean("includeMetadata", False),
         on_bad=cast('Literal["raise", "skip"]', options.choice("onBad", ("raise", "skip"))),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),

@@ -1,5 +1,6 @@
 """What batch and streaming reads share: the columns that come, the plan of partitions, and the task that reads one."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -107,8 +108,27 @@ def batches_of(partition: Partition, shape: Shape, options: ReadOptions) -> Iter
     on_loss = None if options.fail_on_data_loss else note_loss
     for piece in partition.slices:
         found = read(piece, shape.columns, partition.where, on_bad=options.on_bad, on_loss=on_loss)
-        for batch in found:
-            yield types.conform(batch, shape.arrow)
+        with losses_for_spark():
+            for batch in found:
+                yield types.conform(batch, shape.arrow)
+
+
+@contextlib.contextmanager
+def losses_for_spark() -> Iterator[None]:
+    """Of what is raised here."""
+    try:
+        yield
+    except DataLoss as loss:
+        raise for_spark(loss) from None
+
+
+def for_spark(loss: DataLoss) -> DataLoss:
+    """It says what a query can do about it, which has no consumer that could be called again."""
+    text = str(loss).replace(
+        "reading goes on after them if you call the consumer again",
+        'with the option failOnDataLoss="false" the query goes on after them',
+    )
+    return DataLoss(text, **loss.facts())
 
 
 def note_loss(loss: DataLoss) -> None:

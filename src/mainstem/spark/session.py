@@ -1,8 +1,11 @@
 """A Spark session that runs as it is: its Java found, its settings fit for the machine, streams readable by name."""
 
+import contextlib
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +15,7 @@ from mainstem.core.limits import MIB
 from mainstem.spark.java import find_java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _NAME: Final = "mainstem"
@@ -26,9 +30,14 @@ CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 # Settings of a session that may be changed while it runs.
 _OF_SESSION: Final = {
-    # Off by default in Spark: without it nothing that a query asks for reaches a source.
+    # Off by default in Spark: without it a source that can take filters is not asked.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Without it a query over a column of times of day fails, unless it does nothing but fetch it.
+    "spark.sql.timeType.enabled": "true",
+    # Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * MIB),
 }
 _OF_START: Final = {
     # What goes between the JVM and Python is most of the work: a tenth less of it.
@@ -66,8 +75,27 @@ def session(
         os.environ[CORES_VARIABLE] = str(cores)
     for key, value in machine.items():
         builder = builder.config(key, value)
+    before = signal.getsignal(signal.SIGINT)
     made: SparkSession = builder.getOrCreate()
+    if signal.getsignal(signal.SIGINT) is not before:
+        _interrupt_well(made.sparkContext)
     return made
+
+
+def _interrupt_well(context: "SparkContext") -> None:
+    """On Ctrl-C, cancel what runs and raise KeyboardInterrupt. Spark's own handler does so too, but talks to the JVM on
+    the connection on which the main thread waits for an answer, and what comes of that is anything."""
+
+    def cancel() -> None:
+        # Whoever ends will not wait for it, and it may be gone.
+        with contextlib.suppress(Exception):
+            context.cancelAllJobs()
+
+    def interrupted(number: int, frame: object) -> None:
+        threading.Thread(target=cancel, name="mainstem-cancel", daemon=True).start()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
 
 
 def settings(

@@ -35,6 +35,7 @@ from mainstem.spark.reading import (
     batches_of,
     columns_of,
     cores,
+    losses_for_spark,
     note_loss,
     parts_for,
     planned,
@@ -61,7 +62,8 @@ class MainstemSource(DataSource):
     def reader(self, schema: st.StructType) -> DataSourceReader:
         options = read_options(dict(self.options), streaming=False)
         # A reader that takes filters fails where Spark was not told to push them down, as it is by default.
-        return (PushdownReader if _PUSHDOWN in sys.modules else BatchReader)(options, schema)
+        takes_filters = options.push_filters and _PUSHDOWN in sys.modules
+        return (PushdownReader if takes_filters else BatchReader)(options, schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:
         from mainstem.spark.stream import StreamReader
@@ -102,7 +104,8 @@ class BatchReader(DataSourceReader):
         end = end_of(port, info, options.ending or "latest")
         parts = options.partitions or parts_for(info.bytes, cores())
         on_loss = None if options.fail_on_data_loss else note_loss
-        slices = slices_of(port, options.access, info, first, end, where=self._where, parts=parts, on_loss=on_loss)
+        with losses_for_spark():
+            slices = slices_of(port, options.access, info, first, end, where=self._where, parts=parts, on_loss=on_loss)
         return planned(slices, options, self._where)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -111,7 +114,12 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownReader(BatchReader):
-    """The same, with the filters of the query."""
+    """The same, with the filters of the query.
+
+    Only for a frame that is read by one query, once, and only where that is said (`pushFilters`): Spark 4.3 keeps the
+    reader that was given filters with the frame, and reads by it whatever else is made of that frame. Without a word,
+    all else would lack the rows that those filters leave out.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         columns = with_metadata(all_columns(look_up(self._options)))

@@ -2,7 +2,8 @@
 
 Spark itself says which names a statement has that it does not know: each that is a stream becomes a view, until none is
 left. The plan that Spark then makes says which columns are needed of each stream, and the views are made again with no
-others: a source in Python is not told, and would read them all. A stream that is in cold files and nowhere else is read
+others: a source in Python is not told, and would read them all. It also says which streams are read once, which alone
+may be told the filters (see source.PushdownReader). A stream that is in cold files and nowhere else is read
 by Spark's own reader of Parquet, which knows by itself what is needed.
 """
 
@@ -11,6 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.core.errors import InvalidRequest, UnknownStream
@@ -26,17 +28,41 @@ if TYPE_CHECKING:
 # More streams than anybody joins; a statement that names more is refused before the driver is full of plans.
 STREAMS_MAX: Final = 100
 _METADATA: Final = re.compile(r"\b_(shard|offset|timestamp|key|headers)\b", re.IGNORECASE)
+_LOGICAL: Final = "org.apache.spark.sql.catalyst.plans.logical"
 _PART: Final = re.compile(r"`((?:[^`]|``)*)`")
 
 
 def query(spark: "SparkSession", hub: "Hub", options: Mapping[str, str], statement: str) -> "DataFrame":
     """What a statement selects, when it is asked for. `options` are those of the source: which hub, which token."""
+    check_is_query(spark, statement)
     views = Views(spark, [stream.name for stream in hub.streams.list()], options, statement)
     try:
         return narrowed(views, views.plan())
     finally:
         # What was planned has its streams; the next statement is to find them with all their columns.
         views.drop()
+
+
+def check_is_query(spark: "SparkSession", statement: str) -> None:
+    """InvalidRequest for what would do something: Spark does it as soon as it is asked for a plan. What cannot be
+    parsed is for whoever plans to say, and a session of Spark Connect has no parser here."""
+    from pyspark.errors import ParseException
+
+    session = getattr(spark, "_jsparkSession", None)
+    if session is None:
+        return
+    try:
+        plan = session.sessionState().sqlParser().parsePlan(statement)
+    except ParseException:
+        return
+    classes = session.getClass().getClassLoader()
+    acts = [classes.loadClass(f"{_LOGICAL}.{name}") for name in ("Command", "ParsedStatement", "InsertIntoDir")]
+    act = next((node for node in _nodes(plan) if any(kind.isInstance(node) for kind in acts)), None)
+    if act is not None:
+        raise InvalidRequest(
+            f"{act.nodeName()} is no query, and only queries are taken here (SELECT, WITH, VALUES, ...). Streams are "
+            "changed by mainstem stream and mainstem write, and written by Spark with df.write.format('mainstem')"
+        )
 
 
 class Views:
@@ -60,7 +86,7 @@ class Views:
 
         while True:
             try:
-                with _without_log_lines():
+                with without_log_lines():
                     return self._spark.sql(self._statement)
             except ParseException as error:
                 raise InvalidRequest(_in_one_line(error)) from None
@@ -71,9 +97,9 @@ class Views:
         for stream in self.made:
             self._spark.sql(f"DROP VIEW IF EXISTS `{stream}`")
 
-    def narrow(self, stream: str, columns: Sequence[str]) -> None:
-        """Make a view again, with these columns only."""
-        self._make(stream, columns)
+    def narrow(self, stream: str, columns: Sequence[str], *, push_filters: bool) -> None:
+        """Make a view again, with these columns only; with the filters of the statement if it is read once."""
+        self._make(stream, columns, push_filters=push_filters)
 
     def _stream_of(self, error: "AnalysisException") -> str:
         """The stream that Spark did not know; raises what is wrong if it is none."""
@@ -98,49 +124,62 @@ class Views:
         alike = [stream for stream in self._streams if stream.lower() == name.lower()]
         return alike[0] if len(alike) == 1 else None
 
-    def _make(self, stream: str, columns: Sequence[str] | None = None) -> None:
+    def _make(self, stream: str, columns: Sequence[str] | None = None, *, push_filters: bool = False) -> None:
         frame = whole_cold(self._spark, self._access, stream, has_metadata=self._has_metadata)
         if frame is None:
-            frame = self._by_source(stream, columns)
+            frame = self._by_source(stream, columns, push_filters=push_filters)
         self.made[stream] = frame
         frame.createOrReplaceTempView(f"`{stream}`")
 
-    def _by_source(self, stream: str, columns: Sequence[str] | None) -> "DataFrame":
+    def _by_source(self, stream: str, columns: Sequence[str] | None, *, push_filters: bool) -> "DataFrame":
         reader = self._spark.read.format("mainstem").options(**self._options).option("stream", stream)
+        reader = reader.option("pushFilters", str(push_filters).lower())
         if columns is not None:
             reader = reader.option("columns", json.dumps(list(columns)))
         return reader.load()
 
 
 def narrowed(views: Views, frame: "DataFrame") -> "DataFrame":
-    """The same, reading no more columns than are needed. Where the plan cannot be looked at, as it is: a session of
-    Spark Connect has none here."""
+    """The same, reading no more columns, and rows, than are needed. Where the plan cannot be looked at, as it is: a
+    session of Spark Connect has none here."""
     plan = getattr(frame, "_jdf", None)
     if plan is None or not views.made:
         return frame
-    needed = needed_columns(plan.queryExecution().optimizedPlan())
+    optimized = plan.queryExecution().optimizedPlan()
+    scans = scans_of(optimized)
+    has_filters = any(node.getClass().getSimpleName() == "Filter" for node in _nodes(optimized))
     is_narrower = False
-    for stream, columns in needed.items():
+    for stream, scan in scans.items():
         made = views.made[stream]
-        wanted = [name for name in made.columns if name in columns] or [_smallest(made)]
-        if len(wanted) < len(made.columns):
-            views.narrow(stream, wanted)
+        wanted = [name for name in made.columns if name in scan.columns] or [_smallest(made)]
+        push_filters = has_filters and scan.count == 1
+        if len(wanted) < len(made.columns) or push_filters:
+            views.narrow(stream, wanted, push_filters=push_filters)
             is_narrower = True
     return views.plan() if is_narrower else frame
 
 
-def needed_columns(plan: Any) -> dict[str, set[str]]:
-    """Of each stream in an optimised plan, the columns that something in it refers to."""
+@dataclass(slots=True)
+class Scan:
+    """How a statement reads a stream: how often, and the columns that something in it refers to."""
+
+    count: int
+    columns: set[str]
+
+
+def scans_of(plan: Any) -> dict[str, Scan]:
+    """The streams in an optimised plan."""
     nodes = list(_nodes(plan))
     used = {attribute.exprId().id() for attribute in _items(plan.output())}
     for node in nodes:
         used |= {attribute.exprId().id() for attribute in _items(node.references().toSeq())}
-    found: dict[str, set[str]] = {}
+    found: dict[str, Scan] = {}
     for node in nodes:
         stream = _stream_read_by(node)
         if stream is not None:
-            columns = {attribute.name() for attribute in _items(node.output()) if attribute.exprId().id() in used}
-            found.setdefault(stream, set()).update(columns)
+            scan = found.setdefault(stream, Scan(0, set()))
+            scan.count += 1
+            scan.columns |= {attribute.name() for attribute in _items(node.output()) if attribute.exprId().id() in used}
     return found
 
 
@@ -191,7 +230,7 @@ def _smallest(frame: "DataFrame") -> str:
 
 
 @contextlib.contextmanager
-def _without_log_lines() -> Iterator[None]:
+def without_log_lines() -> Iterator[None]:
     """PySpark writes an error with all its circumstances to standard error before it raises it; here it is no error, or
     told in a line."""
     from pyspark.logger import PySparkLogger

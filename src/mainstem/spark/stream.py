@@ -24,7 +24,18 @@ from mainstem.spark.group import QueryGroup
 from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
 from mainstem.spark.progress import INITIAL, QueryOffset, Range, gone_since, shared_out, was_reset, within_bytes
-from mainstem.spark.reading import Partition, Shape, all_columns, batches_of, cores, note_loss, parts_for, planned
+from mainstem.spark.reading import (
+    Partition,
+    Shape,
+    all_columns,
+    batches_of,
+    cores,
+    for_spark,
+    losses_for_spark,
+    note_loss,
+    parts_for,
+    planned,
+)
 from mainstem.spark.slices import extents, runs_of, slices_of
 from mainstem.transport.port import GetStreamCall, RunsCall, StreamInfo
 
@@ -137,7 +148,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begins[shard] < start:
                 loss = DataLoss(stream=info.name, shard=shard, first=begins[shard], last=start - 1)
                 if self._options.fail_on_data_loss:
-                    raise loss
+                    raise for_spark(loss)
                 note_loss(loss)
                 lost.append((shard, begins[shard], start - 1))
                 begins[shard] = start
@@ -169,7 +180,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # What was trimmed this moment is told when the batch is planned.
                 on_loss = None if self._options.fail_on_data_loss else _pass_over
                 runs = (run for run, _ in runs_of(port, call, on_loss))
-                found[shard] = within_bytes(begins[shard], runs, share)
+                with losses_for_spark():
+                    found[shard] = within_bytes(begins[shard], runs, share)
         return tuple(found) if found != list(begins) else shared_out(begins, ends, 1)
 
     # Batches.
@@ -182,16 +194,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return planned((), options, options.where)
         first = after.begins if after.begins is not None or before is None else before.offsets
         self._at(after, info)
-        slices = slices_of(
-            port,
-            options.access,
-            info,
-            first,
-            after.offsets,
-            where=options.where,
-            parts=options.partitions or parts_for(info.bytes, cores()),
-            on_loss=None if options.fail_on_data_loss else self._note_loss,
-        )
+        with losses_for_spark():
+            slices = slices_of(
+                port,
+                options.access,
+                info,
+                first,
+                after.offsets,
+                where=options.where,
+                parts=options.partitions or parts_for(info.bytes, cores()),
+                on_loss=None if options.fail_on_data_loss else self._note_loss,
+            )
         if not options.fail_on_data_loss:
             self._planned = extents(slices)
         return planned(slices, options, options.where)

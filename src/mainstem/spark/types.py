@@ -96,6 +96,18 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
     return made
 
 
+def unsigned_of(stream: pa.Schema, given: pa.Schema) -> list[pa.Field]:
+    """The columns of a stream that a frame has as Spark reads them, though they are, or have in them, numbers without
+    a sign of 64 bits."""
+    return [
+        field
+        for field in stream
+        if field.name in given.names
+        and "uint64" in str(field.type)
+        and given.field(field.name).type.equals(to_arrow(to_spark(pa.schema([field]))).field(0).type)
+    ]
+
+
 def check_castable(given: pa.Schema, wanted: pa.Schema) -> None:
     """InvalidSchema if a wanted column is none of the given ones, or of a type that its values cannot be cast to."""
     import difflib
@@ -120,7 +132,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     kinds = tuple(batch.schema.types)
     if not _to_cast(kinds, schema):
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-    columns = [_cast(column, field) for column, field in zip(batch.columns, schema, strict=True)]
+    columns = [cast(column, field) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -129,7 +141,8 @@ def _to_cast(kinds: Sequence[pa.DataType], schema: pa.Schema) -> bool:
     return any(not kind.equals(field.type) for kind, field in zip(kinds, schema, strict=True))
 
 
-def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+def cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    """The column as one of the field's type. SchemaMismatch names the field that it is not."""
     if column.type.equals(field.type):
         return column
     try:
@@ -138,7 +151,6 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except pa.ArrowException as error:
         raise SchemaMismatch(
-            f"column {field.name!r} has a value of type {column.type} that is none of {field.type}, Spark's type for "
-            f"it: {error}",
+            f"column {field.name!r} has a value of type {column.type} that is none of {field.type}: {error}",
             path=field.name,
         ) from None

@@ -11,6 +11,7 @@ from mainstem.spark.jobs.history import Tally, Wanted, read_all
 from mainstem.spark.jobs.record_frame import RecordFrame, spark_schema
 from mainstem.spark.jobs.tasks import Answer, OnStep, Write
 from mainstem.spark.slices import Slice
+from mainstem.spark.sql import check_is_query, without_log_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,8 +48,11 @@ def _queried(rows: "DataFrame", sql: str, name: str) -> "DataFrame":
     """A query in a session of its own, in which the stream's name is a view of these rows."""
     from pyspark.errors import PySparkException
 
+    session = rows.sparkSession
+    check_is_query(session, sql)
     try:
         rows.createOrReplaceTempView(f"`{name}`")
-        return rows.sparkSession.sql(sql)
+        with without_log_lines():
+            return session.sql(sql)
     except PySparkException as error:
         raise InvalidSetting(f"sql: {one_line(str(error), 500)}; the rows are the table `{name}`") from error

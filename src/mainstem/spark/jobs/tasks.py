@@ -143,12 +143,16 @@ def failed(error: MainstemError) -> Answer:
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     """What Spark says of a failed job as an error of ours; its own words are the cause."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
+    except (PySparkException, Py4JJavaError) as error:
+        lines = [line.removeprefix(": ") for line in str(error).splitlines() if line.strip()]
+        if isinstance(error, Py4JJavaError):
+            # The first says which method of Java was called: what PySpark has no class for, such as a lost executor.
+            lines = lines[1:]
         ours = [line for line in lines if line.startswith("mainstem.core.errors.")]
         said = ours[-1].removeprefix("mainstem.core.errors.") if ours else lines[0] if lines else repr(error)
         raise TableUnusable(f"Spark could not do it: {one_line(said, 500)}") from error
