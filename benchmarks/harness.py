@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -147,6 +147,10 @@ class Stopwatch:
         own = usage.ru_utime + usage.ru_stime - self._own
         watched = sum(cpu_seconds(pid) - before for pid, before in self._watched.items())
         return {"wall_s": wall, "client_cpu_s": own, "server_cpu_s": watched, "cpu_s": own + watched}
+
+
+# What a child does when its function has returned: end processes of its own, so that their time is known as its.
+AT_END: list[Callable[[], None]] = []
 
 
 class Noise:

@@ -151,6 +151,7 @@ LABELS = {
     "first_record_ms": "first record",
     "times_sooner": "times as fast as reading all",
     "times_parquet": "times as fast as Spark with Parquet",
+    "times_parquet_synced": "times as fast as Spark with Parquet that is synced",
     "folder_rows_per_s": "rows/s, into a folder",
     "folder_times_parquet": "times as fast as Spark with Parquet, into a folder",
     "computed_rows_per_s": "rows/s, computed and dropped",

@@ -6,7 +6,6 @@ A case is one child process with one session on two cores. What is compared runs
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import tempfile
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.child import Talk
-from benchmarks.harness import REPOSITORY, check, cpu_seconds, run_child
+from benchmarks.harness import AT_END, REPOSITORY, check, cpu_seconds, run_child
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,8 +55,8 @@ def session(folder: str, **config: object) -> SparkSession:
     )
     ours = {"spark.ui.enabled": False, "spark.driver.memory": "3g", "spark.local.dir": f"{folder}/spark"}
     # So that what Spark used is known as this benchmark's, and not taken for that of others.
-    atexit.unregister(_reap)
-    atexit.register(_reap)
+    if _reap not in AT_END:
+        AT_END.append(_reap)
     return mainstem.spark.session("benchmark", "local[2,4]", {**ours, **config})
 
 
