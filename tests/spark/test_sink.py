@@ -3,6 +3,7 @@
 import datetime as dt
 import decimal
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 SCHEMA = {"id": "int64", "name": "string", "amount": "float64"}
 ROWS = 1_000
+# How long a task that Spark has told to stop may take to let go of what it wrote.
+_STOP_SECONDS = 10.0
 
 
 class Place:
@@ -50,8 +53,14 @@ class Place:
             return list(consumer)
 
     def left_behind(self) -> list[str]:
-        """What is staged and not committed."""
-        files = [str(path) for path in (self.folder / "staging").rglob("*") if path.is_file()]
+        """What is staged and not committed, once tasks that were told to stop have done so."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        while (found := self.staged()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def staged(self) -> list[str]:
+        files = [os.path.join(at, name) for at, _, names in os.walk(self.folder / "staging") for name in names]
         with self.opened() as hub:
             counters = hub.statistics()
         names = ("transactions_open", "transactions_staged_bytes")
@@ -371,7 +380,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_nothing(spark, 
         assert running.isActive
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    while not place.left_behind():
+    while not place.staged():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.stop()

@@ -128,6 +128,8 @@ def test_filters_are_pushed_only_to_a_stream_that_is_read_once(spark, log):
         "DROP TABLE orders",
         "SET spark.sql.shuffle.partitions = 3",
         "CACHE TABLE orders",
+        "EXECUTE IMMEDIATE 'DROP TABLE orders'",
+        "CALL spark_catalog.x.y()",
     ],
 )
 def test_what_is_no_query_is_refused(spark, log, statement):

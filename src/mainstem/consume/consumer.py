@@ -236,9 +236,8 @@ class Consumer(Reading):
             return None
 
     def call_when_ready(self, call: Callable[[], None]) -> None:
-        """Call when there may be something to take, from any thread; see Subscription. Not at the end, where it always
-        may be: what there is to take is that."""
-        if self._subscription is not None and not self._at_end():
+        """Call when there may be something to take, from any thread; see Subscription."""
+        if self._subscription is not None:
             self._subscription.call_when_ready(call)
 
     def _settle(self) -> RecordBatch | None:

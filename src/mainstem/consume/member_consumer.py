@@ -1,7 +1,7 @@
 """What the consumers of a group have in common, whether shards are read whole or spread."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import ClassVar, Final, Literal, Self
 
 from mainstem.consume.member import Member
@@ -82,6 +82,11 @@ class MemberConsumer(Several[Lane]):
             found += answer.groups[0].shards
             if not answer.more:
                 return found
+
+    def _awaited(self) -> Iterable[Lane]:
+        """What has ended, too, because much is to be done then: commits, barriers, leases. Unless all of that is done,
+        and it is looked now and then what the others do."""
+        return self._turns if self._looks_since is None else super()._awaited()
 
     def _pause_max(self) -> float | None:
         if self._options.follow:

@@ -78,6 +78,10 @@ class Several(Reading, Generic[Lane]):
         """After how long to look again though nobody has said that something came."""
         return None
 
+    def _awaited(self) -> Iterable[Lane]:
+        """What may have something to take. At its end a lane always has: that it has ended, which is known."""
+        return [lane for lane in self._turns if not lane.is_at_end]
+
     def wake(self) -> None:
         """Something may have changed. Any thread."""
         self._woken.set()
@@ -88,7 +92,7 @@ class Several(Reading, Generic[Lane]):
     def call_when_woken(self, call: Callable[[], None]) -> None:
         """Call when there may be something to take, from any thread; at once if something has changed since the last
         look. For who does not wait here."""
-        for lane in self._turns:
+        for lane in self._awaited():
             lane.call_when_ready(call)
         self._on_wake = call
         if self._woken.is_set():
@@ -134,7 +138,7 @@ class Several(Reading, Generic[Lane]):
         return None
 
     def _await_something(self, timeout: float | None) -> None:
-        for lane in self._turns:
+        for lane in self._awaited():
             # Not `wake`: who waits must not keep a consumer alive that nobody has any more.
             lane.call_when_ready(self._woken.set)
         pause = self._pause_max()

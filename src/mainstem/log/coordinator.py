@@ -201,8 +201,7 @@ class Coordinator:
         """A group whose first member has joined this moment is about to be in the ledger."""
         deadline = self._clock.monotonic() + _LEDGER_SECONDS
         while self._log.ledger.group_named(name) is None and self._clock.monotonic() < deadline:
-            group = self._thread.ask(partial(self._find, name))
-            if group is None or not group.is_changing:
+            if not self._thread.ask(partial(self._is_changing, name)):
                 return  # there is nothing for its members to read, and it begins when there is
             _NEVER.wait(HURRIED_TICK_SECONDS / 5)
 
@@ -219,9 +218,12 @@ class Coordinator:
         if self._thread.ask(partial(self._may_have_members, name, known)):
             raise _busy(name)
         deadline = self._clock.monotonic() + _LEDGER_SECONDS
-        while (group := self._thread.ask(partial(self._find, name))) and self._clock.monotonic() < deadline:
-            if group.members:  # somebody came while the owners before were being voided
+        # None as soon as the group is gone.
+        while (count := self._thread.ask(partial(self._count_members, name))) is not None:
+            if count:  # somebody came while the owners before were being voided
                 raise _busy(name)
+            if self._clock.monotonic() >= deadline:
+                return
             _NEVER.wait(HURRIED_TICK_SECONDS)
 
     def _may_have_members(self, name: str, known: KnownGroup) -> bool:
@@ -233,6 +235,14 @@ class Coordinator:
             return True  # they may be about to join anew
         self._begin(name, known)
         return False
+
+    def _is_changing(self, name: str) -> bool:
+        group = self._find(name)
+        return group is not None and group.is_changing
+
+    def _count_members(self, name: str) -> int | None:
+        group = self._find(name)
+        return None if group is None else len(group.members)
 
     def _find(self, name: str) -> WholeGroup | SpreadGroup | None:
         """The group, if it has members or its owners are being voided."""

@@ -44,7 +44,7 @@ _LINGER_SECONDS: Final = 10.0
 # How long whoever aborts waits for the log.
 _ABORT_SECONDS: Final = 5.0
 # Errors that say that nothing was committed.
-_REFUSALS: Final = (InvalidRequest, Refused, StaleGeneration)
+_REFUSALS: Final = (InvalidRequest, Refused)
 # What is held back for the commit at most.
 _HELD_BYTES_MAX: Final = 1 * MIB
 _HELD_BATCHES_MAX: Final = 1_024
@@ -327,7 +327,7 @@ class Transaction:
         so that what was read is worked on again only if it has not."""
         self._check_open()
         try:
-            answer = self._commit()
+            answer = self._committed()
         except BaseException as error:
             if isinstance(error, WriterForgotten):
                 self._forget_writer()
@@ -345,6 +345,13 @@ class Transaction:
         }
         if self._writing is not None:
             self._writings.give_back(self._writing)
+
+    def _committed(self) -> Answer:
+        try:
+            return self._commit()
+        except StaleGeneration as error:
+            # For whoever appends that is retriable; of a transaction nothing is left that could be sent again.
+            raise TransactionAborted(str(error)) from None
 
     def _commit(self) -> Answer:
         batches, whole = 0, False

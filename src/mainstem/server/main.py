@@ -18,7 +18,7 @@ import uvloop
 from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.errors import InvalidSetting, MainstemError
 from mainstem.core.events import Event
-from mainstem.core.heap import keep_freed_memory
+from mainstem.core.heap import give_back_freed_memory, keep_freed_memory
 from mainstem.core.hosts import is_loopback
 from mainstem.core.kinds import Address
 from mainstem.core.log_lines import configure_logging, log_failed_threads
@@ -34,6 +34,8 @@ logger = logging.getLogger("mainstem.server")
 EXIT_IO_ERROR: Final = 74
 # Commit threads and the loop share the interpreter; a shorter turn keeps an acknowledgement from waiting 5 ms for one.
 _SWITCH_INTERVAL: Final = 0.0005
+# How often memory that was freed and not used again goes back: so seldom that it costs nothing.
+_GIVE_BACK_SECONDS: Final = 60.0
 
 
 def run(settings: Settings) -> int:
@@ -42,6 +44,7 @@ def run(settings: Settings) -> int:
     log_failed_threads()
     sys.setswitchinterval(_SWITCH_INTERVAL)
     keep_freed_memory()
+    threading.Thread(target=_give_back_memory, name="mainstem-memory", daemon=True).start()
     return uvloop.run(_serve(settings))
 
 
@@ -114,6 +117,13 @@ async def _serve_on(settings: Settings, sockets: Sequence[socket.socket], http_s
         app.close()
     logger.info(Event("stopped", seconds=SYSTEM_CLOCK.monotonic() - begun))
     return 0
+
+
+def _give_back_memory() -> None:
+    """After an hour of large messages a server need not have their memory for good."""
+    never = threading.Event()
+    while not never.wait(_GIVE_BACK_SECONDS):
+        give_back_freed_memory()
 
 
 def _require_guarded(server: Server) -> None:

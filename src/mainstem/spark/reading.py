@@ -119,7 +119,7 @@ def losses_for_spark() -> Iterator[None]:
     try:
         yield
     except DataLoss as loss:
-        raise for_spark(loss) from None
+        raise for_spark(loss) from loss.__cause__
 
 
 def for_spark(loss: DataLoss) -> DataLoss:

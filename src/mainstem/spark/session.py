@@ -1,6 +1,7 @@
 """A Spark session that runs as it is: its Java found, its settings fit for the machine, streams readable by name."""
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ _DRIVER_BYTES_MAX: Final = 8_192 * MIB
 # Tells processes that plan a read how many cores the session has: Spark does not.
 CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
+_CANCEL_SECONDS: Final = 1.0
 # Settings of a session that may be changed while it runs.
 _OF_SESSION: Final = {
     # Off by default in Spark: without it a source that can take filters is not asked.
@@ -35,11 +37,11 @@ _OF_SESSION: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Without it a query over a column of times of day fails, unless it does nothing but fetch it.
     "spark.sql.timeType.enabled": "true",
+}
+_OF_START: Final = {
     # Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * MIB),
-}
-_OF_START: Final = {
     # What goes between the JVM and Python is most of the work: a tenth less of it.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
@@ -84,18 +86,27 @@ def session(
 
 def _interrupt_well(context: "SparkContext") -> None:
     """On Ctrl-C, cancel what runs and raise KeyboardInterrupt. Spark's own handler does so too, but talks to the JVM on
-    the connection on which the main thread waits for an answer, and what comes of that is anything."""
+    the connection on which the main thread waits for an answer, and what comes of that is anything. Py4J writes a
+    traceback of whoever waited into the log, which says nothing that the exception does not."""
 
     def cancel() -> None:
-        # Whoever ends will not wait for it, and it may be gone.
+        # The JVM may be gone.
         with contextlib.suppress(Exception):
             context.cancelAllJobs()
 
     def interrupted(number: int, frame: object) -> None:
-        threading.Thread(target=cancel, name="mainstem-cancel", daemon=True).start()
+        thread = threading.Thread(target=cancel, name="mainstem-cancel", daemon=True)
+        thread.start()
+        # Else what runs next may be cancelled instead. Whoever wants to end does not wait for long.
+        thread.join(_CANCEL_SECONDS)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupted)
+    logging.getLogger().addFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return record.msg != "KeyboardInterrupt while sending command."
 
 
 def settings(

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 # More streams than anybody joins; a statement that names more is refused before the driver is full of plans.
 STREAMS_MAX: Final = 100
 _METADATA: Final = re.compile(r"\b_(shard|offset|timestamp|key|headers)\b", re.IGNORECASE)
-_LOGICAL: Final = "org.apache.spark.sql.catalyst.plans.logical"
+_CATALYST: Final = "org.apache.spark.sql.catalyst"
+# Nodes of a parsed statement that do something: some when they are planned, others when somebody asks for rows.
+_ACTS: Final = tuple(
+    f"{_CATALYST}.{name}"
+    for name in (
+        *("plans.logical.Command", "plans.logical.ParsedStatement", "plans.logical.InsertIntoDir"),
+        *("plans.logical.ExecutableDuringAnalysis", "analysis.UnresolvedExecuteImmediate"),
+    )
+)
 _PART: Final = re.compile(r"`((?:[^`]|``)*)`")
 
 
@@ -52,11 +60,12 @@ def check_is_query(spark: "SparkSession", statement: str) -> None:
     if session is None:
         return
     try:
-        plan = session.sessionState().sqlParser().parsePlan(statement)
+        with without_log_lines():
+            plan = session.sessionState().sqlParser().parsePlan(statement)
     except ParseException:
         return
     classes = session.getClass().getClassLoader()
-    acts = [classes.loadClass(f"{_LOGICAL}.{name}") for name in ("Command", "ParsedStatement", "InsertIntoDir")]
+    acts = [classes.loadClass(name) for name in _ACTS]
     act = next((node for node in _nodes(plan) if any(kind.isInstance(node) for kind in acts)), None)
     if act is not None:
         raise InvalidRequest(

@@ -102,7 +102,7 @@ def unsigned_of(stream: pa.Schema, given: pa.Schema) -> list[pa.Field]:
     return [
         field
         for field in stream
-        if field.name in given.names
+        if given.names.count(field.name) == 1
         and "uint64" in str(field.type)
         and given.field(field.name).type.equals(to_arrow(to_spark(pa.schema([field]))).field(0).type)
     ]

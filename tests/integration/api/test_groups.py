@@ -1,6 +1,7 @@
 """Groups of readers: shards shared, cursors committed, members that come, go and die."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -364,6 +365,25 @@ def test_more_shards_when_all_there_was_is_committed(hub, commit):
         hub.streams.alter("orders", shards=5)
         fill(hub, "orders", 100, first=100)
         assert numbers(take(consumer, 100)) == list(range(100, 200))
+
+
+def test_who_waits_for_long_is_woken_by_the_commit_behind_which_more_shards_are(hub):
+    """Nothing else wakes a reader who has come to where the shards changed while a commit of its is on the way."""
+    hub.streams.create("s", schema={"id": "int64", "v": "string"}, key="id")
+    chance = random.Random(1)
+    with hub.producer() as producer:
+        for first in range(0, 40_000, 2_000):
+            producer.send_many("s", [{"id": first + n, "v": chance.randbytes(30).hex()} for n in range(2_000)])
+            producer.flush()
+    hub.streams.alter("s", shards=2)
+    with hub.producer() as producer:
+        producer.send_many("s", [{"id": -1 - n, "v": ""} for n in range(20)])
+    with hub.consumer("s", group="g", start="earliest") as consumer:
+        found = 0
+        while found < 20:
+            batch = consumer.poll_batch(20)
+            assert batch is not None
+            found += sum(id_ < 0 for id_ in batch.to_arrow()["id"].to_pylist())
 
 
 def test_reset_says_what_it_would_do_and_refuses_a_busy_group(hub):

@@ -379,3 +379,16 @@ def test_reading_ends_when_a_stream_is_deleted(hub, is_named):
                 found += consumer.batches()
         found += consumer.batches()
     assert sum(len(batch) for batch in found if batch.stream == "clicks-2") == 100
+
+
+def test_ranges_without_a_match_are_given_back_at_once(hub):
+    """One poll finds the only match behind dozens of them; with the next heartbeat each would take seconds."""
+    hub.streams.create("s", shards=2, schema={"id": "int64", "v": "string"})
+    chance = random.Random(1)
+    with hub.producer() as producer:
+        for first in range(0, 200_000, 5_000):
+            producer.send_many("s", [{"id": first + n, "v": chance.randbytes(60).hex()} for n in range(5_000)])
+            producer.flush()
+        producer.send("s", {"id": -1, "v": ""})
+    with hub.consumer("s", group="g", start="earliest", spread=True, where="id = -1") as consumer:
+        assert consumer.poll(10) is not None

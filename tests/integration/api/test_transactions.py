@@ -210,6 +210,20 @@ def test_who_has_lost_a_shard_reads_the_others_again(hub):
         assert consumer.poll_batch(10).shard == second.shard
 
 
+def test_more_shards_between_a_write_and_its_commit_abort_it(hub, put):
+    """Embedded as on a server: what has to be done again is TransactionAborted."""
+    hub.streams.create("orders")
+    tx = hub.transaction()
+    put(hub, tx, "orders", b"early")
+    hub.streams.alter("orders", shards=2)
+    with pytest.raises(TransactionAborted, match="Nothing of it was kept"):
+        tx.commit()
+    assert values(hub, "orders") == []
+    with hub.transaction() as tx:
+        tx.send("orders", b"late")
+    assert values(hub, "orders") == [b"late"]
+
+
 def read_and_sum(hub, consumers, fail):
     """One record of each consumer at a time, doubled, in one transaction; who fails goes on reading."""
     calls = 0

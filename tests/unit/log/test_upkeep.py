@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from mainstem.core.batch import Batch
 from mainstem.core.errors import DataLoss, FolderUnusable, Refused
 from mainstem.log import compaction, merger
 from mainstem.log.administration import Administration
@@ -17,6 +18,7 @@ from mainstem.registry import compatibility
 from mainstem.testing.disk import FailingDisk
 from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, damage, marker, pass_time, set_barrier
 from tests.unit.log.parts import append, append_values, make_keyed_batch, make_stream
+from tests.unit.log.test_transactions import commit, commit_whole, stage
 
 
 @pytest.fixture
@@ -256,10 +258,20 @@ def test_a_tombstone_of_long_ago_is_kept_as_long_as_any(keeping):
     assert 1 not in keeping.read(stream)
 
 
-def test_a_record_of_the_future_does_not_keep_those_after_it(keeping):
+def append_staged(log: Log, *batches: Batch) -> None:
+    stage(log, 5, 0, *batches)
+    commit(log, 5, len(batches))
+
+
+def append_whole(log: Log, *batches: Batch) -> None:
+    commit_whole(log, 5, *batches)
+
+
+@pytest.mark.parametrize("written", [append, append_staged, append_whole])
+def test_a_record_of_the_future_does_not_keep_those_after_it(keeping, written):
     stream = keeping.create(retention_us=2 * round(HOUR) * SECOND_US)
     future_us = keeping.clock.now_us() + 1_000 * 365 * 86_400 * SECOND_US
-    append(keeping.log, make_keyed_batch([(b"a", b"1", future_us)], stream=stream))
+    written(keeping.log, make_keyed_batch([(b"a", b"1", future_us)], stream=stream))
     keeping.write(stream, (b"b", b"2"))
     keeping.keep(2 * HOUR)
     assert len(keeping.read(stream)) == 2, "it counts as an hour ahead"

@@ -4,6 +4,7 @@ What the rules share is here: to find a row as the items before have left it, an
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from mainstem.core.errors import Refused, StreamDeleted, UnknownStream
 from mainstem.log.flush import Flush, WrittenBatch
@@ -21,15 +22,21 @@ from mainstem.log.ledger.base import (
 )
 from mainstem.log.ledger.current import CurrentRows
 
+# A record may be from the future, by what its writer says. For retention, and for readers that start at a time, it is
+# so much ahead at most: times never fall along a shard, and one of the year 2999 would keep all that come after it.
+TIME_AHEAD_US_MAX: Final = 3_600_000_000
+
 
 class PendingRows:
     """Reads through to the current rows, gathers changes. Nothing of it is stored before `finish`."""
 
-    __slots__ = ("_rearranged", "changes", "current", "flush", "live", "names")
+    __slots__ = ("_rearranged", "changes", "current", "flush", "live", "names", "time_max_us")
 
     def __init__(self, current: CurrentRows, flush: Flush) -> None:
         self.current = current
         self.flush = flush
+        # The latest time that a record of this flush can have for the ledger.
+        self.time_max_us = flush.time_us + TIME_AHEAD_US_MAX
         self.changes = Changes(AppliedPlace(flush.number, flush.block, flush.commit_position))
         # Names that this flush gave to a stream, or took away.
         self.names: dict[str, int | None] = {}

@@ -5,8 +5,6 @@ or repeated frame in between splits it, because an entry covers a single run of 
 entry of its own, which has their summary.
 """
 
-from typing import Final
-
 from mainstem.core.batch import BatchHeader
 from mainstem.core.errors import InvalidRequest, StaleGeneration
 from mainstem.core.statistics import summary
@@ -15,10 +13,6 @@ from mainstem.log.ledger.base import Entry, ProducerRow, ShardKey, ShardRow, Str
 from mainstem.log.ledger.pending import PendingRows
 from mainstem.log.ledger.rules.producers import original_base, remembering
 from mainstem.log.ledger.rules.schemas import require_schema
-
-# A record may be from the future, by what its writer says. For retention, and for readers that start at a time, it is
-# so much ahead at most: times never fall along a shard, and one of the year 2999 would keep all that come after it.
-TIME_AHEAD_US_MAX: Final = 3_600_000_000
 
 
 class _Run:
@@ -48,12 +42,11 @@ class _Run:
 class Appends:
     """The batches of one flush. What they change of a shard is among the pending rows after `close`."""
 
-    __slots__ = ("_latest_us", "_rows", "_run")
+    __slots__ = ("_rows", "_run")
 
     def __init__(self, rows: PendingRows) -> None:
         self._rows = rows
         self._run: _Run | None = None
-        self._latest_us = rows.flush.time_us + TIME_AHEAD_US_MAX
 
     def append(self, batch: WrittenBatch) -> Appended:
         header = batch.header
@@ -97,7 +90,7 @@ class Appends:
         run.bytes += batch.length
         run.next = base + header.count
         if header.time_high > run.time_high:
-            run.time_high = max(run.time_high, min(header.time_high, self._latest_us))
+            run.time_high = max(run.time_high, min(header.time_high, rows.time_max_us))
         return Appended(base)
 
     def _begin_run(self, key: ShardKey) -> _Run:

@@ -139,9 +139,9 @@ class _Shard:
         # Where the bytes of the last entry end, if more may be added to it.
         self.end: tuple[int, int] | None = None
 
-    def add(self, frame: StagedFrame) -> None:
+    def add(self, frame: StagedFrame, time_max_us: int) -> None:
         row = self.row
-        base, high = row.next, max(row.time_high, frame.time_high)
+        base, high = row.next, max(row.time_high, min(frame.time_high, time_max_us))
         self.row = row._replace(
             next=base + frame.count, stable=base + frame.count, time_high=high, bytes=row.bytes + frame.length
         )
@@ -199,7 +199,7 @@ class _Numbering:
         block = self._rows.changes.blocks.get(frame.block) or self._rows.current.block(frame.block)
         if block is None or frame.count < 1 or frame.length < 1:
             raise Refused(f"nothing can be staged at byte {frame.position} of block {frame.block}")
-        shard.add(frame)
+        shard.add(frame, self._rows.time_max_us)
 
     def _open(self, key: ShardKey) -> _Shard:
         stream = self._rows.open_stream(key[0])
