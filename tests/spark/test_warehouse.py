@@ -27,6 +27,7 @@ from mainstem.core.errors import (
     UndecodedRecords,
 )
 from mainstem.spark.jobs.audit import audit
+from mainstem.spark.jobs.history import Wanted
 from mainstem.spark.jobs.lake import SMALL_FILES_MAX
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
@@ -324,6 +325,27 @@ def test_one_row_for_each_key(tmp_path, spark):
         check()
     with pytest.raises(InvalidSetting, match="mode='upsert' takes neither partition nor sql"):
         warehouse(tmp_path / "log", "stock", table, mode="upsert", partition="day", spark=spark)
+
+
+@pytest.mark.slow("may be the first to use Spark's workers")
+def test_an_upsert_takes_no_where(tmp_path, spark):
+    """A tombstone has no columns that a predicate could ask for, and a row that does not match any more leaves the one
+    before it: the table would have rows that are gone. Choosing is for who reads it."""
+    table = tmp_path / "many"
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("stock", schema={"item": "string", "left": "int64"}, key="item")
+        for item, left in (("a", 9), ("b", 9), ("c", 9), ("b", 1)):
+            producer.send("stock", {"item": item, "left": left})
+        producer.send("stock", None, key=b"a")
+    for where in ("left > 5", "left IS NULL OR left > 5", ""):
+        with pytest.raises(InvalidSetting, match="mode='upsert' takes no where: a tombstone has no columns"):
+            warehouse(tmp_path / "log", "stock", table, mode="upsert", where=where, spark=spark)
+    assert not table.exists()
+    with pytest.raises(AssertionError):
+        Wanted(where="left > 5", is_deleted=True)
+    warehouse(tmp_path / "log", "stock", table, mode="upsert", columns=["left"], spark=spark)
+    rows = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841  # DuckDB finds it by its name
+    assert duckdb.execute("SELECT decode(_key) FROM rows WHERE \"left\" > 5").fetchall() == [("c",)]
 
 
 def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):

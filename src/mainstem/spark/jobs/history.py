@@ -37,13 +37,17 @@ PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What of every record is wanted. `columns` are names of rows and of what is beside them; None is every column of
-    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone."""
+    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone. Then there is no `where`: it asks for
+    columns, which tombstones have not, and who reads with one gets chosen columns, which do not tell them apart."""
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
     on_bad: OnBad = "raise"
     on_loss: OnLoss = "raise"
     is_deleted: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.is_deleted or self.where is None
 
 
 class Tally:
