@@ -73,7 +73,7 @@ class History:
     def cursor(self, offsets: Sequence[int]) -> Cursor:
         return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))
 
-    def offsets(self, start: Start) -> tuple[int, ...]:
+    def offsets(self, start: Start | str) -> tuple[int, ...]:
         """Where a start is in every shard. InvalidCursor if it is a cursor of something else."""
         found = offsets_at(self._port, start, self.info)
         return tuple(min(offset, end) for offset, end in zip(found, self.info.ends, strict=False))

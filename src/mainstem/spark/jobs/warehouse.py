@@ -46,7 +46,7 @@ def warehouse(
     columns: Sequence[str] | None = None,
     where: str | None = None,
     places: bool = True,
-    start: Start = "earliest",
+    start: Start | str = "earliest",
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
     load_rows: int | None = None,
@@ -69,9 +69,12 @@ def warehouse(
     `sql` is a query over the stream by its name; it sees the records of one load at a time, at most `load_rows`.
     `mode="upsert"` keeps the newest row of each key, in a table that has the key as `_key`; it takes no `where`.
 
-    The first run begins at `start`. `on_bad="skip"` passes over records that are no rows of the schema, and
-    `on_loss="skip"` over ranges that the stream has lost; both are counted in the result. `vacuum` is an age ("7d"):
-    files that the table has not needed for so long are deleted at the end.
+    The first run begins at `start`: an end of the stream, a time, how long ago ("15m"), or a cursor. Runs after it go
+    on where it ended, also if it loaded nothing; until something is loaded, another start takes its place.
+
+    `on_bad="skip"` passes over records that are no rows of the schema, and `on_loss="skip"` over ranges that the stream
+    has lost; both are counted in the result. `vacuum` is an age ("7d"): files that the table has not needed for so long
+    are deleted at the end.
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
