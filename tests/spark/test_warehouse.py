@@ -459,6 +459,8 @@ def test_where_columns_and_no_places(log, tmp_path, spark):
         tmp_path / "log", "orders", table, where="country = 'FR'", columns=["x"], places=False, spark=spark
     )
     assert (done.rows_read, table_of(table).column_names) == (1_000, ["x"])
+    with pytest.raises(InvalidSetting, match="columns: 'x' is named twice, in x, id, x"):
+        warehouse(tmp_path / "log", "orders", tmp_path / "other", columns=["x", "id", "x"], spark=spark)
     with pytest.raises(InvalidSetting, match="has no column 'y'"):
         warehouse(tmp_path / "log", "orders", tmp_path / "other", columns=["y"], spark=spark)
 

@@ -16,6 +16,7 @@ from mainstem.consume.places import offsets_at
 from mainstem.consume.view import METADATA_SCHEMA, View
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch
+from mainstem.core.names import check_named_once
 from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.origin import Access, opened
@@ -104,6 +105,7 @@ class History:
 
     def names(self, columns: Sequence[str] | None, beside: Sequence[str]) -> tuple[str, ...]:
         """The columns to read: these, or all of the rows, and what is to be `beside` them."""
+        check_named_once("columns", columns or ())
         names = list(self.schema(Wanted()).names if columns is None else columns)
         return (*names, *(name for name in beside if name not in names))
 
