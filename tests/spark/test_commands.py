@@ -115,6 +115,22 @@ def test_compact_moves_old_records_and_says_how_many(shop, state, capfd):
     assert "there is no stream 'stocks'" in capfd.readouterr().err
 
 
+def test_an_upsert_takes_no_where(shop, tmp_path, capfd):
+    given = ("--mode", "upsert", "--where", "left > 5", "--url", shop.url)
+    assert run(["job", "run", "warehouse", "stock", str(tmp_path / "t"), *given]) == 2
+    assert "mainstem: mode='upsert' takes no where: a tombstone has no columns" in capfd.readouterr().err
+
+
+def test_how_long_ago_is_asked_once(shop, tmp_path, capfd):
+    given = ("stock", str(tmp_path / "t"), "--start", "1h", "--url", shop.url)
+    assert run(["job", "run", "warehouse", *given]) == 0
+    assert capfd.readouterr().out.startswith("warehouse: 0 records of stock in 0 loads, ")
+    with mainstem.connect(shop.url) as hub, hub.producer() as producer:
+        producer.send("stock", {"item": 1, "left": 1}, timestamp=START)
+    assert run(["job", "run", "warehouse", *given]) == 0
+    assert capfd.readouterr().out.startswith("warehouse: 1 record of stock in 1 load, ")
+
+
 def test_snapshot_prints_the_cursor_from_which_to_read_on(shop, tmp_path, capfd):
     url = ("--url", shop.url)
     assert run(["job", "run", "snapshot", "stock", str(tmp_path / "s"), "--columns", "item,left", *url]) == 0

@@ -79,7 +79,10 @@ def await_windows(watch: StreamWatch | TableWatch, expected: Windows) -> None:
 def test_the_table_agrees_with_the_producers_to_the_cent(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Spark is starting; it joins when it is up" in done.stdout
+    starting, joined = "Spark is starting; it joins when it is up", "Spark has joined after "
+    assert starting in done.stdout
+    # On a busy machine that is after the writing.
+    assert joined in done.stdout.partition(starting)[2]
     # The view moves from the beginning.
     assert re.search(r"[23]\.\d s .* acknowledged.*\n *Spark: ", done.stdout)
     told = re.search(

@@ -15,12 +15,14 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 class Shop:
-    """A keyed stream, and a dict that says what it means after each step."""
+    """A keyed stream, and a dict that says what it means after each step; `gone` are keys whose newest record is a
+    tombstone, since it was emptied."""
 
     def __init__(self, hub) -> None:
         self._hub = hub
         self._rng = random.Random(5)
         self.state: dict[str, int] = {}
+        self.gone: set[str] = set()
         hub.streams.create("stock", shards=2, schema={"item": "string", "left": "uint32"}, key="item")
 
     def change(self, count: int, keys: int) -> Cursor:
@@ -31,7 +33,9 @@ class Shop:
                 if self._rng.random() < 0.2:
                     producer.send("stock", None, key=item.encode())
                     self.state.pop(item, None)
+                    self.gone.add(item)
                 else:
+                    self.gone.discard(item)
                     self.state[item] = self._rng.randrange(1_000)
                     producer.send("stock", {"item": item, "left": self.state[item]})
         info = self._hub.streams.get("stock")
@@ -57,7 +61,9 @@ def test_the_state_at_a_cursor_and_what_changed_since(tmp_path, spark, monkeypat
     with mainstem.open(tmp_path / "log") as hub:
         shop = Shop(hub)
         middle = shop.change(3_000, 300)
-        before = dict(shop.state)
+        before, gone_before = dict(shop.state), set(shop.gone)
+        assert gone_before
+        shop.gone.clear()
         hub.streams.alter("stock", shards=5)
         end = shop.change(3_000, 350)
 
@@ -65,17 +71,19 @@ def test_the_state_at_a_cursor_and_what_changed_since(tmp_path, spark, monkeypat
         assert Cursor.parse(done.end) == end
         assert rows_of(tmp_path / "all") == shop.state
         assert (done.rows_read, done.rows_written) == (6_000, len(shop.state))
-        assert tombstones_of(tmp_path / "all").isdisjoint(shop.state)
+        assert tombstones_of(tmp_path / "all") == (gone_before | shop.gone) - set(shop.state)
         assert done.rows_deleted == len(tombstones_of(tmp_path / "all"))
 
         earlier = snapshot(tmp_path / "log", "stock", tmp_path / "earlier", at=middle, spark=spark)
         assert earlier.rows_read == 3_000
         assert rows_of(tmp_path / "earlier") == before
+        assert tombstones_of(tmp_path / "earlier") == gone_before
 
         delta = snapshot(tmp_path / "log", "stock", tmp_path / "delta", since=middle, spark=spark)
         assert delta.rows_read == 3_000
         changed, gone = rows_of(tmp_path / "delta"), tombstones_of(tmp_path / "delta")
         assert len(changed) + len(gone) <= 350
+        assert gone == shop.gone
         state = {item: left for item, left in {**before, **changed}.items() if item not in gone}
         assert state == shop.state
 

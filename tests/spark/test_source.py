@@ -371,6 +371,9 @@ def test_mistakes_are_named(spark, orders):
         read_options({"hub": folder, "stream": "orders", "endingOffsets": "latest"}, streaming=True)
     with pytest.raises(InvalidSetting, match="a time needs a zone"):
         read_options({"hub": folder, "stream": "orders", "startingTimestamp": "2026-01-01"}, streaming=False)
+    for twice in ("id, x,id", '["id", "x", "id"]'):
+        with pytest.raises(InvalidSetting, match="option columns: 'id' is named twice, in id, x, id"):
+            read_options({"hub": folder, "stream": "orders", "columns": twice}, streaming=False)
     with pytest.raises(InvalidSetting, match="say where the stream is"):
         read_options({"stream": "orders"}, streaming=False)
     with pytest.raises(InvalidSchema, match="there is no column 'ide'; did you mean 'id'"):

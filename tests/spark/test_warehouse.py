@@ -27,6 +27,7 @@ from mainstem.core.errors import (
     UndecodedRecords,
 )
 from mainstem.spark.jobs.audit import audit
+from mainstem.spark.jobs.history import Wanted
 from mainstem.spark.jobs.lake import SMALL_FILES_MAX
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
@@ -326,6 +327,109 @@ def test_one_row_for_each_key(tmp_path, spark):
         warehouse(tmp_path / "log", "stock", table, mode="upsert", partition="day", spark=spark)
 
 
+@pytest.mark.slow("may be the first to use Spark's workers")
+def test_what_comes_after_a_first_run_that_loaded_nothing_is_loaded(log, tmp_path, spark):
+    """The latest record is another one in every run; the first run has said which it is."""
+    table = tmp_path / "orders"
+    given = {"start": "latest", "spark": spark}
+    first = warehouse(tmp_path / "log", "orders", table, **given)
+    assert (first.loads, Cursor.parse(first.end).offsets) == (0, log.streams.get("orders").ends)
+    send(log, orders(3_000, 10))
+    log.streams.alter("orders", shards=3)
+    send(log, orders(3_010, 10))
+    with pytest.raises(CutShort):
+        warehouse(tmp_path / "log", "orders", table, **given, on_step=cut_at("written"))
+    done = warehouse(tmp_path / "log", "orders", table, **given)
+    assert (done.rows_read, ids(table)) == (20, list(range(3_000, 3_020)))
+    assert Cursor.parse(done.start).offsets == (*Cursor.parse(first.end).offsets, 0)
+    assert warehouse(tmp_path / "log", "orders", table, start="earliest", spark=spark).loads == 0
+
+
+def test_another_start_takes_the_place_of_one_that_loaded_nothing(log, tmp_path, spark):
+    table = tmp_path / "orders"
+
+    def start_of(start: object) -> tuple[int, ...]:
+        return Cursor.parse(warehouse(tmp_path / "log", "orders", table, start=start, spark=spark).start).offsets
+
+    before = log.streams.get("orders").ends
+    assert start_of("latest") == before
+    send(log, orders(3_000, 10))
+    with pytest.raises(CutShort):
+        warehouse(tmp_path / "log", "orders", table, start="earliest", spark=spark, on_step=cut_at("planned"))
+    after = log.streams.get("orders").ends
+    assert after != before
+    assert start_of("latest") == after
+    # One that is made anew is another stream.
+    log.streams.delete("orders")
+    log.streams.create("orders", shards=2, schema=SCHEMA, key="id")
+    send(log, orders(0, 10))
+    assert start_of("latest") == log.streams.get("orders").ends
+
+
+def test_a_first_run_that_begins_at_a_time(tmp_path, spark):
+    """How long ago is another time in every run; a time that has not come yet is no place yet."""
+    now = datetime.now(UTC)
+    table = tmp_path / "timed"
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("timed", schema={"id": "int64"})
+
+        def note(number: int, time: datetime) -> None:
+            producer.send("timed", {"id": number}, timestamp=time).result(10)
+
+        def run(folder: Path, start: object) -> list[int]:
+            done = warehouse(tmp_path / "log", "timed", folder, start=start, spark=spark)
+            return ids(folder) if done.loads else []
+
+        note(1, now - timedelta(hours=3))
+        assert run(table, "1h") == []
+        # As if the next run came an hour after this one.
+        note(2, now - timedelta(hours=2))
+        assert run(table, "1h") == [2]
+        ahead = tmp_path / "ahead"
+        assert run(ahead, now + timedelta(minutes=1)) == []
+        note(3, now)
+        assert run(ahead, now + timedelta(minutes=1)) == []
+        note(4, now + timedelta(minutes=2))
+        assert run(ahead, now + timedelta(minutes=1)) == [4]
+    with pytest.raises(InvalidSetting, match="start must be"):
+        warehouse(tmp_path / "log", "timed", tmp_path / "other", start="yesterday", spark=spark)
+
+
+def test_what_is_trimmed_after_a_first_run_that_was_killed_is_told_or_passed_over(log, tmp_path, spark):
+    table = tmp_path / "orders"
+    with pytest.raises(CutShort):
+        warehouse(tmp_path / "log", "orders", table, spark=spark, on_step=cut_at("written"))
+    ends = log.streams.get("orders").ends
+    for shard, end in enumerate(ends):
+        log.streams.trim("orders", offset=end - 100, shard=shard)
+    with pytest.raises(DataLoss, match=r"shard 0: records 0 to \d+ were trimmed before this job read them"):
+        warehouse(tmp_path / "log", "orders", table, spark=spark)
+    done = warehouse(tmp_path / "log", "orders", table, on_loss="skip", spark=spark)
+    assert (done.rows_read, len(ids(table))) == (200, 200)
+    assert done.lost == tuple((shard, 0, end - 100) for shard, end in enumerate(ends))
+
+
+@pytest.mark.slow("may be the first to use Spark's workers")
+def test_an_upsert_takes_no_where(tmp_path, spark):
+    """A tombstone has no columns that a predicate could ask for, and a row that does not match any more leaves the one
+    before it: the table would have rows that are gone. Choosing is for who reads it."""
+    table = tmp_path / "many"
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("stock", schema={"item": "string", "left": "int64"}, key="item")
+        for item, left in (("a", 9), ("b", 9), ("c", 9), ("b", 1)):
+            producer.send("stock", {"item": item, "left": left})
+        producer.send("stock", None, key=b"a")
+    for where in ("left > 5", "left IS NULL OR left > 5", ""):
+        with pytest.raises(InvalidSetting, match="mode='upsert' takes no where: a tombstone has no columns"):
+            warehouse(tmp_path / "log", "stock", table, mode="upsert", where=where, spark=spark)
+    assert not table.exists()
+    with pytest.raises(AssertionError):
+        Wanted(where="left > 5", is_deleted=True)
+    warehouse(tmp_path / "log", "stock", table, mode="upsert", columns=["left"], spark=spark)
+    rows = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841  # DuckDB finds it by its name
+    assert duckdb.execute('SELECT decode(_key) FROM rows WHERE "left" > 5').fetchall() == [("c",)]
+
+
 def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, spark=spark)
@@ -355,6 +459,8 @@ def test_where_columns_and_no_places(log, tmp_path, spark):
         tmp_path / "log", "orders", table, where="country = 'FR'", columns=["x"], places=False, spark=spark
     )
     assert (done.rows_read, table_of(table).column_names) == (1_000, ["x"])
+    with pytest.raises(InvalidSetting, match="columns: 'x' is named twice, in x, id, x"):
+        warehouse(tmp_path / "log", "orders", tmp_path / "other", columns=["x", "id", "x"], spark=spark)
     with pytest.raises(InvalidSetting, match="has no column 'y'"):
         warehouse(tmp_path / "log", "orders", tmp_path / "other", columns=["y"], spark=spark)
 

@@ -72,12 +72,13 @@ def demo(
         _greet(show)
         # With --break an order is left out, whichever other fault is planted in what is read back.
         has_pipeline = not no_pipeline and _start_pipeline(show, _DROPPED if break_ else None)
-        last = _watch(show, seconds, kill)
+        joining = _Joining(show)
+        last = _watch(show, joining, seconds, kill)
         print("stopping the producers; every record they sent gets its answer", flush=True)
         show.finish_writing()
         print("reading everything back", flush=True)
         verdict = show.read_back(Fault(fault) if break_ else None)
-        revenue = _finish_pipeline(show) if has_pipeline else ()
+        revenue = _finish_pipeline(show, joining) if has_pipeline else ()
         _conclude(show, last, verdict, revenue, Fault(fault).value if break_ else None)
     is_good = verdict.is_good and all(place.is_good for place in revenue)
     return ExitCode.OK if is_good else ExitCode.FAILURE
@@ -95,14 +96,30 @@ def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None) -> bool
     return True
 
 
-def _finish_pipeline(show: "Demonstration") -> "tuple[RevenueVerdict, ...]":
+class _Joining:
+    """Says once that Spark has joined, which may be after the writing where it is slow to start."""
+
+    def __init__(self, show: "Demonstration") -> None:
+        self._show = show
+        self._is_told = False
+
+    def tell(self, view: "_Lines | _Screen", state: "PipelineState | None") -> None:
+        if state is not None and state.rows and not self._is_told:
+            self._is_told = True
+            view.say(f"Spark has joined after {self._show.seconds:.0f} s, and catches up from the beginning")
+
+
+def _finish_pipeline(show: "Demonstration", joining: _Joining) -> "tuple[RevenueVerdict, ...]":
     print("letting Spark finish: two last events push its watermark past the end", flush=True)
     show.close_streams()
     view = _view()
     with view:
-        while not show.has_pipeline_ended(view.pause):
-            view.show_revenue(show.pipeline, show.revenue)
-        view.show_revenue(show.pipeline, show.revenue)
+        has_ended = False
+        while not has_ended:
+            has_ended = show.has_pipeline_ended(view.pause)
+            state = show.pipeline
+            joining.tell(view, state)
+            view.show_revenue(state, show.revenue)
     table, stream = show.compare_revenue()
     state = show.pipeline
     assert state is not None
@@ -122,21 +139,18 @@ def _view() -> "_Lines | _Screen":
     return _Screen() if sys.stdout.isatty() else _Lines()
 
 
-def _watch(show: "Demonstration", seconds: float, kill: bool) -> "Sample":
+def _watch(show: "Demonstration", joining: _Joining, seconds: float, kill: bool) -> "Sample":
     """Show how it goes until the time is over or Ctrl-C; the last sample."""
     view = _view()
     until = CLOCK.monotonic() + seconds
     kill_at = until - seconds / 2 if kill else None
-    has_joined = False
     with _interruptible() as stop, view:
         while True:
             sample = show.sample()
             state = show.pipeline
             if state is not None and state.failure:
                 raise Unavailable(f"the Spark job has ended: {state.failure}")
-            if state is not None and state.rows and not has_joined:
-                has_joined = True
-                view.say(f"Spark has joined after {sample.seconds:.0f} s, and catches up from the beginning")
+            joining.tell(view, state)
             view.show(sample, state, show.revenue)
             if stop or CLOCK.monotonic() >= until:
                 return sample

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from mainstem.cli.exits import UsageProblem
 from mainstem.cli.hubs import Json
 from mainstem.cli.job_command import Given, job_command
 from mainstem.cli.printing import counted, print_json, print_table, time_text
-from mainstem.cli.times import parse_time
+from mainstem.cli.times import is_ago, parse_time
 from mainstem.core.cursor import Cursor
 from mainstem.core.kinds import parse_bytes
 from mainstem.core.plain import size_text
@@ -336,12 +336,14 @@ def compact(
     return job(stream=stream, older_than=older_than, file_bytes_min=least, manifests=manifests, **given)
 
 
-def _start(text: str) -> "datetime | Cursor | Any":
+def _start(text: str) -> "datetime | Cursor | str":
+    """As the job takes it. How long ago stays as it was asked for, since it is another time in every run."""
     if text in ("earliest", "latest"):
         return text
     if text.startswith("ms1:"):
         return Cursor.parse(text)
-    return parse_time("--start", text, "earliest, latest, a cursor")
+    time = parse_time("--start", text, "earliest, latest, a cursor")
+    return text if is_ago(text) else time
 
 
 def _names(text: str | None) -> list[str] | None:

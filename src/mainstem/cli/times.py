@@ -20,6 +20,15 @@ def parse_time(option: str, text: str, others: str = "") -> datetime:
         raise UsageProblem(f"{option} {text}: that is before the year 1") from None
 
 
+def is_ago(text: str) -> bool:
+    """Whether this says how long ago, and so another time whenever it is asked."""
+    try:
+        parse_duration(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _absolute(option: str, text: str, others: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)

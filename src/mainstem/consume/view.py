@@ -18,6 +18,7 @@ from mainstem.core.errors import InternalError, InvalidSetting, RecordTooLarge, 
 from mainstem.core.keys import key_column
 from mainstem.core.layouts import HEADERS_TYPE, TIMESTAMP_TYPE
 from mainstem.core.limits import PROMOTED_BYTES_MAX
+from mainstem.core.names import check_named_once
 from mainstem.core.pieces import FetchedPart
 from mainstem.core.schema import METADATA_COLUMNS, Schema
 from mainstem.registry.promotion import promotion
@@ -244,5 +245,4 @@ def _check_columns(columns: Sequence[str], names: Sequence[str]) -> None:
             near = difflib.get_close_matches(str(name), names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise InvalidSetting(f"columns: there is no column {name!r}{hint} The columns are {', '.join(names)}")
-    if len(set(columns)) != len(columns):
-        raise InvalidSetting(f"columns: one is named twice, in {', '.join(columns)}")
+    check_named_once("columns", columns)

@@ -1,8 +1,9 @@
-"""What streams, groups and writers may be called."""
+"""What streams, groups and writers may be called, and how columns are named."""
 
 import re
+from collections.abc import Sequence
 
-from mainstem.core.errors import InvalidName
+from mainstem.core.errors import InvalidName, InvalidSetting
 from mainstem.core.limits import STREAM_NAME_CHARS_MAX
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
@@ -31,3 +32,10 @@ def check_group_name(name: object, what: str = "group") -> str:
         shown = repr(name[:20]) if isinstance(name, str) else type(name).__name__
         raise InvalidName(f"{what} name {shown}: use 1 to {STREAM_NAME_CHARS_MAX} letters, digits, '.', '_' and '-'")
     return name
+
+
+def check_named_once(what: str, names: Sequence[str]) -> None:
+    """InvalidSetting if one of these columns is there twice: nobody could tell them apart."""
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise InvalidSetting(f"{what}: {name!r} is named twice, in {', '.join(names)}")

@@ -281,6 +281,11 @@ class Demonstration:
             while not writer.is_ready.wait(0.1):
                 self._check()
 
+    @property
+    def seconds(self) -> float:
+        """Since it has begun."""
+        return self._clock.monotonic() - self._begun
+
     def sample(self) -> Sample:
         """How things stand now. Raises if a part of it has failed."""
         self._check()
@@ -288,7 +293,7 @@ class Demonstration:
         p50, p99 = np.percentile(delays, [50, 99]) / 1_000 if len(delays) else (None, None)
         newest = sorted(record for follower in self._followers for record in list(follower.newest)[-4:])
         return Sample(
-            seconds=self._clock.monotonic() - self._begun,
+            seconds=self.seconds,
             acknowledged=self._acknowledgements.counts(),
             received=sum(follower.count for follower in self._followers),
             delay_p50_ms=p50,

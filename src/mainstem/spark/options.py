@@ -13,7 +13,7 @@ from mainstem.core.durations import microseconds
 from mainstem.core.errors import InvalidCursor, InvalidSetting
 from mainstem.core.kinds import render_duration
 from mainstem.core.limits import GROUP_HOLD_US_DEFAULT, GROUP_HOLD_US_MAX
-from mainstem.core.names import check_group_name, check_stream_name
+from mainstem.core.names import check_group_name, check_named_once, check_stream_name
 from mainstem.spark.origin import Access
 from mainstem.transport.port import Port, StreamInfo
 
@@ -227,6 +227,12 @@ def _names(value: str | None) -> tuple[str, ...] | None:
     """`a,b`, or a JSON list for names that have commas in them."""
     if value is None:
         return None
+    names = _listed(value)
+    check_named_once("option columns", names)
+    return names
+
+
+def _listed(value: str) -> tuple[str, ...]:
     if value.lstrip().startswith("["):
         try:
             found = json.loads(value)

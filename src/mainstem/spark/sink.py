@@ -70,9 +70,9 @@ class StreamSink(DataSourceStreamArrowWriter):
             return _write(self._destination, query, int(batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        written = _written(messages)
-        if len(written) != len(messages) or not written:
-            raise InternalError(f"{len(messages) - len(written)} of {len(messages)} tasks did not say what they wrote")
+        written = _all_written(messages)
+        if not written:
+            raise InternalError("no task said what it wrote, nor for which query")
         job = written[0].job
         with saying_what_limits_it():
             _commit(self._destination, written, job, batchId, accepts=self._accepts)
@@ -103,7 +103,7 @@ class BatchSink(DataSourceArrowWriter):
         return _write(self._destination, self._run, 0, iterator, is_numbered=self._transaction is not None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._destination, _written(messages), self._transaction, self._version, accepts=self._accepts)
+        _commit(self._destination, _all_written(messages), self._transaction, self._version, accepts=self._accepts)
         self._destination.discard_up_to(self._run, 0, for_good=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -156,6 +156,14 @@ def query_of(checkpoint: str) -> str:
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
     return [message for message in messages if isinstance(message, Written)]
+
+
+def _all_written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    """What every task has staged: without that of one a commit would lack its rows."""
+    written = _written(messages)
+    if len(written) != len(messages):
+        raise InternalError(f"{len(messages) - len(written)} of {len(messages)} tasks did not say what they wrote")
+    return written
 
 
 def stream_sink(options: WriteOptions, schema: StructType, *, overwrite: bool) -> StreamSink:

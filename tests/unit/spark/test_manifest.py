@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mainstem.core.errors import TableUnusable
-from mainstem.spark.jobs.manifest import Manifest, Manifests
+from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
 from mainstem.spark.jobs.part_files import WrittenFile
 
 
@@ -104,5 +104,22 @@ def test_what_is_no_manifest_is_named(tmp_path):
     manifests = Manifests(tmp_path, "j")
     manifests.folder.mkdir(parents=True)
     (manifests.folder / "000001.json").write_text("{")
+    (manifests.folder / "start.json").write_text("{")
     with pytest.raises(TableUnusable, match=r"000001\.json is no manifest"):
         manifests.get(1)
+    with pytest.raises(TableUnusable, match=r"start\.json is no manifest .* begins at the start that it is given"):
+        manifests.beginning()
+
+
+def test_where_the_first_run_began_is_kept(tmp_path):
+    """Durably, beside the manifests, of which it is none."""
+    manifests = Manifests(tmp_path, "j")
+    with manifests.locked():
+        assert manifests.beginning() is None
+        for begun in (Beginning("latest", "ms1:a"), Beginning("earliest", "ms1:b")):
+            (manifests.folder / "start.part").write_text("of a run that was killed")
+            manifests.begin_at(begun)
+            assert Manifests(tmp_path, "j").beginning() == begun
+    assert list(manifests.all()) == []
+    assert manifests.last() is None
+    assert sorted(path.name for path in manifests.folder.iterdir()) == ["lock", "start.json"]

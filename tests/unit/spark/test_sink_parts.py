@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.errors import InvalidRequest, InvalidSetting, MainstemError, TransactionAborted
+from mainstem.core.errors import InternalError, InvalidRequest, InvalidSetting, MainstemError, TransactionAborted
 from mainstem.spark.destination import Destination
 from mainstem.spark.origin import Access
-from mainstem.spark.sink import query_of, saying_what_limits_it
+from mainstem.spark.sink import BatchSink, StreamSink, Written, query_of, saying_what_limits_it
 from mainstem.spark.staged_rows import deliver, stage
 from mainstem.spark.write_options import write_options
 from mainstem.testing.server import ServerProcess
@@ -72,6 +72,26 @@ def test_of_drivers_that_deliver_one_batch_to_a_folder_at_once_one_writes(tmp_pa
         found = [number for batch in consumer.batches() for number in batch.to_arrow()["id"].to_pylist()]
     assert sorted(found) == list(range(1_000))
     assert not list((tmp_path / "staging").rglob("*"))
+
+
+def test_what_a_task_has_not_told_is_not_left_out(tmp_path):
+    """A commit without it would lack its rows."""
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("orders", schema={"id": "int64"})
+    destination = Destination(Access.to(str(tmp_path)), "orders")
+    batch, stream = BatchSink(destination, None, accepts=False), StreamSink(destination, accepts=False)
+    rows = pa.table({"id": range(10)}).to_batches()
+    told = Written(QUERY, 0, stage(destination, destination.look_up(), QUERY, 0, rows))
+    refused = pytest.raises(InternalError, match="1 of 2 tasks did not say what they wrote")
+    with refused:
+        batch.commit([told, None])
+    with refused:
+        stream.commit([told, None], 0)
+    with mainstem.open(tmp_path) as hub:
+        assert hub.streams.get("orders").records == 0
+    batch.commit([told])
+    with mainstem.open(tmp_path) as hub:
+        assert hub.streams.get("orders").records == 10
 
 
 def test_a_batch_whose_files_went_is_refused_whole(tmp_path):

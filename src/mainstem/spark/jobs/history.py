@@ -16,6 +16,7 @@ from mainstem.consume.places import offsets_at
 from mainstem.consume.view import METADATA_SCHEMA, View
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch
+from mainstem.core.names import check_named_once
 from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.origin import Access, opened
@@ -37,13 +38,17 @@ PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What of every record is wanted. `columns` are names of rows and of what is beside them; None is every column of
-    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone."""
+    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone. Then there is no `where`: it asks for
+    columns, which tombstones have not, and who reads with one gets chosen columns, which do not tell them apart."""
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
     on_bad: OnBad = "raise"
     on_loss: OnLoss = "raise"
     is_deleted: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.is_deleted or self.where is None
 
 
 class Tally:
@@ -69,7 +74,7 @@ class History:
     def cursor(self, offsets: Sequence[int]) -> Cursor:
         return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))
 
-    def offsets(self, start: Start) -> tuple[int, ...]:
+    def offsets(self, start: Start | str) -> tuple[int, ...]:
         """Where a start is in every shard. InvalidCursor if it is a cursor of something else."""
         found = offsets_at(self._port, start, self.info)
         return tuple(min(offset, end) for offset, end in zip(found, self.info.ends, strict=False))
@@ -100,6 +105,7 @@ class History:
 
     def names(self, columns: Sequence[str] | None, beside: Sequence[str]) -> tuple[str, ...]:
         """The columns to read: these, or all of the rows, and what is to be `beside` them."""
+        check_named_once("columns", columns or ())
         names = list(self.schema(Wanted()).names if columns is None else columns)
         return (*names, *(name for name in beside if name not in names))
 

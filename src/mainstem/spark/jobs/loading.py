@@ -1,6 +1,7 @@
 """The loop that jobs share: from the last load to the end of the stream, load by load, each exactly once.
 
     settled   what a run before left behind is finished or given up
+    begun     the first run has said where it begins
     planned   the manifest says from where to where
     written   the tasks' files are on disk, the manifest names them
     committed the table has them, and the load's number
@@ -14,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,11 +26,12 @@ from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.cursor import Cursor
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import InvalidSetting, TableUnusable
+from mainstem.core.times import from_us, to_us
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
 from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Lake
 from mainstem.spark.jobs.loads import Bound, Load, plan_loads
-from mainstem.spark.jobs.manifest import Manifest, Manifests
+from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.tasks import Answer, OnStep
@@ -137,15 +140,15 @@ class Loading:
 
     def run(
         self,
-        start: Start,
+        start: Start | str,
         write: Write,
         commit: Commit,
         *,
         offsets_max: int,
         bytes_max: int | None = None,
     ) -> JobResult:
-        """Load everything from where the last load ended, or from `start` if there was none. No load has more offsets,
-        or bytes of the log, than said."""
+        """Load everything from where the last load ended, or from `start` if there was none; as text that is an end of
+        the stream, or how long ago. No load has more offsets, or bytes of the log, than said."""
         began = self._clock.monotonic()
         info = self._history.info
         with self.manifests.locked():
@@ -212,10 +215,10 @@ class Loading:
         require_kept(self._history.info.name, lost, self._on_loss)
         return tuple(max(at, kept) for at, kept in zip(place, starts, strict=True)), lost
 
-    def _place(self, number: int, start: Start) -> tuple[int, ...]:
+    def _place(self, number: int, start: Start | str) -> tuple[int, ...]:
         """Where the loads that the table has end."""
         if not number:
-            return self._history.offsets(start)
+            return self._first(start)
         manifest = self.manifests.get(number)
         text = self.lake.end_of(number, self.name) if manifest is None else manifest.end
         if text is None:
@@ -224,6 +227,31 @@ class Loading:
                 f"{self.manifests.folder} says where the last one ended; write to a new table"
             )
         return self._history.offsets(Cursor.parse(text))
+
+    def _first(self, start: Start | str) -> tuple[int, ...]:
+        """Where the first run began, if it was asked for this start: while no load is done, nothing else says so, and
+        the same start may be another place by now."""
+        noted = self.manifests.beginning()
+        if noted is not None and noted.asked == str(start) and noted.start:
+            return self._history.offsets(Cursor.parse(noted.start))
+        meant = self._meant(start)
+        found = self._history.offsets(meant)
+        # What comes before such a time is not wanted: where it will be is not known yet.
+        is_ahead = isinstance(meant, datetime) and to_us(meant) > self._clock.now_us()
+        self.manifests.begin_at(Beginning(str(start), "" if is_ahead else str(self._history.cursor(found))))
+        return found
+
+    def _meant(self, start: Start | str) -> Start | str:
+        """A start of which how long ago is a time."""
+        if isinstance(start, datetime | Cursor) or start == "earliest" or start == "latest":
+            return start
+        try:
+            ago_us = microseconds(start)
+        except InvalidSetting:
+            raise InvalidSetting(
+                f'start must be "earliest", "latest", a datetime, how long ago ("15m"), or a Cursor, not {start!r}'
+            ) from None
+        return from_us(max(0, self._clock.now_us() - ago_us))
 
     def _load(
         self, load: Load, number: int, lost: Sequence[tuple[int, int, int]], write: Write, commit: Commit

@@ -1,5 +1,6 @@
 """What a job has done and is doing, as files next to its table: one manifest for each load.
 
+    <table>/_mainstem/<job>/start.json      where the first run began, which counts until a load is done
     <table>/_mainstem/<job>/000001.json     the first load of the job, the second, ...
     <table>/_mainstem/<job>/lock            held while a run writes
     <table>/_mainstem/attempts/<attempt>    there while an attempt may write files
@@ -20,7 +21,7 @@ import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -80,6 +81,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.bytes for file in self.files)
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """Where the first run began: the start that was asked for, as text, and the cursor that it was; empty if it is a
+    time that had not come yet."""
+
+    asked: str
+    start: str
+
+
+_Note = TypeVar("_Note", Manifest, Beginning)
+
+
 def notes_folder(given: str | Path | None, environment: Mapping[str, str] = os.environ) -> Path:
     """Where a job keeps its manifests that has no table to keep them in: `given`, else with other state of the user."""
     if given is not None:
@@ -123,15 +135,15 @@ class Manifests:
 
     def get(self, number: int) -> Manifest | None:
         """The manifest of a load; None if there is none."""
-        path = self._path(number)
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise TableUnusable(
-                f"{path} is no manifest ({error}); remove it: the log of the table, or of the stream, says what is done"
-            ) from None
+        return _read(self._path(number), Manifest, "the log of the table, or of the stream, says what is done")
+
+    def beginning(self) -> Beginning | None:
+        """Where the first run began; None if there was none."""
+        return _read(self._start, Beginning, "if no load is done, the job begins at the start that it is given")
+
+    def begin_at(self, beginning: Beginning) -> None:
+        """Keep where the first run begins, instead of what was kept before."""
+        _write(self._start, beginning)
 
     def all(self) -> Iterator[Manifest]:
         """Every manifest, oldest first."""
@@ -151,7 +163,7 @@ class Manifests:
     def begin(self, manifest: Manifest) -> Manifest:
         """Plan a load under an attempt of its own."""
         begun = msgspec.structs.replace(manifest, attempt=new_stream_uuid(), state="planned")
-        self._write(begun)
+        _write(self._path(begun.number), begun)
         marker = self.marker(begun.attempt)
         _DISK.make_dirs(marker.parent)
         marker.touch()
@@ -162,7 +174,7 @@ class Manifests:
         what a merge has used up, and what tasks wrote that were done twice."""
         if manifest.state == "done":
             self.end(manifest.attempt, [file.path for file in manifest.files])
-        self._write(manifest)
+        _write(self._path(manifest.number), manifest)
 
     def settle(self, number: int, now_us: int) -> None:
         """After a kill: the table has the first `number` loads. Finish what it has, give up what it has not."""
@@ -190,8 +202,21 @@ class Manifests:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
 
-    def _write(self, manifest: Manifest) -> None:
-        path = self._path(manifest.number)
-        part = path.with_suffix(".part")
-        _DISK.write_new(part, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)])
-        _DISK.replace(part, path)
+    @property
+    def _start(self) -> Path:
+        return self.folder / "start.json"
+
+
+def _read(path: Path, kind: type[_Note], hint: str) -> _Note | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise TableUnusable(f"{path} is no manifest ({error}); remove it: {hint}") from None
+
+
+def _write(path: Path, note: Manifest | Beginning) -> None:
+    part = path.with_suffix(".part")
+    _DISK.write_new(part, [msgspec.json.format(msgspec.json.encode(note), indent=1)])
+    _DISK.replace(part, path)

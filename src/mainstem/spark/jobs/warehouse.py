@@ -46,7 +46,7 @@ def warehouse(
     columns: Sequence[str] | None = None,
     where: str | None = None,
     places: bool = True,
-    start: Start = "earliest",
+    start: Start | str = "earliest",
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
     load_rows: int | None = None,
@@ -67,13 +67,16 @@ def warehouse(
     added to the table.
 
     `sql` is a query over the stream by its name; it sees the records of one load at a time, at most `load_rows`.
-    `mode="upsert"` keeps the newest row of each key, in a table that has the key as `_key`.
+    `mode="upsert"` keeps the newest row of each key, in a table that has the key as `_key`; it takes no `where`.
 
-    The first run begins at `start`. `on_bad="skip"` passes over records that are no rows of the schema, and
-    `on_loss="skip"` over ranges that the stream has lost; both are counted in the result. `vacuum` is an age ("7d"):
-    files that the table has not needed for so long are deleted at the end.
+    The first run begins at `start`: an end of the stream, a time, how long ago ("15m"), or a cursor. Runs after it go
+    on where it ended, also if it loaded nothing; until something is loaded, another start takes its place.
+
+    `on_bad="skip"` passes over records that are no rows of the schema, and `on_loss="skip"` over ranges that the stream
+    has lost; both are counted in the result. `vacuum` is an age ("7d"): files that the table has not needed for so long
+    are deleted at the end.
     """
-    options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None)
+    options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
     partitioning = Partitioning(partition, time)
     hours = vacuum_hours(vacuum)
@@ -111,12 +114,19 @@ class _Options:
     partition: str
     sql: str | None
     columns: tuple[str, ...] | None
+    where: str | None
 
     def check(self) -> None:
         if self.mode not in ("append", "upsert"):
             raise InvalidSetting(f"mode must be 'append' or 'upsert', not {self.mode!r}")
         if self.mode == "upsert" and (self.partition != "none" or self.sql is not None):
             raise InvalidSetting("mode='upsert' takes neither partition nor sql: a row is replaced where its key is")
+        if self.mode == "upsert" and self.where is not None:
+            raise InvalidSetting(
+                "mode='upsert' takes no where: a tombstone has no columns to ask for, and a row that is not chosen any "
+                "more would leave the one before it in the table. Choose rows where the table is read; mode='append' "
+                "takes where"
+            )
         if self.sql is not None and self.columns is not None:
             raise InvalidSetting("give columns or sql, not both: a query names its columns itself")
 
