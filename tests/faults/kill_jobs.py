@@ -7,8 +7,9 @@ one of these:
 - a driver that runs all seven, when each has come to one of its steps: the Python process alone, or with its JVM;
 - an executor of a cluster, while a task of one job writes.
 
-At the end each runs twice more, undisturbed: every table and the other stream are what the stream says, no row is
-missing, none is there twice, the audit agrees, and nothing is left over or open.
+After each kill every table can be read. At the end each job runs twice more, undisturbed: every table and the other
+stream are what the stream says, no row is missing, none is there twice, the audit agrees, and nothing is left over or
+open.
 """
 
 import os
@@ -60,6 +61,8 @@ DRIVER_KILLS: Final = max(map(len, JOBS.values())) + 1
 CHUNK: Final = DRIVER_KILLS + len(JOBS)
 # Of jobs that do several loads, and there are at least two: the second may be the one.
 _OF_MANY_LOADS: Final = ("append", "upsert", "replay", "into")
+# What jobs write, in the folder of their tables.
+_TABLES: Final = ("append", "upsert", "replay", "snapshot/rows", "snapshot/tombstones")
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -80,11 +83,12 @@ def run(seed: int, trials: int, folder: Path) -> Trials:
 
 
 def gaps(seed: int, life: int) -> dict[str, str]:
-    """Where each job stands when a driver dies: over `DRIVER_KILLS` lives in a row everywhere."""
+    """Where each job stands when a driver dies: over `DRIVER_KILLS` lives in a row everywhere. Each life ends a step
+    earlier than the one before, so that what that one left is dealt with, and not yet done again."""
     turn = (life + seed) % DRIVER_KILLS
     if turn == DRIVER_KILLS - 1:
         return dict.fromkeys(JOBS, striking.TASK)
-    return {job: steps[(turn + place) % len(steps)] for place, (job, steps) in enumerate(JOBS.items())}
+    return {job: steps[(place - turn) % len(steps)] for place, (job, steps) in enumerate(JOBS.items())}
 
 
 class _Chunk:
@@ -99,8 +103,9 @@ class _Chunk:
         self._hub = hub
         self._result = result
         self._sent = 0
-        # The newest value of each key, and every value.
+        # The newest value of each key, and keys whose newest record is a tombstone.
         self._state: dict[str, int] = {}
+        self._gone: set[str] = set()
         rows = {"item": "string", "left": "int64"}
         hub.streams.create(STREAM, shards=SHARDS, schema=rows, key="item", retention="3650d")
         hub.streams.create(COPY, shards=2, schema=rows, key="item", retention="3650d")
@@ -178,6 +183,8 @@ class _Chunk:
         wrong = striking.missed(self._folder / "strikes", number, steps, victims)
         if wrong:
             self._find(f"trial {number}, {victims}, {steps}: {', '.join(wrong)}: {said}")
+        for text in self._unreadable():
+            self._find(f"trial {number}, {victims}, {steps}: {text}")
         self._result.trials += 1
 
     def _find(self, text: str) -> None:
@@ -190,11 +197,13 @@ class _Chunk:
             for _ in range(_ROWS_PER_TRIAL):
                 item = self._item()
                 self._state[item] = self._sent
+                self._gone.discard(item)
                 producer.send(STREAM, {"item": item, "left": self._sent}, timestamp=self._time())
                 self._sent += 1
             for _ in range(_TOMBSTONES_PER_TRIAL):
                 item = self._item()
                 self._state.pop(item, None)
+                self._gone.add(item)
                 producer.send(STREAM, None, key=item.encode(), timestamp=self._time())
         for job in JOBS:
             self._backlog[job] += _ROWS_PER_TRIAL
@@ -204,6 +213,18 @@ class _Chunk:
 
     def _time(self) -> datetime:
         return _SINCE + timedelta(seconds=self._rng.randrange(86_400))
+
+    # What must hold after every kill.
+
+    def _unreadable(self) -> list[str]:
+        wrong = []
+        for table in _TABLES:
+            if (self._lake / table / "_delta_log").is_dir():
+                try:
+                    _rows(self._lake / table)
+                except Exception as error:  # whatever it is
+                    wrong.append(f"{table} cannot be read: {type(error).__name__}: {error}")
+        return wrong
 
     # What must hold in the end.
 
@@ -225,6 +246,9 @@ class _Chunk:
             if state != self._state or rows.num_rows != len(state):
                 differ = sum(state.get(item) != left for item, left in self._state.items())
                 wrong.append(f"{job}: {rows.num_rows} rows for {len(self._state)} keys, {differ} of them are others")
+        tombstones = _rows(self._lake / "snapshot/tombstones")["_key"].to_pylist()
+        if sorted(tombstones) != sorted(item.encode() for item in self._gone):
+            wrong.append(f"snapshot/tombstones: {len(tombstones)} keys, where {len(self._gone)} are gone")
         if not cold_files(self._server.folder, STREAM):
             wrong.append("compact: nothing became cold")
         told = verified(self._hub).get(STREAM)

@@ -233,6 +233,22 @@ def test_what_a_killed_run_had_found_is_said_by_the_next(spark, tmp_path, state)
     assert (again.reconciliation.windows, second.rows_read) == (0, 0)
 
 
+def test_a_stream_that_was_made_anew_is_audited_anew(spark, tmp_path):
+    """What was sent to the one of before is not missing, and what was verified of it says nothing about this one."""
+    folder = tmp_path / "data"
+    with mainstem.open(folder) as hub:
+        fill(hub, 120, windows=4)
+    assert audit(folder, "orders", spark=spark, settle="1s").is_good
+    with mainstem.open(folder) as hub:
+        hub.streams.delete("orders")
+        fill(hub, 60, windows=2)
+        assert "orders" not in verified(hub)
+    result = audit(folder, "orders", spark=spark, settle="1s")
+    assert (result.reconciliation.windows, result.is_good) == (2, True)
+    with mainstem.open(folder) as hub:
+        assert verified(hub)["orders"].through_us == result.reconciliation.verified_through_us
+
+
 def test_what_retention_took_is_not_compared(spark, tmp_path):
     """Also of a shard of which nothing is left, and what goes while the job reads."""
     folder = tmp_path / "data"

@@ -2,16 +2,19 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 import mainstem
 from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
+from mainstem.demo.pipeline import Outputs, PipelineOptions
 from mainstem.demo.revenue import Takings
 from mainstem.demo.revenue_reader import StreamWatch, TableWatch, Windows
 
@@ -73,6 +76,34 @@ def await_windows(watch: StreamWatch | TableWatch, expected: Windows) -> None:
     while watch.windows != expected:
         assert CLOCK.monotonic() < deadline
         CLOCK.sleep(0.05)
+
+
+def test_every_batch_is_taken_once_and_the_query_remembered_as_one(tmp_path, spark, server):
+    """Whatever is tried twice, also a batch without rows. Of the jobs that the log remembers the query is one."""
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create(
+            "demo.revenue",
+            schema={
+                "start": "timestamp",
+                "orders": "int64",
+                "revenue": "decimal(20, 2)",
+                "in_sessions": "decimal(20, 2)",
+            },
+        )
+        outputs = Outputs(PipelineOptions(server.url, (), str(tmp_path / "table"), ""))
+        context = spark.sparkContext
+        context.setLocalProperty("sql.streaming.queryId", "query")
+        try:
+            for number, orders in ((0, 0), (0, 0), (1, 2), (1, 2), (2, 0), (3, 5), (3, 5)):
+                text = f"SELECT timestamp_seconds({number}) start, {orders}L orders, 7.5BD revenue, 2.5BD in_sessions"
+                outputs.write(spark.sql(text), number)
+        finally:
+            context.setLocalProperty("sql.streaming.queryId", None)
+        with hub.consumer("demo.revenue", start="earliest", follow=False) as consumer:
+            assert [record.value["orders"] for record in consumer] == [2, 5]
+        assert sorted(DeltaTable(tmp_path / "table").to_pyarrow_table()["orders"].to_pylist()) == [2, 5]
+    with closing(sqlite3.connect(tmp_path / "data" / "ledger.db")) as ledger:
+        assert ledger.execute("SELECT job FROM deliveries").fetchall() == [("query",)]
 
 
 @pytest.mark.timeout(400)

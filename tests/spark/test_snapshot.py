@@ -9,7 +9,7 @@ import mainstem
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
-from tests.spark.lakes import CutShort, cut_at, table_of
+from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -125,6 +125,29 @@ def test_a_snapshot_takes_the_place_of_the_last_one(tmp_path, spark):
         for table in (ROWS, TOMBSTONES):
             files = DeltaTable(str(tmp_path / "snap" / table)).file_uris()
             assert len(list((tmp_path / "snap" / table).glob("*.parquet"))) == len(files), "older ones are vacuumed"
+
+
+def test_both_tables_can_be_read_whatever_was_killed(tmp_path, spark):
+    """A run that is killed between its two commits has replaced the tombstones already: the next one, which gives up
+    what that one did, leaves them to their readers, also if it does not come to an end itself. The rows go on to name
+    the version of them that is theirs."""
+    folder = tmp_path / "snap"
+    with mainstem.open(tmp_path / "log") as hub:
+        shop = Shop(hub)
+        shop.change(200, 30)
+        snapshot(tmp_path / "log", "stock", folder, spark=spark)
+        rows, tombstones = rows_of(folder), tombstones_of(folder)
+        shop.change(200, 30)
+        for step in ("tombstones", "settled", "planned"):
+            with pytest.raises(CutShort):
+                snapshot(tmp_path / "log", "stock", folder, spark=spark, on_step=cut_at(step))
+            assert tombstones_of(folder) == {f"item{number}" for number in range(30)}.difference(shop.state)
+            assert rows_of(folder) == rows
+        commits = DeltaTable(str(folder / ROWS)).history()
+        version = next(commit["mainstem.tombstones"] for commit in commits if "mainstem.tombstones" in commit)
+        theirs = DeltaTable(str(folder / TOMBSTONES), version=version).to_pyarrow_table()
+        assert {key.decode() for key in theirs["_key"].to_pylist()} == tombstones
+        assert strays(folder / TOMBSTONES) == []
 
 
 def test_a_stream_without_a_key_has_none(tmp_path, spark):

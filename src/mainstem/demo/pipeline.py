@@ -109,7 +109,8 @@ class Outputs:
             rows = kept.orderBy("start").toArrow()
             if rows.num_rows:
                 self._write_table(rows, query, number)
-                self._write_stream(kept, query, number)
+            # Also without rows: numbers follow each other there.
+            self._write_stream(kept, query, number)
         finally:
             kept.unpersist()
 
@@ -131,7 +132,7 @@ class Outputs:
             .mode("append")
             .option("hub", self._options.url)
             .option("stream", REVENUE_STREAM)
-            .option("transactionId", f"{query}-{number}")
+            .options(transactionId=query, transactionVersion=number)
             .save()
         )
 

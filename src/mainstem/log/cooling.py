@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from mainstem.core.clock import Clock
-from mainstem.core.errors import InvalidRequest, Refused
+from mainstem.core.errors import Busy, DiskFull, InvalidRequest, Refused
 from mainstem.core.events import Event
 from mainstem.core.limits import COLD_FILE_BYTES_MIN, COLD_TASK_FILES_MAX, COLD_TASKS_MAX
 from mainstem.core.statistics import summary
@@ -118,7 +118,7 @@ class Cooling:
 
     def commit(self, file: ColdFile) -> int:
         """Swap the entries that a file was made of; how many there were. Refused, and the file gone, if they are not
-        what they were."""
+        what they were; gone, too, if the log takes nothing now (Busy, DiskFull): plan again."""
         with self._lock:
             is_planned = self._is_planned(file.block)
         if not is_planned:
@@ -136,8 +136,13 @@ class Cooling:
             raise Refused(
                 f"cold file {file.block} went while it was committed: something was erased; plan again"
             ) from None
-        # If this raises, the flush may be durable all the same: then the next start knows what the file is.
-        outcome = self._committing.attempt(command)
+        try:
+            # If this raises, the flush may be durable all the same: then the next start knows what the file is.
+            outcome = self._committing.attempt(command)
+        except (Busy, DiskFull):
+            # But for these, which say that nothing was written; and a full disk needs the room.
+            self._blocks.remove(file.block)
+            raise
         if isinstance(outcome, Rejected):
             self._blocks.remove(file.block)
             raise outcome.error

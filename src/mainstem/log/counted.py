@@ -1,10 +1,12 @@
 """The streams `_counts` and `_verified`: what producers say they have sent, and what audits found, as JSON.
 
     _counts     {"producer": "1f…", "number": 3, "source": "billing.py[4711]@host", "stream": "orders",
-                 "start_us": 1790000000000000, "window_us": 60000000, "sent": 1200, "acknowledged": 1200}
-    _verified   {"stream": "orders", "through_us": 1790000600000000, "differing": 0}
+                 "uuid": "9d…", "start_us": 1790000000000000, "window_us": 60000000, "sent": 1200,
+                 "acknowledged": 1200}
+    _verified   {"stream": "orders", "uuid": "9d…", "through_us": 1790000600000000, "differing": 0}
 
-The key is the name of the stream. The same producer, number, stream and start are one count, however often they come.
+The key is the name of the stream. `uuid` is given by who speaks: what comes late may be of a stream that was deleted,
+and another has its name now. The same producer, number, stream and start are one count, however often they come.
 """
 
 import json
@@ -35,7 +37,12 @@ class Counted:
     def note(self, call: CountingCall) -> None:
         """Durable when this returns."""
         if not isinstance(call, NoteCountsCall):
-            said = {"stream": call.name, "through_us": call.through_us, "differing": call.differing}
+            said = {
+                "stream": call.name,
+                "uuid": call.uuid,
+                "through_us": call.through_us,
+                "differing": call.differing,
+            }
             self._verified.append([_json(said)], [check_stream_name(call.name, reserved=True).encode()])
             return
         if not WINDOW_US_MIN <= call.window_us <= WINDOW_US_MAX:
@@ -48,6 +55,7 @@ class Counted:
                 told
                 | {
                     "stream": check_stream_name(count.stream, reserved=True),
+                    "uuid": count.uuid,
                     "start_us": count.start_us,
                     "window_us": call.window_us,
                     "sent": count.sent,

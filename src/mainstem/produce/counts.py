@@ -38,27 +38,27 @@ class Gathered:
     def __init__(self, gathered_max: int = _GATHERED_MAX) -> None:
         self._gathered_max = gathered_max
         # Sent, and acknowledged where that was asked for.
-        self._counts: dict[tuple[str, int], tuple[int, int | None]] = {}
+        self._counts: dict[tuple[str, str, int], tuple[int, int | None]] = {}
         # Records that could not be counted any more: then an audit finds more than was sent, and says so.
         self.uncounted = 0
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
-    def add(self, stream: str, sent: Tally, acknowledged: Tally | None) -> None:
+    def add(self, stream: str, uuid: str, sent: Tally, acknowledged: Tally | None) -> None:
         for start, count in sent.items():
-            known = self._counts.get((stream, start))
+            known = self._counts.get((stream, uuid, start))
             if known is None and len(self._counts) >= self._gathered_max:
                 self.uncounted += count
                 continue
             were, had = known or (0, None if acknowledged is None else 0)
             got = None if acknowledged is None else acknowledged.get(start, 0) + (had or 0)
-            self._counts[stream, start] = (were + count, got)
+            self._counts[stream, uuid, start] = (were + count, got)
 
     def take(self) -> tuple[Count, ...]:
         """As many as fit one call, the oldest windows first."""
-        chosen = sorted(self._counts, key=lambda key: key[1])[:COUNTS_PER_CALL_MAX]
-        return tuple(Count(stream, start, *self._counts.pop((stream, start))) for stream, start in chosen)
+        chosen = sorted(self._counts, key=lambda key: key[2])[:COUNTS_PER_CALL_MAX]
+        return tuple(Count(key[0], key[2], *self._counts.pop(key), uuid=key[1]) for key in chosen)
 
 
 class Counts:
@@ -77,10 +77,11 @@ class Counts:
         self._is_scheduled = False
         self._is_warned = False
 
-    def note(self, stream: str, sent: Tally, acknowledged: Tally | None) -> None:
-        """The fate of some records is known. `acknowledged` is None if nobody was asked."""
+    def note(self, stream: str, uuid: str, sent: Tally, acknowledged: Tally | None) -> None:
+        """The fate of some records is known. `uuid` is that of the stream they were for: it may be gone, and its name
+        another's. `acknowledged` is None if nobody was asked."""
         with self._lock:
-            self._gathered.add(stream, sent, acknowledged)
+            self._gathered.add(stream, uuid, sent, acknowledged)
             now_us = self._clock.now_us()
             self._schedule((windows.start_of(now_us, self.window_us) + self.window_us - now_us) / 1_000_000)
 

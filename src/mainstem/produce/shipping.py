@@ -381,7 +381,8 @@ class Shipping:
             return
         is_asked = self._options.acks != "none"
         for chunk in parcel.chunks:
-            self.counts.note(chunk.stream.name, chunk.sent, chunk.acknowledged if is_asked else None)
+            stream = chunk.stream
+            self.counts.note(stream.name, stream.uuid, chunk.sent, chunk.acknowledged if is_asked else None)
 
     def _end_parcel(self, parcel: Parcel) -> None:
         """With the lock held: give its room back, and remember what failed."""

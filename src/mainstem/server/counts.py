@@ -8,6 +8,7 @@ sent.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from mainstem.core import windows
@@ -17,11 +18,21 @@ from mainstem.core.errors import InternalError, MainstemError
 from mainstem.core.identity import new_producer_id
 from mainstem.core.windows import Tally
 from mainstem.log.contents import Contents
+from mainstem.log.ledger.base import StreamRow
 from mainstem.produce.counts import Counts
 from mainstem.transport.port import Answer, Answered, Call, Port
 
 if TYPE_CHECKING:
     from mainstem.log.log import Log
+
+
+@dataclass(frozen=True, slots=True)
+class Tallied:
+    """The records of a batch by window, and their stream."""
+
+    stream: str
+    uuid: str
+    records: Tally
 
 
 class HttpCounts:
@@ -36,28 +47,27 @@ class HttpCounts:
         port = cast("Port", _OwnPort(carry_out, pool))
         self._counts = Counts(port, new_producer_id(), window_us, clock) if window_us else None
 
-    def tally(self, batch: Batch) -> Tally:
-        """The records of a batch by window."""
+    def tally(self, batch: Batch) -> Tallied | None:
+        """The records of a batch; None if they are not counted, or their stream was deleted meanwhile."""
         header = batch.header
-        if self._counts is None:
-            return {}
-        times = None
-        if windows.start_of(header.time_low, self._window_us) != windows.start_of(header.time_high, self._window_us):
-            times = self._times(batch)
-        return windows.tally(header.time_low, header.time_high, header.count, times, self._window_us)
-
-    def _times(self, batch: Batch) -> Any:
-        row = self._log.ledger.load_stream(batch.header.stream)
+        row = None if self._counts is None else self._log.ledger.load_stream(header.stream)
         if row is None:
             return None
+        times = None
+        if windows.start_of(header.time_low, self._window_us) != windows.start_of(header.time_high, self._window_us):
+            times = self._times(row, batch)
+        found = windows.tally(header.time_low, header.time_high, header.count, times, self._window_us)
+        return Tallied(row.name, row.uuid, found)
+
+    def _times(self, row: StreamRow, batch: Batch) -> Any:
         decoded = Contents.of(row, self._log.schema).decode(batch.header, batch.payload)
         name = "_timestamp" if batch.header.schema_id else "timestamp"
         return decoded.column(name).cast("int64") if name in decoded.schema.names else None
 
-    def note(self, stream: str, written: Tally) -> None:
+    def note(self, written: Tallied) -> None:
         """These are durable."""
-        if self._counts is not None and written:
-            self._counts.note(stream, written, written)
+        if self._counts is not None and written.records:
+            self._counts.note(written.stream, written.uuid, written.records, written.records)
 
     def close(self) -> None:
         """Say the rest. Not in the loop's thread."""

@@ -15,6 +15,8 @@ COUNTS_PER_CALL_MAX: Final = 1_000
 SOURCE_CHARS_MAX: Final = 300
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=STREAM_NAME_CHARS_MAX)]
+# Of a stream: another one may have its name later. Empty says that any of the name is meant.
+Uuid = Annotated[str, msgspec.Meta(max_length=32)]
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -25,6 +27,7 @@ class Count(msgspec.Struct, frozen=True):
     start_us: TimeUs
     sent: U63
     acknowledged: U63 | None = None
+    uuid: Uuid = ""
 
 
 class NoteCountsCall(msgspec.Struct, frozen=True, tag="note_counts"):
@@ -45,6 +48,7 @@ class NoteVerifiedCall(msgspec.Struct, frozen=True, tag="note_verified"):
     name: Name
     through_us: TimeUs
     differing: U63 = 0
+    uuid: Uuid = ""
 
 
 CountingCall = NoteCountsCall | NoteVerifiedCall

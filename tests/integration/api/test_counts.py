@@ -11,9 +11,9 @@ import pytest
 import mainstem
 import mainstem.aio
 from mainstem.core.errors import Forbidden, InvalidSetting
-from mainstem.hub.counted import SentCount, sent_counts, verified
+from mainstem.hub.counted import SentCount, sent_counts, verified, verified_us
 from mainstem.testing.server import ServerProcess
-from mainstem.transport.counting import NoteVerifiedCall
+from mainstem.transport.counting import Count, NoteCountsCall, NoteVerifiedCall
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 START_US = int(START.timestamp() * 1_000_000)
@@ -113,6 +113,37 @@ def test_the_newest_word_of_an_audit_counts(hub):
     hub._port.call(NoteVerifiedCall("orders", START_US + 5, 0))
     found = verified(hub)["orders"]
     assert (found.through_us, found.differing) == (START_US + 5, 0)
+
+
+def test_a_stream_that_was_made_anew_is_another(hub):
+    """What was counted and verified of a stream is not said of one that has its name later; what its producer says late
+    is of the one that it wrote to. What was kept without saying which is said of any."""
+    hub.streams.create("orders")
+    uuid = hub.streams.get("orders").uuid
+    with hub.producer(counts="10s") as late:
+        with hub.producer(counts="10s") as producer:
+            producer.send("orders", b"x", timestamp=START)
+        late.send("orders", b"y", timestamp=START).result(10)
+        hub._port.call(NoteVerifiedCall("orders", START_US, 0, uuid))
+        assert by_window(sent_counts(hub, "orders")) == {0: (1, 1)}
+        assert verified(hub)["orders"].uuid == uuid
+        assert verified_us(hub, "orders") > 0
+        hub.streams.delete("orders")
+        assert verified(hub) == {}
+        hub.streams.create("orders")
+    assert sent_counts(hub, "orders") == []
+    assert verified(hub) == {}
+    assert verified_us(hub, "orders") == 0
+    with hub.producer(counts="10s") as producer:
+        producer.send("orders", b"z", timestamp=START + timedelta(seconds=10))
+    assert by_window(sent_counts(hub, "orders")) == {1: (1, 1)}
+    # As before there was a uuid.
+    count = Count("orders", START_US, 3, 3)
+    hub._port.call(NoteCountsCall(7, 0, "old", TEN_SECONDS, (count,)))
+    hub._port.call(NoteVerifiedCall("orders", START_US, 0))
+    assert by_window(sent_counts(hub, "orders")) == {0: (3, 3), 1: (1, 1)}
+    assert verified(hub)["orders"].through_us == START_US
+    assert verified_us(hub, "orders") > 0
 
 
 def test_counts_outlive_a_killed_server(tmp_path):

@@ -34,6 +34,20 @@ def test_posts_are_counted_and_repeated_ones_once(tmp_path: Path):
         assert totals(server, "orders") == (42, 42)
 
 
+def test_what_a_request_wrote_is_counted_of_its_stream(tmp_path: Path):
+    """Also if another one has its name when the server says it."""
+    with ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--http-counts", "1h") as server:
+        with Client(server.http) as client, mainstem.connect(server.url) as hub:
+            client.create("orders")
+            assert client.post("orders", b'{"value": "x", "timestamp": "2026-03-01T12:00:00Z"}').status == 200
+            hub.streams.delete("orders")
+            client.create("orders")
+            assert client.post("orders", lines(0, 2)).status == 200
+        server.stop()
+        server.start()
+        assert totals(server, "orders") == (2, 2)
+
+
 def test_records_of_several_windows_are_counted_in_each(tmp_path: Path):
     with ServerProcess(tmp_path / "data", "--http", "127.0.0.1:0", "--http-counts", "1s") as server:
         with Client(server.http) as client:

@@ -10,6 +10,7 @@ import pytest
 from mainstem.consume.record import RecordBatch
 from mainstem.core.identity import new_stream_uuid
 from mainstem.log.administration import Administration
+from mainstem.log.disk import Disk
 from mainstem.log.flush import CreateStream
 from mainstem.log.ledger.base import BlockRow, Entry, GenerationRow, StreamRow
 from mainstem.log.log import Log, LogOptions
@@ -32,11 +33,12 @@ Seen = dict[int, tuple[bytes | None, bytes | None]]
 class Keeping:
     """A log that is kept step by step."""
 
-    def __init__(self, path: Path, options: LogOptions = OPTIONS) -> None:
+    def __init__(self, path: Path, options: LogOptions = OPTIONS, disk: Disk | None = None) -> None:
+        """On this disk until it is opened again."""
         self.path = path
         self.clock = SimulatedClock()
         self._options = options
-        self.log = Log(path, options, clock=self.clock, promote=lossless)
+        self.log = Log(path, options, disk=disk, clock=self.clock, promote=lossless)
 
     def reopen(self, *, without_ledger: bool = False) -> None:
         self.log.close()

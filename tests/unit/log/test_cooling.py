@@ -9,7 +9,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from mainstem.core.errors import DataLoss, FolderUnusable, InvalidRequest, Refused
+from mainstem.core.errors import DataLoss, DiskFull, FolderUnusable, InvalidRequest, Refused
 from mainstem.core.limits import MIB
 from mainstem.log import cold_maker, cold_plan
 from mainstem.log.administration import Administration
@@ -24,6 +24,7 @@ from mainstem.log.restore import restore
 from mainstem.log.salvage import Salvage, write_parquet
 from mainstem.registry import compatibility
 from mainstem.testing.clock import SimulatedClock
+from mainstem.testing.disk import BudgetDisk, FailingDisk
 from mainstem.transport.port import ColdFile, ColdPlan, EraseKeyCall
 from tests.unit.log.keeping import DAY, HOUR, SECOND_US, Keeping, marker, pass_time, set_barrier
 from tests.unit.log.typed import Rows, make_rows
@@ -294,6 +295,52 @@ def test_an_abandoned_task_leaves_nothing(keeping):
     keeping.clock.advance(DAY)
     keeping.log.cooling.plan(keeping.row(other), 0)
     assert not cold_files(keeping)
+
+
+def test_a_file_that_finds_no_room_for_its_commit_is_gone(tmp_path):
+    """The disk is full to the last byte when a file is to be swapped in: nothing has happened, and the bytes of the
+    file are free at once. Later the same records are planned anew."""
+    disk = BudgetDisk(free=1 << 30)
+    keeping = Keeping(tmp_path / "data", disk=disk)
+    try:
+        stream = keeping.create()
+        fill(keeping, stream)
+        seen = keeping.read(stream)
+        (file,) = made(keeping, stream)[1]
+        disk.free = 0
+        with pytest.raises(DiskFull):
+            keeping.log.cooling.commit(file)
+        assert cold_files(keeping) == set()
+        assert disk.free >= file.bytes
+        assert not any(is_cold(entry.block) for entry in keeping.entries(stream))
+        with pytest.raises(InvalidRequest, match="there is no cold file"):
+            keeping.log.cooling.commit(file)
+        disk.free = 1 << 30
+        keeping.clock.advance(60)
+        assert len(cool(keeping, stream)) == 1
+        assert keeping.read(stream) == seen
+    finally:
+        keeping.log.close()
+
+
+def test_a_file_whose_commit_has_no_known_end_is_kept_until_the_next_start(tmp_path):
+    """The disk fails after the flush was written: it may be durable, and here it is."""
+    disk = FailingDisk(at=0, kinds=("write",), leaves="all")
+    keeping = Keeping(tmp_path / "data", disk=disk)
+    stream = keeping.create()
+    fill(keeping, stream)
+    seen = keeping.read(stream)
+    (file,) = made(keeping, stream)[1]
+    disk._at = len(disk.calls) + 1
+    with pytest.raises(FolderUnusable):
+        keeping.log.cooling.commit(file)
+    assert cold_files(keeping) == {cold_path(keeping, file).name}
+    keeping.reopen()
+    try:
+        assert [entry.block for entry in keeping.entries(stream)] == [file.block]
+        assert keeping.read(stream) == seen
+    finally:
+        keeping.log.close()
 
 
 def test_what_an_erasure_overtakes_goes_with_it(keeping):

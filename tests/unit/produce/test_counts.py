@@ -9,6 +9,7 @@ from mainstem.transport.counting import COUNTS_PER_CALL_MAX, Count, NoteCountsCa
 from mainstem.transport.port import Answer
 
 MINUTE = 60_000_000
+UUID = "a" * 32
 
 
 class Port:
@@ -46,16 +47,27 @@ def counts_of(port) -> Counts:
 
 def test_counts_of_one_window_are_one():
     gathered = Gathered()
-    gathered.add("orders", {0: 3, MINUTE: 1}, {0: 3, MINUTE: 0})
-    gathered.add("orders", {0: 2}, {0: 2})
-    gathered.add("clicks", {0: 5}, None)
-    assert gathered.take() == (Count("orders", 0, 5, 5), Count("clicks", 0, 5, None), Count("orders", MINUTE, 1, 0))
+    gathered.add("orders", UUID, {0: 3, MINUTE: 1}, {0: 3, MINUTE: 0})
+    gathered.add("orders", UUID, {0: 2}, {0: 2})
+    gathered.add("clicks", UUID, {0: 5}, None)
+    assert gathered.take() == (
+        Count("orders", 0, 5, 5, UUID),
+        Count("clicks", 0, 5, None, UUID),
+        Count("orders", MINUTE, 1, 0, UUID),
+    )
     assert not gathered
+
+
+def test_another_stream_of_the_same_name_is_counted_apart():
+    gathered = Gathered()
+    gathered.add("orders", UUID, {0: 3}, {0: 3})
+    gathered.add("orders", "b" * 32, {0: 2}, {0: 2})
+    assert gathered.take() == (Count("orders", 0, 3, 3, UUID), Count("orders", 0, 2, 2, "b" * 32))
 
 
 def test_no_more_is_held_or_told_at_once_than_is_allowed():
     gathered = Gathered(gathered_max=COUNTS_PER_CALL_MAX + 2)
-    gathered.add("orders", {number * MINUTE: 1 for number in range(COUNTS_PER_CALL_MAX + 10)}, None)
+    gathered.add("orders", UUID, {number * MINUTE: 1 for number in range(COUNTS_PER_CALL_MAX + 10)}, None)
     assert gathered.uncounted == 8
     assert len(gathered.take()) == COUNTS_PER_CALL_MAX
     assert len(gathered.take()) == 2
@@ -64,11 +76,11 @@ def test_no_more_is_held_or_told_at_once_than_is_allowed():
 def test_an_event_that_was_not_taken_is_said_again_as_it_is():
     port = Port()
     counts = counts_of(port)
-    counts.note("orders", {0: 3}, {0: 3})
+    counts.note("orders", UUID, {0: 3}, {0: 3})
     assert 0 < port.delays[0] <= 60
     port.answer = Busy("later")
     port.run()
-    counts.note("orders", {0: 4}, {0: 4})
+    counts.note("orders", UUID, {0: 4}, {0: 4})
     port.answer = Answer()
     port.run()
     port.run()
@@ -80,7 +92,7 @@ def test_an_event_that_was_not_taken_is_said_again_as_it_is():
 def test_what_is_refused_for_good_is_given_up(caplog):
     port = Port()
     counts = counts_of(port)
-    counts.note("orders", {0: 3}, {0: 3})
+    counts.note("orders", UUID, {0: 3}, {0: 3})
     port.answer = Forbidden("no rule allows it")
     port.run()
     port.run()
@@ -91,10 +103,10 @@ def test_what_is_refused_for_good_is_given_up(caplog):
 def test_closing_says_the_rest_and_raises_nothing():
     port = Port()
     counts = counts_of(port)
-    counts.note("orders", {0: 3}, {0: 3})
+    counts.note("orders", UUID, {0: 3}, {0: 3})
     counts.close()
-    assert [call.counts for call in port.asked] == [(Count("orders", 0, 3, 3),)]
-    counts.note("orders", {0: 3}, {0: 3})
+    assert [call.counts for call in port.asked] == [(Count("orders", 0, 3, 3, UUID),)]
+    counts.note("orders", UUID, {0: 3}, {0: 3})
     port.answer = Busy("later")
     counts.close()
     assert len(port.asked) == 2

@@ -37,11 +37,11 @@ from mainstem.core.errors import (
 from mainstem.core.identity import RANDOMNESS, producer_id_of_key
 from mainstem.core.limits import IDEMPOTENCY_KEY_CHARS_MAX
 from mainstem.core.names import check_stream_name
-from mainstem.core.windows import Tally
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.ledger.base import ProducerRow, TransactionRow
 from mainstem.produce.dead_letters import dead_stream_of
 from mainstem.produce.posting import READERS, Posting, Reader
+from mainstem.server.counts import Tallied
 from mainstem.server.door import Visitor
 from mainstem.server.http.administration import json_answer
 from mainstem.server.http.append import HttpAppend
@@ -57,8 +57,8 @@ from mainstem.transport.port import GetStreamCall, StreamInfo
 if TYPE_CHECKING:
     from mainstem.server.server import Server
 
-# For each batch of a request its stream, and its records by window.
-Tallies = list[tuple[int, Tally]]
+# Of each batch of a request that is counted.
+Tallies = list[Tallied]
 
 _ON_BAD: Final = ("raise", "dead_letter")
 
@@ -177,7 +177,8 @@ class Posts:
 
     def _described(self, tallies: Tallies, batch: Batch) -> Batch:
         """The batch without a producer, with statistics if it is large enough for them. It is counted."""
-        tallies.append((batch.header.stream, self._server.http_counts.tally(batch)))
+        if (tallied := self._server.http_counts.tally(batch)) is not None:
+            tallies.append(tallied)
         header = msgspec.structs.replace(batch.header, producer=0, producer_epoch=0, sequence=0)
         row = self._server.log.ledger.load_stream(header.stream) if is_worth_statistics(header) else None
         if row is None:
@@ -193,8 +194,8 @@ class Posts:
         elif key is not None:
             batches = _anchored(batches, key)
         bases = await HttpAppend(self._server, batches, transaction).wait() if batches else []
-        for stream, tally in tallies:
-            self._server.http_counts.note(info.name if stream == info.id else dead_stream_of(info.name), tally)
+        for tallied in tallies:
+            self._server.http_counts.note(tallied)
         runs = _runs(info, batches, bases)
         count = sum(run.last - run.first + 1 for run in runs)
         written = Written(info.name, count, runs, posting.dead)

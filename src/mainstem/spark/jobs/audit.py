@@ -290,7 +290,8 @@ class _Audit:
         self._done(notes, compared.manifest)
 
     def _say(self, manifest: Manifest) -> None:
-        call = NoteVerifiedCall(self.info.name, manifest.verified_through_us, manifest.windows_differing)
+        found = (manifest.verified_through_us, manifest.windows_differing)
+        call = NoteVerifiedCall(self.info.name, *found, uuid=self.info.uuid)
         if self.access.url:
             self.port.call(call)
             return

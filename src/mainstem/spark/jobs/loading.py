@@ -124,6 +124,7 @@ class Loading:
         on_loss: OnLoss = "raise",
         name: str | None = None,
         notes: Path | None = None,
+        beside: Sequence[Lake] = (),
         recipe: str = "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -136,6 +137,8 @@ class Loading:
         # Of the job in the table's log: another stream, or one that was made anew, is another job.
         self.name = name or f"{job}-{history.info.uuid}"
         self.lake = Lake(table, clock)
+        # Other tables, which are committed before it: they may have files of a load that it has not.
+        self._beside = beside
         self.manifests = Manifests(notes or table, self.name)
 
     def run(
@@ -187,7 +190,7 @@ class Loading:
         number = self.lake.number_of(self.name)
         if number:
             self._check_last(number)
-        self.manifests.settle(number, self._clock.now_us())
+        self.manifests.settle(number, self._clock.now_us(), self._beside_files())
         self._on_step("settled", number, number)
         return number
 
@@ -196,7 +199,11 @@ class Loading:
         self.lake.make_durable()
         last = self.manifests.get(number)
         if last is not None and last.state != "done" and self.lake.end_of(number, self.name) not in (None, last.end):
-            self.manifests.give_up(last)
+            self.manifests.give_up(last, self._beside_files())
+
+    def _beside_files(self) -> list[str]:
+        """What the newest versions of the other tables name: who reads them needs it until a load takes its place."""
+        return [str(path) for lake in self._beside if lake.exists for path in lake.at(lake.version)[1]]
 
     def _require_same(self, number: int) -> None:
         """What is done of a job is not gone on with by another of its name, nor taken for what that would do."""

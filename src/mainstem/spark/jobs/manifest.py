@@ -176,18 +176,20 @@ class Manifests:
             self.end(manifest.attempt, [file.path for file in manifest.files])
         _write(self._path(manifest.number), manifest)
 
-    def settle(self, number: int, now_us: int) -> None:
-        """After a kill: the table has the first `number` loads. Finish what it has, give up what it has not."""
+    def settle(self, number: int, now_us: int, kept: Iterable[str] = ()) -> None:
+        """After a kill: the table has the first `number` loads. Finish what it has, give up what it has not, but for
+        files that are `kept`."""
         have = self.get(number)
         if have is not None and have.state == "written":
             self.advance(msgspec.structs.replace(have, state="done", done_us=now_us))
         begun = self.get(number + 1)
         if begun is not None:
-            self.give_up(begun)
+            self.give_up(begun, kept)
 
-    def give_up(self, begun: Manifest) -> None:
-        """Nothing of a load that was begun is done: its files go, and its number is free."""
-        self.end(begun.attempt, ())
+    def give_up(self, begun: Manifest, kept: Iterable[str] = ()) -> None:
+        """Nothing of a load that was begun is done: its files go, and its number is free. Those stay that are `kept`,
+        because a table names them that does not decide about the load."""
+        self.end(begun.attempt, kept)
         self._path(begun.number).unlink()
 
     def end(self, attempt: str, kept: Iterable[str]) -> None:

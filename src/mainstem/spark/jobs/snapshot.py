@@ -73,8 +73,10 @@ def snapshot(
         raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
     wanted = Wanted(history.names(columns, (KEY_COLUMN, *PLACE_COLUMNS)), None, on_bad, on_loss, is_deleted=True)
     place = Path(folder)
-    loading = Loading("snapshot", history, place / ROWS, notes=place, on_step=on_step, on_loss=on_loss)
     tombstones = Lake(place / TOMBSTONES)
+    loading = Loading(
+        "snapshot", history, place / ROWS, notes=place, beside=[tombstones], on_step=on_step, on_loss=on_loss
+    )
     work = _Snapshot(spark or session(), history, wanted, loading.lake, tombstones, loading.name, on_step)
     end = history.info.ends if at is None else history.offsets(at)
     result = loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
