@@ -37,7 +37,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
-from mainstem.transport.sharing import AbortDeliveryCall, CommitPartsCall, HoldGroupCall
+from mainstem.transport.sharing import AbortDeliveryCall, CommitPartsCall, HoldGroupCall, Staging
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -540,3 +540,9 @@ def test_who_is_refused_for_its_generation_is_told_the_one_of_now():
     assert (sent.generation, sent.shards, str(sent)) == (3, 8, "changed")
     # A server of before says neither.
     assert error_from(WireError(StaleGeneration.code, "changed")).shards == 0  # type: ignore[attr-defined]
+
+
+def test_parts_of_transactions_from_before_deliveries_had_numbers():
+    """As clients of versions 4 and 5 send them: five fields."""
+    sent = bytes.fromhex("95 0b 00 cb 40 4e 00 00 00 00 00 00 a0 00")
+    assert msgspec.msgpack.decode(sent, type=Staging) == Staging(11, 0, 60.0)
