@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 import mainstem
-from mainstem.core.errors import DeliveryRefused, InvalidSetting
+from mainstem.core.errors import DeliveryRefused, InvalidRecord, InvalidSetting
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.replay import replay
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
@@ -133,6 +133,53 @@ def test_into_another_stream(server, tmp_path, spark):
 def delivered(hub, stream: str) -> list[dict]:
     with hub.consumer(stream, start="earliest", follow=False) as consumer:
         return sorted((record.value for record in consumer), key=lambda row: row["id"])
+
+
+@pytest.mark.slow("five replays, through a server")
+def test_deletions_are_copied_as_deletions(server, tmp_path, spark):
+    """What a stream of rows says of a key last, its copy says too. A table has them as rows of nulls with their places;
+    a function and a query are of rows alone."""
+    with mainstem.connect(server.url) as hub:
+        typed = {"schema": {"id": "int64", "x": "int64"}, "retention": "3650d"}
+        hub.streams.create("clicks", shards=2, key="id", **typed)
+        hub.streams.create("copy", shards=3, key="id", **typed)
+        hub.streams.create("unkeyed", shards=1, **typed)
+        hub.streams.create("other", shards=1, key="x", **typed)
+        hub.streams.create("twice", shards=1, schema={"id": "int64", "twice": "int64"}, key="id")
+        with hub.producer() as producer:
+            for number, (key, x) in enumerate(
+                [(1, 1), (1, None), (2, 1), (3, None), (2, None), (2, 2), (3, 3), (2, None)]
+            ):
+                row = None if x is None else {"id": key, "x": x}
+                at = START + timedelta(seconds=number)
+                producer.send("clicks", row, key=key if x is None else None, timestamp=at)
+        given = {"since": START, "until": START + HOUR, "spark": spark}
+        for into in ("copy", "unkeyed"):
+            done = replay(server.url, "clicks", tmp_path / into, into=into, **given)
+            assert done.rows_written == 8
+            assert by_key(hub, into) == by_key(hub, "clicks")
+        with pytest.raises(
+            InvalidRecord, match="tombstone of b'1', because its keys are made of x; leave tombstones out"
+        ):
+            replay(server.url, "clicks", tmp_path / "other", into="other", **given)
+        replay(server.url, "clicks", tmp_path / "other", into="other", where="id IS NOT NULL", **given)
+        rows = [{"id": 1, "x": 1}, {"id": 2, "x": 1}, {"id": 2, "x": 2}, {"id": 3, "x": 3}]
+        assert sorted(delivered(hub, "other"), key=lambda row: row["x"] + 10 * row["id"]) == rows
+        replay(server.url, "clicks", tmp_path / "twice", into="twice", function=doubled, columns=["id", "x"], **given)
+        assert sorted(row["twice"] for row in delivered(hub, "twice")) == [2, 2, 4, 6]
+        replay(server.url, "clicks", tmp_path / "query", sql="SELECT count(*) AS many FROM clicks", **given)
+        assert table_of(tmp_path / "query")["many"].to_pylist() == [4]
+        replay(server.url, "clicks", tmp_path / "table", **given)
+        assert [row["_key"] for row in table_of(tmp_path / "table").to_pylist() if row["id"] is None].count(b"2") == 2
+
+
+def by_key(hub, stream: str) -> dict[bytes, list]:
+    """What is said of each key, in its order."""
+    found: dict[bytes, list] = {}
+    with hub.consumer(stream, start="earliest", follow=False) as consumer:
+        for record in consumer:
+            found.setdefault(record.key, []).append((record.value, record.timestamp))
+    return found
 
 
 @pytest.mark.mechanism("P15")

@@ -322,6 +322,9 @@ def test_one_row_for_each_key(tmp_path, spark):
         write(item5=None, item3=9)
         check()
         check()
+    # Also where records are chosen by what is beside their rows.
+    warehouse(tmp_path / "log", "stock", tmp_path / "chosen", mode="upsert", where="_offset >= 0", spark=spark)
+    assert {row["item"]: row["left"] for row in table_of(tmp_path / "chosen").to_pylist()} == wanted
     with pytest.raises(InvalidSetting, match="mode='upsert' takes neither partition nor sql"):
         warehouse(tmp_path / "log", "stock", table, mode="upsert", partition="day", spark=spark)
 

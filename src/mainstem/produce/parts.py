@@ -50,6 +50,10 @@ class Part:
         """Add a table: see Producer.send_batch."""
         self._producer.send_batch(stream, data, shard=shard)
 
+    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
+        """Add a tombstone, after what was added before: see Producer.send."""
+        self._producer.send(stream, None, key=key, timestamp=time_us, shard=shard)
+
     def finish(self) -> PartWritten:
         """Wait until all of it is durable; raises what went wrong."""
         self._producer.close()

@@ -33,6 +33,8 @@ class PartWriter(Protocol):
 
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None: ...
 
+    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None: ...
+
     def finish(self) -> Staged: ...
 
     def abort(self) -> None: ...
@@ -98,6 +100,9 @@ class _FilePart:
 
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None:
         self._part.send_batch(stream, data, shard=shard)
+
+    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
+        self._part.send_tombstone(stream, key, time_us, shard=shard)
 
     def finish(self) -> StagedFile:
         try:

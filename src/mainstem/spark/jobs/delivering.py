@@ -19,8 +19,9 @@ from mainstem.spark.frames import check_frame
 from mainstem.spark.jobs.loading import Attempt, Loading, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
+from mainstem.spark.jobs.records_copied import Copier, rows_of
 from mainstem.spark.jobs.tasks import Answer
-from mainstem.spark.staged_rows import deliver, stage
+from mainstem.spark.staged_rows import Send, deliver, send_rows, stage
 from mainstem.transport.port import StreamInfo
 
 
@@ -47,9 +48,11 @@ class Redelivery(Loading):
 
 
 class Delivering:
-    """Loads staged and committed to a stream, for one run of a job. One thread."""
+    """Loads staged and committed to a stream, for one run of a job. With a `copier` what is made are records, which it
+    sends. One thread."""
 
-    def __init__(self, making: Making, destination: Destination, *, job: str) -> None:
+    def __init__(self, making: Making, destination: Destination, *, job: str, copier: Copier | None = None) -> None:
+        self._copier = copier
         self._making = making
         self._destination = destination
         self._job = job
@@ -57,10 +60,12 @@ class Delivering:
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load, staged."""
         stream = self._destination.look_up()
-        check_frame(stream, self._making.schema())
+        schema = self._making.schema()
+        check_frame(stream, schema if self._copier is None else rows_of(stream, schema))
         self._destination.check_free()
         tasks = self._making.cut(load)
-        return Written(self._making.run(tasks, partial(_stage, self._destination, stream, self._job, attempt.number)))
+        given = (self._destination, stream, self._copier or send_rows, self._job, attempt.number)
+        return Written(self._making.run(tasks, partial(_stage, *given)))
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
         """Make the load visible, once."""
@@ -72,8 +77,14 @@ class Delivering:
 
 
 def _stage(
-    destination: Destination, stream: StreamInfo, job: str, number: int, part: int, batches: Iterable[pa.RecordBatch]
+    destination: Destination,
+    stream: StreamInfo,
+    send: Send,
+    job: str,
+    number: int,
+    part: int,
+    batches: Iterable[pa.RecordBatch],
 ) -> Answer:
     """Stage the rows of one task."""
-    rows = stage(destination, stream, job, number, batches)
+    rows = stage(destination, stream, job, number, batches, send=send)
     return Answer(rows_written=rows.sums.rows, staged=pickle.dumps(rows))

@@ -25,6 +25,7 @@ from mainstem.spark.jobs.making import Function, Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import By, Partitioning
 from mainstem.spark.jobs.recipe import code_digest, digest
+from mainstem.spark.jobs.records_copied import Copier
 from mainstem.spark.jobs.tasks import OnStep, no_step
 from mainstem.spark.jobs.warehouse import LOAD_ROWS
 from mainstem.spark.session import session
@@ -90,8 +91,9 @@ def replay(
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    is_copy = into is not None and sql is None and function is None and bool(history.info.schema_bytes)
     names = history.names(columns, _beside(history, into, sql, function))
-    wanted = Wanted(names, _within(since, until, where), on_bad, on_loss)
+    wanted = Wanted(names, _within(since, until, where), on_bad, on_loss, is_deleted=is_copy)
     job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
     recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     # The first record of that time or later: every one before it is older.
@@ -105,7 +107,8 @@ def replay(
     making = Making(spark, history, wanted, on_step=on_step, sql=sql, function=found)
     work: Delivering | Copying
     if destination is not None:
-        work = Delivering(making, destination, job=job)
+        copier = Copier(history.info.key) if is_copy else None
+        work = Delivering(making, destination, job=job, copier=copier)
     else:
         work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
     if replace:
@@ -121,10 +124,11 @@ def replay(
 
 
 def _beside(history: History, into: str | None, sql: str | None, function: Function | str | None) -> tuple[str, ...]:
-    """What comes along with the columns of a row. Records that are only delivered keep their time, not their place."""
+    """What comes along with the columns of a row. Records that are only delivered keep their key and their time, not
+    their place."""
     if into is None or sql is not None or function is not None:
         return (*PLACE_COLUMNS, KEY_COLUMN)
-    return ("_timestamp",) if history.info.schema_bytes else ()
+    return (KEY_COLUMN, "_timestamp") if history.info.schema_bytes else ()
 
 
 def _check_range(since: datetime, until: datetime) -> None:
