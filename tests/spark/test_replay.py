@@ -135,7 +135,7 @@ def delivered(hub, stream: str) -> list[dict]:
         return sorted((record.value for record in consumer), key=lambda row: row["id"])
 
 
-@pytest.mark.slow("five replays, through a server")
+@pytest.mark.slow("seven replays, through a server")
 def test_deletions_are_copied_as_deletions(server, tmp_path, spark):
     """What a stream of rows says of a key last, its copy says too. A table has them as rows of nulls with their places;
     a function and a query are of rows alone."""
@@ -180,6 +180,31 @@ def by_key(hub, stream: str) -> dict[bytes, list]:
         for record in consumer:
             found.setdefault(record.key, []).append((record.value, record.timestamp))
     return found
+
+
+@pytest.mark.slow("four replays, through a server")
+def test_what_was_begun_is_not_gone_on_with_by_another(server, tmp_path, spark):
+    """Also where a first load is not done: another range would go on behind it, and leave its own beginning out."""
+    with mainstem.connect(server.url) as hub:
+        made(hub)
+        given = {"until": START + HOUR, "into": "copy", "name": "n", "load_rows": 800, "spark": spark}
+        for step in ("planned", "committed"):
+            with pytest.raises(CutShort):
+                replay(
+                    server.url, "clicks", tmp_path, since=START + timedelta(seconds=900), on_step=cut_at(step), **given
+                )
+            with pytest.raises(InvalidSetting, match="run before with another range, query, columns or function"):
+                replay(server.url, "clicks", tmp_path, since=START, **given)
+        replay(server.url, "clicks", tmp_path, since=START + timedelta(seconds=900), **given)
+        assert [row["id"] for row in delivered(hub, "copy")] == list(range(900, 2_000))
+
+
+def made(hub) -> None:
+    """2,000 rows, and a stream to copy them to."""
+    schema = {"id": "int64", "x": "int64"}
+    hub.streams.create("clicks", shards=2, schema=schema, key="id", retention="3650d")
+    hub.streams.create("copy", shards=2, schema=schema, key="id", retention="3650d")
+    send(hub, range(2_000))
 
 
 @pytest.mark.mechanism("P15")

@@ -39,6 +39,11 @@ class Redelivery(Loading):
         self._on_step("settled", number, number)
         return number
 
+    def _require_same(self, number: int) -> None:
+        super()._require_same(number)
+        # What was begun is done first, as it was planned.
+        super()._require_same(number + 1)
+
     def _again(self, number: int) -> list[Load]:
         begun = self.manifests.get(number + 1)
         if begun is None:
