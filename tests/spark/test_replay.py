@@ -199,6 +199,22 @@ def test_what_was_begun_is_not_gone_on_with_by_another(server, tmp_path, spark):
         assert [row["id"] for row in delivered(hub, "copy")] == list(range(900, 2_000))
 
 
+@pytest.mark.slow("two replays, through a server")
+def test_what_tasks_have_staged_goes_with_a_load_that_fails(server, tmp_path, spark):
+    def failing(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if 1_999 in rows["id"].to_pylist():
+            raise InvalidRecord("the last one")
+        return rows.select(["id", "x"])
+
+    with mainstem.connect(server.url) as hub:
+        made(hub)
+        given = {"since": START, "until": START + HOUR, "into": "copy", "function": failing, "spark": spark}
+        with pytest.raises(InvalidRecord, match="the last one"):
+            replay(server.url, "clicks", tmp_path, **given)
+        counts = hub.statistics()
+        assert (counts["transactions_open"], counts["transactions_staged_bytes"]) == (0, 0)
+
+
 def made(hub) -> None:
     """2,000 rows, and a stream to copy them to."""
     schema = {"id": "int64", "x": "int64"}

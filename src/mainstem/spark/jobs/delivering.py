@@ -70,7 +70,12 @@ class Delivering:
         self._destination.check_free()
         tasks = self._making.cut(load)
         given = (self._destination, stream, self._copier or send_rows, self._job, attempt.number)
-        return Written(self._making.run(tasks, partial(_stage, *given)))
+        try:
+            return Written(self._making.run(tasks, partial(_stage, *given)))
+        except (Exception, KeyboardInterrupt):
+            # Of tasks that were done by then; the load may come again, so not for good.
+            self._destination.discard_up_to(self._job, attempt.number)
+            raise
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
         """Make the load visible, once."""
