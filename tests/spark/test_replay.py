@@ -1,5 +1,7 @@
 """The job `replay`: a range of history once more, through a function or a query."""
 
+import contextlib
+import json
 import os
 import signal
 from datetime import UTC, datetime, timedelta
@@ -11,9 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 import mainstem
+from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DeliveryRefused, InvalidRecord, InvalidSetting
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.replay import replay
+from mainstem.testing.server import ServerProcess
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -213,6 +217,31 @@ def test_what_tasks_have_staged_goes_with_a_load_that_fails(server, tmp_path, sp
             replay(server.url, "clicks", tmp_path, **given)
         counts = hub.statistics()
         assert (counts["transactions_open"], counts["transactions_staged_bytes"]) == (0, 0)
+
+
+@pytest.mark.slow("four replays, through a server and beside a folder")
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_delivered_load_is_not_done_again_when_its_records_are_gone(is_served, tmp_path, spark):
+    """A run was killed after the log had its load, and before the manifest said so; then the range was trimmed."""
+    with ServerProcess(tmp_path / "data") if is_served else contextlib.nullcontext() as server:
+
+        def opened():
+            return mainstem.open(tmp_path / "data") if server is None else mainstem.connect(server.url)
+
+        with opened() as hub:
+            made(hub)
+        place = tmp_path / "data" if server is None else server.url
+        given = {"since": START, "until": START + HOUR, "into": "copy", "name": "n", "load_rows": 800, "spark": spark}
+        with pytest.raises(CutShort):
+            replay(place, "clicks", tmp_path / "state", on_step=cut_at("committed"), **given)
+        (manifest,) = (tmp_path / "state" / "_mainstem" / "replay-n").glob("*.json")
+        ends = Cursor.parse(json.loads(manifest.read_text())["end"]).offsets
+        with opened() as hub:
+            for shard, end in enumerate(ends):
+                hub.streams.trim("clicks", offset=end, shard=shard)
+        replay(place, "clicks", tmp_path / "state", **given)
+        with opened() as hub:
+            assert [row["id"] for row in delivered(hub, "copy")] == list(range(2_000))
 
 
 def made(hub) -> None:

@@ -1,9 +1,9 @@
 """Rows delivered to a stream: the loads of a job, each once.
 
 Tasks stage what they make where nobody sees it, and the driver commits what all of them have staged in one step of the
-log, under the job's name and the load's number. The log remembers both, with a fingerprint of the rows: a load that is
-delivered again after a kill changes nothing, and one that comes with other rows is refused. So a load that was begun is
-done again exactly as it was planned.
+log, under the job's name and the load's number. The log remembers both, with a fingerprint of the rows: after a kill it
+says whether it has the load. One that is delivered again all the same changes nothing, and one that comes with other
+rows is refused. So a load that was begun and that the log has not is done exactly as it was planned.
 """
 
 import pickle
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from mainstem.core.cursor import Cursor
@@ -26,14 +27,22 @@ from mainstem.transport.port import StreamInfo
 
 
 class Redelivery(Loading):
-    """The loads of a job into a stream. The manifests alone say what is done; what the last one was about is delivered
-    again, and the log knows whether it has it."""
+    """The loads of a job into a stream. The manifests say what is done. Of one that was begun the log says whether it
+    has it; if not, it is delivered again."""
+
+    def __init__(self, destination: Destination, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._destination = destination
 
     def _settled(self) -> int:
         done = [manifest.number for manifest in self.manifests.all() if manifest.state == "done"]
         number = max(done, default=0)
         begun = self.manifests.get(number + 1)
-        if begun is not None:
+        if begun is not None and self._destination.has(self.name, begun.number):
+            # Its records may be gone by now: it is not made again.
+            self.manifests.advance(msgspec.structs.replace(begun, state="done", done_us=self._clock.now_us()))
+            number = begun.number
+        elif begun is not None:
             # The manifest stays, as the plan of what is delivered again, under an attempt of its own.
             self.manifests.end(begun.attempt, ())
         self._on_step("settled", number, number)

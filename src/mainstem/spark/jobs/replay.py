@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,9 +99,9 @@ def replay(
     recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     # The first record of that time or later: every one before it is older.
     start = history.cursor(history.offsets(since))
-    kind = Loading if into is None else Redelivery
-    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     destination = None if into is None else Destination(history.access, into)
+    kind = Loading if destination is None else partial(Redelivery, destination)
+    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     if destination is not None:
         destination.check_free()
     spark = spark or session()
