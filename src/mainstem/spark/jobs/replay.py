@@ -6,7 +6,6 @@ that is run again does nothing, but for records that came late meanwhile. One th
 more is refused: what is there of it is neither gone on with nor taken for what is asked now.
 """
 
-import dataclasses
 import importlib
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.destination import Destination
+from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.comparing import compare as compare_versions
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
@@ -113,14 +113,14 @@ def replay(
     else:
         work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
     if replace:
-        before = loading.lake.version if compare and loading.lake.exists else -1
-        result = loading.run_whole(start, history.info.ends, work.write, work.commit)
-        if before < 0:
-            return result
-        on_step("compare", 0, 1)
-        told = compare_versions(spark, loading.lake, before, result.table_version, key or history.info.key)
-        on_step("compare", 1, 1)
-        return dataclasses.replace(result, compared=told)
+
+        def compared(before: int, after: int) -> Compared:
+            on_step("compare", 0, 1)
+            told = compare_versions(spark, loading.lake, before, after, key or history.info.key)
+            on_step("compare", 1, 1)
+            return told
+
+        return loading.run_whole(start, history.info.ends, work.write, work.commit, compared if compare else None)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)
 
 
