@@ -68,10 +68,10 @@ def replay(
 
     `function` gets Arrow batches with the stream's columns and _key, _shard, _offset, _timestamp, and gives batches or
     tables; as text it is "module:name". `sql` is a query over the stream by its name, which sees one load at a time.
-    Neither: the records as they are.
+    Neither: the records as they are. In a stream with a schema tombstones come to neither of the two.
 
     `into` is the name of a stream of the same hub to which rows are delivered instead; the folder then has the replay's
-    manifests. A load whose rows the stream has already is recognised there.
+    manifests. A load whose rows the stream has already is recognised there. Tombstones are tombstones there.
 
     With `replace` everything is one load that takes the place of what is in the table: readers see the old rows or the
     new ones, and the old ones stay as the table's version before. `compared` of the result says how many are different,
