@@ -1,10 +1,10 @@
 """Jobs on Spark, killed between any two of their steps, and their executors under them.
 
-A keyed stream is written to all the time. Seven jobs work on it: `warehouse` adding rows, `warehouse` with a row for
-each key, `snapshot`, `replay` into a table, `replay` into a stream, `compact` and `audit`. Each trial is one kill, of
-one of these:
+A keyed stream is written to all the time. Nine jobs work on it: `warehouse` adding rows, by a query, and with a row for
+each key, `snapshot`, `replay` into a table, in the place of a table's rows, and into a stream, `compact` and `audit`.
+Each trial is one kill, of one of these:
 
-- a driver that runs all seven, when each has come to one of its steps: the Python process alone, or with its JVM;
+- a driver that runs all nine, when each has come to one of its steps: the Python process alone, or with its JVM;
 - an executor of a cluster, while a task of one job writes.
 
 After each kill every table can be read. At the end each job runs twice more, undisturbed: every table and the other
@@ -51,7 +51,9 @@ JOBS: Final = {
     "append": ("settled", *_LOAD, "compact"),
     "upsert": ("settled", *_LOAD),
     "snapshot": ("settled", *_LOAD[:-2], "tombstones", *_LOAD[-2:]),
+    "sql": ("settled", *_LOAD, "compact"),
     "replay": ("settled", *_LOAD),
+    "replace": ("settled", *_LOAD, "compare"),
     "into": ("settled", *_LOAD),
     "compact": ("settled", *(step for step in _LOAD if step != "prepared")),
     "audit": ("settled", *(step for step in _LOAD if step != "prepared")),
@@ -60,9 +62,10 @@ JOBS: Final = {
 DRIVER_KILLS: Final = max(map(len, JOBS.values())) + 1
 CHUNK: Final = DRIVER_KILLS + len(JOBS)
 # Of jobs that do several loads, and there are at least two: the second may be the one.
-_OF_MANY_LOADS: Final = ("append", "upsert", "replay", "into")
+_OF_MANY_LOADS: Final = ("append", "upsert", "sql", "replay", "into")
 # What jobs write, in the folder of their tables.
-_TABLES: Final = ("append", "upsert", "replay", "snapshot/rows", "snapshot/tombstones")
+_TABLES: Final = ("append", "upsert", "sql", "replay", "replace", "snapshot/rows", "snapshot/tombstones")
+_QUERY: Final = f"SELECT left, _shard, _offset FROM {STREAM}"
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -109,6 +112,10 @@ class _Chunk:
         rows = {"item": "string", "left": "int64"}
         hub.streams.create(STREAM, shards=SHARDS, schema=rows, key="item", retention="3650d")
         hub.streams.create(COPY, shards=2, schema=rows, key="item", retention="3650d")
+        from mainstem.spark.jobs.lake import Lake
+
+        # There is something to compare with from the first run on.
+        Lake(self._lake / "replace").prepare(pa.schema([("item", pa.string()), ("left", pa.int64())]), ())
         # Rows that a job has not loaded, at least.
         self._backlog = dict.fromkeys(JOBS, 0)
         for _ in range(3):
@@ -116,7 +123,7 @@ class _Chunk:
 
     def run(self, trials: int) -> None:
         lives = [gaps(self._seed, life) for life in range(min(trials, DRIVER_KILLS))]
-        masters = ["local[8,4]" if striking.TASK in steps.values() else "local[2,4]" for steps in lives]
+        masters = ["local[12,4]" if striking.TASK in steps.values() else "local[2,4]" for steps in lives]
         with Drivers("tests.faults.kill_jobs", self._folder, [*masters, "local[2,4]"]) as drivers:
             for steps in lives:
                 self._kill_driver(drivers, steps)
@@ -230,16 +237,21 @@ class _Chunk:
 
     def _checked(self) -> list[str]:
         ends = self._hub.streams.get(STREAM).ends
-        wanted = [(shard, offset) for shard, end in enumerate(ends) for offset in range(end)]
+        every = {(shard, offset) for shard, end in enumerate(ends) for offset in range(end)}
+        said = {stream: _said(self._hub, stream) for stream in (STREAM, COPY)}
+        rows_alone = {place for values in said[STREAM].values() for left, place in values if left is not None}
         wrong = []
-        for job in ("append", "replay"):
+        for job in ("append", "replay", "replace", "sql"):
             rows = _rows(self._lake / job)
             places = zip(rows["_shard"].to_pylist(), rows["_offset"].to_pylist(), strict=True)
-            wrong += self._compared(job, wanted, places)
-        for stream in (STREAM, COPY):
-            with self._hub.consumer(stream, start="earliest", follow=False) as consumer:
-                found = [left for batch in consumer.batches() for left in batch.to_arrow()["left"].to_pylist()]
-            wrong += self._compared(f"stream {stream}", range(self._sent), (left for left in found if left is not None))
+            wrong += self._compared(job, rows_alone if job == "sql" else every, places)
+        for stream, keys in said.items():
+            found = [left for values in keys.values() for left, _ in values if left is not None]
+            wrong += self._compared(f"stream {stream}", range(self._sent), found)
+        first, copied = ({key: [left for left, _ in each] for key, each in keys.items()} for keys in said.values())
+        differ = sum(first.get(key) != copied.get(key) for key in first | copied)
+        if differ:
+            wrong.append(f"stream {COPY}: of {differ} keys it says something else, or in another order")
         for job in ("upsert", "snapshot/rows"):
             rows = _rows(self._lake / job)
             state = dict(zip(rows["item"].to_pylist(), rows["left"].to_pylist(), strict=True))
@@ -274,6 +286,16 @@ class _Chunk:
             "staged files": [path.name for path in (self._server.folder / "staging").rglob("*") if path.is_file()],
         }
         return [f"{len(names)} {what} are left over: {names[:3]}" for what, names in found.items() if names]
+
+
+def _said(hub: Hub, stream: str) -> dict[bytes | None, list[tuple[int | None, tuple[int, int]]]]:
+    """What a stream says of each key, and where: a value, or None that it is gone."""
+    found: dict[bytes | None, list[tuple[int | None, tuple[int, int]]]] = {}
+    with hub.consumer(stream, start="earliest", follow=False) as consumer:
+        for record in consumer:
+            left = None if record.value is None else record.value["left"]
+            found.setdefault(record.key, []).append((left, (record.shard, record.offset)))
+    return found
 
 
 def _rows(table: Path) -> pa.Table:
@@ -327,9 +349,12 @@ def run_job(job: str, spark: Any, orders: dict[str, Any], *, is_last: bool = Fal
     elif job == "replay":
         replay(hub, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, **given)
     elif job == "into":
-        # A tombstone is no row.
-        rows: dict[str, Any] = {"where": "left IS NOT NULL", "into": COPY}
-        replay(hub, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, **rows, **given)
+        replay(hub, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, into=COPY, **given)
+    elif job == "replace":
+        told = replay(hub, STREAM, lake / job, since=_SINCE, until=until, replace=True, **given).compared
+        assert told is not None
+    elif job == "sql":
+        warehouse(hub, STREAM, lake / job, sql=_QUERY, load_rows=_LOAD_ROWS, **given)
     elif job == "compact":
         compact(hub, STREAM, older_than="1h", file_bytes_min=1, manifests=notes, **given)
     elif job == "audit":
@@ -345,7 +370,7 @@ def run_job(job: str, spark: Any, orders: dict[str, Any], *, is_last: bool = Fal
 def _stepping(job: str) -> Any:
     def on_step(name: str, done: int, total: int) -> None:
         # Steps that take their time are told again and again: their beginning counts.
-        if name not in ("write", "compact") or done == 0:
+        if name not in ("write", "compact", "compare") or done == 0:
             striking.come_to(job, name)
 
     return on_step

@@ -1,5 +1,7 @@
 """The job `replay`: a range of history once more, through a function or a query."""
 
+import contextlib
+import json
 import os
 import signal
 from datetime import UTC, datetime, timedelta
@@ -11,9 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 import mainstem
-from mainstem.core.errors import DeliveryRefused, InvalidSetting
+from mainstem.core.cursor import Cursor
+from mainstem.core.errors import DeliveryRefused, InvalidRecord, InvalidSetting
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.replay import replay
+from mainstem.testing.server import ServerProcess
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -135,6 +139,119 @@ def delivered(hub, stream: str) -> list[dict]:
         return sorted((record.value for record in consumer), key=lambda row: row["id"])
 
 
+@pytest.mark.slow("seven replays, through a server")
+def test_deletions_are_copied_as_deletions(server, tmp_path, spark):
+    """What a stream of rows says of a key last, its copy says too. A table has them as rows of nulls with their places;
+    a function and a query are of rows alone."""
+    with mainstem.connect(server.url) as hub:
+        typed = {"schema": {"id": "int64", "x": "int64"}, "retention": "3650d"}
+        hub.streams.create("clicks", shards=2, key="id", **typed)
+        hub.streams.create("copy", shards=3, key="id", **typed)
+        hub.streams.create("unkeyed", shards=1, **typed)
+        hub.streams.create("other", shards=1, key="x", **typed)
+        hub.streams.create("twice", shards=1, schema={"id": "int64", "twice": "int64"}, key="id")
+        with hub.producer() as producer:
+            for number, (key, x) in enumerate(
+                [(1, 1), (1, None), (2, 1), (3, None), (2, None), (2, 2), (3, 3), (2, None)]
+            ):
+                row = None if x is None else {"id": key, "x": x}
+                at = START + timedelta(seconds=number)
+                producer.send("clicks", row, key=key if x is None else None, timestamp=at)
+        given = {"since": START, "until": START + HOUR, "spark": spark}
+        for into in ("copy", "unkeyed"):
+            done = replay(server.url, "clicks", tmp_path / into, into=into, **given)
+            assert done.rows_written == 8
+            assert by_key(hub, into) == by_key(hub, "clicks")
+        with pytest.raises(
+            InvalidRecord, match="tombstone of b'1', because its keys are made of x; leave tombstones out"
+        ):
+            replay(server.url, "clicks", tmp_path / "other", into="other", **given)
+        replay(server.url, "clicks", tmp_path / "other", into="other", where="id IS NOT NULL", **given)
+        rows = [{"id": 1, "x": 1}, {"id": 2, "x": 1}, {"id": 2, "x": 2}, {"id": 3, "x": 3}]
+        assert sorted(delivered(hub, "other"), key=lambda row: row["x"] + 10 * row["id"]) == rows
+        replay(server.url, "clicks", tmp_path / "twice", into="twice", function=doubled, columns=["id", "x"], **given)
+        assert sorted(row["twice"] for row in delivered(hub, "twice")) == [2, 2, 4, 6]
+        replay(server.url, "clicks", tmp_path / "query", sql="SELECT count(*) AS many FROM clicks", **given)
+        assert table_of(tmp_path / "query")["many"].to_pylist() == [4]
+        replay(server.url, "clicks", tmp_path / "table", **given)
+        assert [row["_key"] for row in table_of(tmp_path / "table").to_pylist() if row["id"] is None].count(b"2") == 2
+
+
+def by_key(hub, stream: str) -> dict[bytes, list]:
+    """What is said of each key, in its order."""
+    found: dict[bytes, list] = {}
+    with hub.consumer(stream, start="earliest", follow=False) as consumer:
+        for record in consumer:
+            found.setdefault(record.key, []).append((record.value, record.timestamp))
+    return found
+
+
+@pytest.mark.slow("four replays, through a server")
+def test_what_was_begun_is_not_gone_on_with_by_another(server, tmp_path, spark):
+    """Also where a first load is not done: another range would go on behind it, and leave its own beginning out."""
+    with mainstem.connect(server.url) as hub:
+        made(hub)
+        given = {"until": START + HOUR, "into": "copy", "name": "n", "load_rows": 800, "spark": spark}
+        for step in ("planned", "committed"):
+            with pytest.raises(CutShort):
+                replay(
+                    server.url, "clicks", tmp_path, since=START + timedelta(seconds=900), on_step=cut_at(step), **given
+                )
+            with pytest.raises(InvalidSetting, match="run before with another range, query, columns or function"):
+                replay(server.url, "clicks", tmp_path, since=START, **given)
+        replay(server.url, "clicks", tmp_path, since=START + timedelta(seconds=900), **given)
+        assert [row["id"] for row in delivered(hub, "copy")] == list(range(900, 2_000))
+
+
+@pytest.mark.slow("two replays, through a server")
+def test_what_tasks_have_staged_goes_with_a_load_that_fails(server, tmp_path, spark):
+    def failing(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if 1_999 in rows["id"].to_pylist():
+            raise InvalidRecord("the last one")
+        return rows.select(["id", "x"])
+
+    with mainstem.connect(server.url) as hub:
+        made(hub)
+        given = {"since": START, "until": START + HOUR, "into": "copy", "function": failing, "spark": spark}
+        with pytest.raises(InvalidRecord, match="the last one"):
+            replay(server.url, "clicks", tmp_path, **given)
+        counts = hub.statistics()
+        assert (counts["transactions_open"], counts["transactions_staged_bytes"]) == (0, 0)
+
+
+@pytest.mark.slow("four replays, through a server and beside a folder")
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_delivered_load_is_not_done_again_when_its_records_are_gone(is_served, tmp_path, spark):
+    """A run was killed after the log had its load, and before the manifest said so; then the range was trimmed."""
+    with ServerProcess(tmp_path / "data") if is_served else contextlib.nullcontext() as server:
+
+        def opened():
+            return mainstem.open(tmp_path / "data") if server is None else mainstem.connect(server.url)
+
+        with opened() as hub:
+            made(hub)
+        place = tmp_path / "data" if server is None else server.url
+        given = {"since": START, "until": START + HOUR, "into": "copy", "name": "n", "load_rows": 800, "spark": spark}
+        with pytest.raises(CutShort):
+            replay(place, "clicks", tmp_path / "state", on_step=cut_at("committed"), **given)
+        (manifest,) = (tmp_path / "state" / "_mainstem" / "replay-n").glob("*.json")
+        ends = Cursor.parse(json.loads(manifest.read_text())["end"]).offsets
+        with opened() as hub:
+            for shard, end in enumerate(ends):
+                hub.streams.trim("clicks", offset=end, shard=shard)
+        replay(place, "clicks", tmp_path / "state", **given)
+        with opened() as hub:
+            assert [row["id"] for row in delivered(hub, "copy")] == list(range(2_000))
+
+
+def made(hub) -> None:
+    """2,000 rows, and a stream to copy them to."""
+    schema = {"id": "int64", "x": "int64"}
+    hub.streams.create("clicks", shards=2, schema=schema, key="id", retention="3650d")
+    hub.streams.create("copy", shards=2, schema=schema, key="id", retention="3650d")
+    send(hub, range(2_000))
+
+
 @pytest.mark.mechanism("P15")
 @pytest.mark.slow("five replays")
 def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spark):
@@ -148,8 +265,15 @@ def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spa
     with pytest.raises(CutShort):
         replay(tmp_path / "log", "clicks", table, sql=right, replace=True, on_step=cut_at("written"), **given)
     assert _rows(table) == {at: -1 if at % 100 == 0 else at % 10 for at in range(3_600)}
+    # What was killed behind its commit has told nobody what is different; the next run does.
+    for step in ("committed", "compare", "written"):
+        with pytest.raises(CutShort):
+            replay(tmp_path / "log", "clicks", table, sql=right, replace=True, on_step=cut_at(step), **given)
     told = replay(tmp_path / "log", "clicks", table, sql=right, replace=True, **given).compared
     assert told == Compared(first.table_version, added=0, removed=0, changed=36, same=3_564)
+    again = replay(tmp_path / "log", "clicks", table, sql=right, replace=True, **given).compared
+    assert again is not None
+    assert (again.changed, again.same) == (0, 3_600), "what was told is not told again"
     before = {row["id"]: row["x"] for row in _version(table, first.table_version)}
     after = _rows(table)
     assert after == {at: at % 10 for at in range(3_600)}

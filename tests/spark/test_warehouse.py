@@ -27,7 +27,6 @@ from mainstem.core.errors import (
     UndecodedRecords,
 )
 from mainstem.spark.jobs.audit import audit
-from mainstem.spark.jobs.history import Wanted
 from mainstem.spark.jobs.lake import SMALL_FILES_MAX
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
@@ -423,8 +422,6 @@ def test_an_upsert_takes_no_where(tmp_path, spark):
         with pytest.raises(InvalidSetting, match="mode='upsert' takes no where: a tombstone has no columns"):
             warehouse(tmp_path / "log", "stock", table, mode="upsert", where=where, spark=spark)
     assert not table.exists()
-    with pytest.raises(AssertionError):
-        Wanted(where="left > 5", is_deleted=True)
     warehouse(tmp_path / "log", "stock", table, mode="upsert", columns=["left"], spark=spark)
     rows = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841  # DuckDB finds it by its name
     assert duckdb.execute('SELECT decode(_key) FROM rows WHERE "left" > 5').fetchall() == [("c",)]

@@ -22,6 +22,7 @@ from mainstem.log.batcher import Outcomes
 from mainstem.log.contents import Contents, is_worth_statistics
 from mainstem.log.folder import FolderLock
 from mainstem.log.staging import StagedFile, StagingFile
+from mainstem.produce import parts
 from mainstem.transport.port import Answer, AppendDone
 from mainstem.transport.sharing import CommitPartsCall, Staging
 
@@ -89,6 +90,15 @@ def commit_files(path: Path, files: Sequence[StagedFile], delivery: Delivery | N
         batches = _copy(port, part, path, files)
         call = CommitPartsCall(secrets.randbits(62) + 1, ((part, batches),) if batches else (), delivery)
         return Answer() if not batches and delivery is None else port.call(call)
+    finally:
+        port.close()
+
+
+def has_delivery(path: Path, stream: int, job: str, number: int) -> bool:
+    """See produce.parts.has_delivery."""
+    port = _log(path)
+    try:
+        return parts.has_delivery(port, stream, job, number)
     finally:
         port.close()
 

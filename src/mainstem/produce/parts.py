@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
-from mainstem.core.delivery import Delivery
+from mainstem.core.delivery import Delivery, Fingerprint
+from mainstem.core.errors import TransactionAborted, UnknownTransaction
 from mainstem.core.limits import TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Producer
@@ -39,7 +40,7 @@ class Part:
         seconds: float = TRANSACTION_SECONDS_MAX,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.id = secrets.randbits(62) + 1
+        self.id = _drawn()
         self._port = port
         self._staging = StagingPort(port, holds=False)
         deadline = clock.monotonic() + seconds
@@ -49,6 +50,10 @@ class Part:
     def send_batch(self, stream: str, data: Any, *, shard: int | None = None) -> None:
         """Add a table: see Producer.send_batch."""
         self._producer.send_batch(stream, data, shard=shard)
+
+    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
+        """Add a tombstone, after what was added before: see Producer.send."""
+        self._producer.send(stream, None, key=key, timestamp=time_us, shard=shard)
 
     def finish(self) -> PartWritten:
         """Wait until all of it is durable; raises what went wrong."""
@@ -67,7 +72,21 @@ def commit_parts(port: Port, parts: Sequence[PartWritten], delivery: Delivery | 
     written = tuple((part.id, part.batches) for part in parts if part.batches)
     if not written and delivery is None:
         return Answer()
-    return port.call(CommitPartsCall(secrets.randbits(62) + 1, written, delivery))
+    return port.call(CommitPartsCall(_drawn(), written, delivery))
+
+
+def has_delivery(port: Port, stream: int, job: str, number: int) -> bool:
+    """Whether the log has this delivery of a job to a stream, whatever came with it. It is asked to commit it with a
+    part that nobody has written: either it says that it has made this delivery, or nothing happens."""
+    delivery = Delivery(stream, job, number, Fingerprint(0, b""), accept=True)
+    try:
+        return port.call(CommitPartsCall(_drawn(), ((_drawn(), 1),), delivery)).repeated
+    except (UnknownTransaction, TransactionAborted):
+        return False
+
+
+def _drawn() -> int:
+    return secrets.randbits(62) + 1
 
 
 def abort_parts(port: Port, parts: Sequence[PartWritten]) -> None:

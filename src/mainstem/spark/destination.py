@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from mainstem.core.delivery import Delivery
 from mainstem.core.limits import MIB
+from mainstem.hub import folder_staging
 from mainstem.hub.folder_staging import FolderStagingPort, check_free, commit_files
 from mainstem.log import staging
 from mainstem.log.staging import StagedFile
 from mainstem.produce.options import ProducerOptions
-from mainstem.produce.parts import Part, PartWritten, abort_delivery, abort_parts, commit_parts
+from mainstem.produce.parts import Part, PartWritten, abort_delivery, abort_parts, commit_parts, has_delivery
 from mainstem.spark.origin import Access, opened
 from mainstem.transport.port import Answer, GetStreamCall, Port, StreamInfo
 
@@ -32,6 +33,8 @@ class PartWriter(Protocol):
     """What one task writes. End it by `finish` or by `abort`."""
 
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None: ...
+
+    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None: ...
 
     def finish(self) -> Staged: ...
 
@@ -68,6 +71,13 @@ class Destination:
             )
         return commit_parts(self._port(), [each for each in staged if isinstance(each, PartWritten)], delivery)
 
+    def has(self, job: str, number: int) -> bool:
+        """Whether this delivery of a job was made, whatever it had."""
+        stream = self.look_up().id
+        if self.access.data:
+            return folder_staging.has_delivery(Path(self.access.data), stream, job, number)
+        return has_delivery(self._port(), stream, job, number)
+
     def discard(self, staged: Sequence[Staged]) -> None:
         """Let parts go that nobody commits, or that are committed. What is missed here ends by its age."""
         if self.access.data:
@@ -98,6 +108,9 @@ class _FilePart:
 
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None:
         self._part.send_batch(stream, data, shard=shard)
+
+    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
+        self._part.send_tombstone(stream, key, time_us, shard=shard)
 
     def finish(self) -> StagedFile:
         try:

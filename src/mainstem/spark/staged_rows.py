@@ -3,13 +3,13 @@
 What is compared to tell a repeated delivery from another one, sums over the rows, is made while they are staged.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from mainstem.core.delivery import Delivery
-from mainstem.spark.destination import Destination, Staged
+from mainstem.spark.destination import Destination, PartWriter, Staged
 from mainstem.spark.frames import by_shard, gathered
 from mainstem.spark.sums import Sums
 from mainstem.transport.port import StreamInfo
@@ -23,6 +23,14 @@ class StagedRows:
     sums: Sums
 
 
+# Sends rows to a shard, or to those of their keys.
+Send = Callable[[PartWriter, StreamInfo, pa.Table, int | None], None]
+
+
+def send_rows(part: PartWriter, stream: StreamInfo, rows: pa.Table, shard: int | None) -> None:
+    part.send_batch(stream.name, rows, shard=shard)
+
+
 def stage(
     destination: Destination,
     stream: StreamInfo,
@@ -31,6 +39,7 @@ def stage(
     batches: Iterable[pa.RecordBatch],
     *,
     is_compared: bool = True,
+    send: Send = send_rows,
 ) -> StagedRows:
     """Stage the rows of one task."""
     part, sums = destination.begin(job, number), Sums()
@@ -39,7 +48,7 @@ def stage(
             if is_compared:
                 sums.add(table)
             for shard, rows in by_shard(stream, table):
-                part.send_batch(stream.name, rows, shard=shard)
+                send(part, stream, rows, shard)
         return StagedRows(part.finish(), sums)
     except BaseException:
         part.abort()

@@ -38,17 +38,14 @@ PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What of every record is wanted. `columns` are names of rows and of what is beside them; None is every column of
-    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone. Then there is no `where`: it asks for
-    columns, which tombstones have not, and who reads with one gets chosen columns, which do not tell them apart."""
+    the rows. `is_deleted` adds `_deleted`: whether the record is a tombstone. `is_rows` leaves tombstones out."""
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
     on_bad: OnBad = "raise"
     on_loss: OnLoss = "raise"
     is_deleted: bool = False
-
-    def __post_init__(self) -> None:
-        assert not self.is_deleted or self.where is None
+    is_rows: bool = False
 
 
 class Tally:
@@ -156,7 +153,9 @@ def read_all(pieces: Sequence[Slice], wanted: Wanted, schema: pa.Schema, tally: 
 def read(piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally) -> Iterator[pa.RecordBatch]:
     """The records of a slice, with the columns of `schema`, in the order of their offsets."""
     port, info = look_up(piece)
-    columns = None if wanted.where is None else wanted.columns
+    # Of columns that were chosen next to the data nobody can tell which were of tombstones.
+    is_chosen = wanted.where is not None and not (wanted.is_deleted or wanted.is_rows)
+    columns = wanted.columns if is_chosen else None
     with consumer_of(piece, port, info, where=wanted.where, columns=columns, on_bad=wanted.on_bad) as consumer:
         yield from _batches(consumer, piece, wanted, schema, tally)
     tally.undecoded += consumer.undecoded
@@ -165,7 +164,8 @@ def read(piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally) -> Itera
 def _batches(
     consumer: Consumer, piece: Slice, wanted: Wanted, schema: pa.Schema, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
-    names = [name for name in schema.names if name != DELETED_COLUMN]
+    # A column of the stream's may have the same name.
+    names = schema.names[:-1] if wanted.is_deleted else schema.names
     while True:
         try:
             batch = consumer.poll_batch(None)
@@ -185,4 +185,4 @@ def _batches(
         if wanted.is_deleted:
             rows = rows.append_column(DELETED_COLUMN, pa.array(batch.tombstones()))
         tally.rows += rows.num_rows
-        yield rows
+        yield rows.filter(pa.array(~batch.tombstones())) if wanted.is_rows else rows

@@ -109,6 +109,8 @@ class Written:
 # rows went away.
 Write = Callable[[Load, "Attempt"], Written]
 Commit = Callable[[Written, int, dict[str, Any]], int]
+# What is different between two versions of the table.
+Compare = Callable[[int, int], Compared]
 
 
 class Loading:
@@ -172,14 +174,31 @@ class Loading:
             self._on_step("load", total, total)
         return self._result(done, place, stop if done else place, self._clock.monotonic() - began)
 
-    def run_whole(self, start: Start, end: Sequence[int], write: Write, commit: Commit) -> JobResult:
-        """One load of everything from `start` to `end`, whatever was loaded before."""
+    def run_whole(
+        self, start: Start, end: Sequence[int], write: Write, commit: Commit, compare: Compare | None = None
+    ) -> JobResult:
+        """One load of everything from `start` to `end`, whatever was loaded before. `compare` tells what is different
+        between two versions of the table, if it was there before."""
         began = self._clock.monotonic()
+        told = None
         with self.manifests.locked():
             number = self._settled()
+            before = -1 if compare is None else self._before(number)
             first, lost = self._kept(self._history.offsets(start))
-            done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit)
-        return self._result([done], first, end, self._clock.monotonic() - began)
+            done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit, compare_with=before)
+            if compare is not None and before >= 0:
+                told = compare(before, done.table_version)
+                self.manifests.advance(msgspec.structs.replace(done, compare_with=-1))
+        result = self._result([done], first, end, self._clock.monotonic() - began)
+        return dataclasses.replace(result, compared=told)
+
+    def _before(self, number: int) -> int:
+        """The version of the table that a load in its place is compared with: that from before the last load, if a run
+        was killed that had not told yet what is different."""
+        last = self.manifests.get(number)
+        if last is not None and last.recipe == self._recipe and last.compare_with >= 0:
+            return last.compare_with
+        return self._version()
 
     def _again(self, number: int) -> list[Load]:
         """A load that must be done as it was planned: of none where the table says which it has."""
@@ -261,7 +280,14 @@ class Loading:
         return from_us(max(0, self._clock.now_us() - ago_us))
 
     def _load(
-        self, load: Load, number: int, lost: Sequence[tuple[int, int, int]], write: Write, commit: Commit
+        self,
+        load: Load,
+        number: int,
+        lost: Sequence[tuple[int, int, int]],
+        write: Write,
+        commit: Commit,
+        *,
+        compare_with: int = -1,
     ) -> Manifest:
         start, end = str(self._history.cursor(load.start)), str(self._history.cursor(load.end))
         manifest = self.manifests.begin(
@@ -275,6 +301,7 @@ class Loading:
                 end=end,
                 planned_us=self._clock.now_us(),
                 recipe=self._recipe,
+                compare_with=compare_with,
             )
         )
         self._on_step("planned", number, number)

@@ -1,5 +1,9 @@
-"""What is made of the records of a stream: rows as they are, what a function makes of them, or what a query gives."""
+"""What is made of the records of a stream: rows as they are, what a function makes of them, or what a query gives.
 
+Functions and queries are of rows. In a stream with a schema a tombstone is none, and does not come to them.
+"""
+
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +41,8 @@ class Making:
         # A session of its own for a query: the names of its views are nobody else's.
         self._spark = spark if sql is None else spark.newSession()
         self._history = history
+        if history.info.schema_bytes and (sql is not None or function is not None):
+            wanted = dataclasses.replace(wanted, is_rows=True)
         self._wanted = wanted
         self._on_step = on_step
         self._sql = sql

@@ -75,6 +75,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     windows_differing: int = 0
     # Of `replay`: what says that it is the same one.
     recipe: str = ""
+    # Of `replay --replace`: the version of the table that its rows are to be compared with; -1 once they were.
+    compare_with: int = -1
 
     @property
     def bytes_written(self) -> int:

@@ -6,15 +6,16 @@ that is run again does nothing, but for records that came late meanwhile. One th
 more is refused: what is there of it is neither gone on with nor taken for what is asked now.
 """
 
-import dataclasses
 import importlib
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.spark.destination import Destination
+from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.comparing import compare as compare_versions
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
@@ -25,6 +26,7 @@ from mainstem.spark.jobs.making import Function, Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import By, Partitioning
 from mainstem.spark.jobs.recipe import code_digest, digest
+from mainstem.spark.jobs.records_copied import Copier
 from mainstem.spark.jobs.tasks import OnStep, no_step
 from mainstem.spark.jobs.warehouse import LOAD_ROWS
 from mainstem.spark.session import session
@@ -66,10 +68,10 @@ def replay(
 
     `function` gets Arrow batches with the stream's columns and _key, _shard, _offset, _timestamp, and gives batches or
     tables; as text it is "module:name". `sql` is a query over the stream by its name, which sees one load at a time.
-    Neither: the records as they are.
+    Neither: the records as they are. In a stream with a schema tombstones come to neither of the two.
 
     `into` is the name of a stream of the same hub to which rows are delivered instead; the folder then has the replay's
-    manifests. A load whose rows the stream has already is recognised there.
+    manifests. A load whose rows the stream has already is recognised there. Tombstones are tombstones there.
 
     With `replace` everything is one load that takes the place of what is in the table: readers see the old rows or the
     new ones, and the old ones stay as the table's version before. `compared` of the result says how many are different,
@@ -90,41 +92,44 @@ def replay(
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    is_copy = into is not None and sql is None and function is None and bool(history.info.schema_bytes)
     names = history.names(columns, _beside(history, into, sql, function))
-    wanted = Wanted(names, _within(since, until, where), on_bad, on_loss)
+    wanted = Wanted(names, _within(since, until, where), on_bad, on_loss, is_deleted=is_copy)
     job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
     recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     # The first record of that time or later: every one before it is older.
     start = history.cursor(history.offsets(since))
-    kind = Loading if into is None else Redelivery
-    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     destination = None if into is None else Destination(history.access, into)
+    kind = Loading if destination is None else partial(Redelivery, destination)
+    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     if destination is not None:
         destination.check_free()
     spark = spark or session()
     making = Making(spark, history, wanted, on_step=on_step, sql=sql, function=found)
     work: Delivering | Copying
     if destination is not None:
-        work = Delivering(making, destination, job=job)
+        copier = Copier(history.info.key) if is_copy else None
+        work = Delivering(making, destination, job=job, copier=copier)
     else:
         work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
     if replace:
-        before = loading.lake.version if compare and loading.lake.exists else -1
-        result = loading.run_whole(start, history.info.ends, work.write, work.commit)
-        if before < 0:
-            return result
-        on_step("compare", 0, 1)
-        told = compare_versions(spark, loading.lake, before, result.table_version, key or history.info.key)
-        on_step("compare", 1, 1)
-        return dataclasses.replace(result, compared=told)
+
+        def compared(before: int, after: int) -> Compared:
+            on_step("compare", 0, 1)
+            told = compare_versions(spark, loading.lake, before, after, key or history.info.key)
+            on_step("compare", 1, 1)
+            return told
+
+        return loading.run_whole(start, history.info.ends, work.write, work.commit, compared if compare else None)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)
 
 
 def _beside(history: History, into: str | None, sql: str | None, function: Function | str | None) -> tuple[str, ...]:
-    """What comes along with the columns of a row. Records that are only delivered keep their time, not their place."""
+    """What comes along with the columns of a row. Records that are only delivered keep their key and their time, not
+    their place."""
     if into is None or sql is not None or function is not None:
         return (*PLACE_COLUMNS, KEY_COLUMN)
-    return ("_timestamp",) if history.info.schema_bytes else ()
+    return (KEY_COLUMN, "_timestamp") if history.info.schema_bytes else ()
 
 
 def _check_range(since: datetime, until: datetime) -> None:
