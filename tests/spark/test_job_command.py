@@ -69,8 +69,7 @@ def test_a_job_that_is_interrupted_says_so_and_goes_on(tmp_path):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    print(said)
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert "mainstem: warehouse was interrupted; run the same command again" in said
     assert "KeyboardInterrupt" not in said
     assert "reentrant" not in said

@@ -14,6 +14,7 @@ from mainstem.cli.flags import Command, with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.progress import job_progress
 from mainstem.core.settings import Loaded
+from mainstem.spark.session import was_interrupt
 
 _Master = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077; here if not said.")
@@ -69,11 +70,14 @@ def _run(
             given["spark"] = session(f"mainstem job {name}", master)
         try:
             return function(given, **chosen)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            # What tidies up behind an interrupt may find Spark gone, and say only that.
+            if not was_interrupt(error):
+                raise
             print(
                 f"mainstem: {name} was interrupted; run the same command again, and it goes on where it stopped",
                 file=sys.stderr,
             )
             # What threads have to say that find Spark gone helps nobody.
             logging.disable()
-            raise
+            raise KeyboardInterrupt from None

@@ -30,6 +30,8 @@ _DRIVER_BYTES_MAX: Final = 8_192 * MIB
 CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 _CANCEL_SECONDS: Final = 1.0
+# The root's, too.
+_LOGGERS_OF_PY4J: Final = ("", "py4j.clientserver", "py4j.java_gateway")
 # Settings of a session that may be changed while it runs.
 _OF_SESSION: Final = {
     # Off by default in Spark: without it a source that can take filters is not asked.
@@ -86,8 +88,8 @@ def session(
 
 def _interrupt_well(context: "SparkContext") -> None:
     """On Ctrl-C, cancel what runs and raise KeyboardInterrupt. Spark's own handler does so too, but talks to the JVM on
-    the connection on which the main thread waits for an answer, and what comes of that is anything. Py4J writes a
-    traceback of whoever waited into the log, which says nothing that the exception does not."""
+    the connection on which the main thread waits for an answer, and what comes of that is anything. Py4J writes
+    tracebacks of whoever waited into the log, which say nothing that the exception does not."""
 
     def cancel() -> None:
         # The JVM may be gone.
@@ -102,11 +104,19 @@ def _interrupt_well(context: "SparkContext") -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupted)
-    logging.getLogger().addFilter(_is_no_interrupt)
+    for name in _LOGGERS_OF_PY4J:
+        logging.getLogger(name).addFilter(_is_worth_a_line)
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return record.msg != "KeyboardInterrupt while sending command."
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and was_interrupt(record.exc_info[1]))
+
+
+def was_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is a KeyboardInterrupt, or came of one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def settings(
