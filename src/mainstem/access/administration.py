@@ -74,14 +74,15 @@ class AccessAdministration:
                 self._change({(store.RULE, rule.text): encode_row(self._dated(rule))})
                 logger.info(Event("rule set", rule=rule.text))
             case DeleteRuleCall():
-                self._delete((store.RULE, call.rule.text), f"there is no rule {call.rule.text!r}")
+                missing = f"there is no rule {call.rule.text!r}; mainstem access list shows them"
+                self._delete((store.RULE, call.rule.text), missing)
                 logger.info(Event("rule deleted", rule=call.rule.text))
             case SetQuotaCall():
                 quota = _checked_quota(call.quota)
                 self._change({quota_key(quota.principal, quota.measure): encode_row(quota)})
                 logger.info(Event("quota set", principal=quota.principal, measure=quota.measure, limit=quota.limit))
             case DeleteQuotaCall():
-                missing = f"{call.principal} has no quota of {call.measure} of its own"
+                missing = f"{call.principal} has no quota of {call.measure} of its own; mainstem quota list shows them"
                 self._delete(quota_key(call.principal, call.measure), missing)
                 logger.info(Event("quota deleted", principal=call.principal, measure=call.measure))
         return Answer()

@@ -32,7 +32,8 @@ def test_the_first_token_guards_a_folder(local):
     assert local.out("access", "explain", "alice", "read", "orders.eu").startswith("yes: the rule 'allow alice read")
     assert local.out("access", "explain", "alice", "write", "orders.eu", code=1) == "no: no rule allows it\n"
     local.run("access", "delete", "allow", "alice", "read", "orders.*")
-    assert "there is no rule" in local.error("access", "delete", "allow", "alice", "read", "orders.*", code=2)
+    missing = local.error("access", "delete", "allow", "alice", "read", "orders.*", code=2)
+    assert "there is no rule 'allow alice read orders.*'; mainstem access list shows them" in missing
     assert "nobody who may administer" in local.error("access", "delete", "allow", "root", "all", code=5)
 
 
@@ -98,7 +99,7 @@ def test_quotas(local):
     ]
     assert "5 MB" in local.out("quota", "list")
     local.run("quota", "delete", "*", "connections")
-    local.error("quota", "delete", "*", "connections", code=2)
+    assert "; mainstem quota list shows them" in local.error("quota", "delete", "*", "connections", code=2)
     local.error("quota", "set", "alice", "shoes", "5", code=2)
     local.error("quota", "set", "alice", "write_bytes", "many", code=2)
     local.error("quota", "set", "alice", "write_bytes", "5MB", "--mode", "shout", code=2)
