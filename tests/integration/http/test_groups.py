@@ -32,6 +32,20 @@ def test_a_group_is_read_with_nothing_but_http(client: Client):
     assert event.data == {"id": 10}
 
 
+def test_a_tail_of_a_group_that_connects_again_goes_on_where_it_was(client: Client):
+    """Not where the group stands, which may have committed less by then, or more."""
+    client.create("tailed", schema={"id": "int64"})
+    client.post("tailed", ROWS)
+    cursors = [client.get(f"/streams/tailed/records?limit={count}").headers["mainstem-cursor"] for count in (1, 2, 5)]
+    assert client.ask("POST", "/groups/tail/commit", {"stream": "tailed", "cursor": cursors[1]}).status == 204
+    address, path = f"{client.address[0]}:{client.address[1]}", "/streams/tailed/records?group=tail&limit=1"
+    with Events(address, path) as events:
+        assert events.take(1)[0].data == {"id": 2}
+    for cursor, first in zip(cursors, (1, 2, 5), strict=True):
+        with Events(address, path, last_event_id=cursor) as events:
+            assert events.take(1)[0].data == {"id": first}
+
+
 def test_the_next_page_goes_on_where_the_first_ended_whatever_the_group_did(client: Client):
     client.create("paged", schema={"id": "int64"})
     client.post("paged", ROWS)

@@ -73,7 +73,8 @@ class Tails:
         resumed = request.headers.get("last-event-id")
         if resumed:
             with understood():
-                wanted = replace(wanted, start=start_of(resumed, now_us))
+                # Also with a group, which may be elsewhere by now: it only says where to begin.
+                wanted = replace(wanted, start=start_of(resumed, now_us), group=None)
         line = self._server.new_read_line()
         with understood():
             reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=True))
