@@ -1,5 +1,7 @@
 """Groups of readers over HTTP: those of members, and those that are read with nothing but HTTP."""
 
+from typing import Any
+
 import pytest
 
 import mainstem
@@ -44,6 +46,40 @@ def test_a_tail_of_a_group_that_connects_again_goes_on_where_it_was(client: Clie
     for cursor, first in zip(cursors, (1, 2, 5), strict=True):
         with Events(address, path, last_event_id=cursor) as events:
             assert events.take(1)[0].data == {"id": first}
+
+
+def test_a_commit_does_not_undo_a_reset_that_came_after_its_read(client: Client):
+    client.create("again", schema={"id": "int64"})
+    client.post("again", ROWS)
+    path = "/streams/again/records?group=repeat&limit=4"
+
+    def commit(page: Any, **more: Any) -> Any:
+        body = {"stream": "again", "cursor": page.headers["mainstem-cursor"], **more}
+        return client.ask("POST", "/groups/repeat/commit", body)
+
+    def generation(page: Any) -> int:
+        return int(page.headers["mainstem-group-generation"])
+
+    first = client.get(path)
+    assert commit(first, generation=generation(first)).status == 204
+    assert client.get("/groups/repeat").json()["generation"] == generation(first)
+    second = client.get(path)
+    reset = client.ask("POST", "/groups/repeat/reset", {"to": "earliest", "dry_run": False})
+    assert reset.status == 200
+    refused = commit(second, generation=generation(second))
+    assert (refused.status, refused.json()["title"]) == (409, "Fenced")
+    assert "the group was reset" in refused.json()["detail"]
+    again = client.get(path)
+    assert again.rows()[0] == {"id": 0}
+    assert commit(again, generation=generation(again)).status == 204
+    with Events(f"{client.address[0]}:{client.address[1]}", "/streams/again/records?group=repeat&limit=1") as events:
+        assert int(events.headers["mainstem-group-generation"]) == generation(again)
+    # Who says nothing of it is believed.
+    assert commit(second).status == 204
+    assert client.get(path).rows()[0] == {"id": 8}
+    for wrong in ("1", -1, 1.5, True, [1]):
+        assert commit(second, generation=wrong).status == 400
+    assert "mainstem-group-generation" not in client.get("/streams/again/records?limit=1").headers
 
 
 def test_the_next_page_goes_on_where_the_first_ended_whatever_the_group_did(client: Client):

@@ -153,7 +153,8 @@ class Tail:
         gone = asyncio.ensure_future(_until_gone(receive))
         gone.add_done_callback(lambda _: self.stop())
         try:
-            await sender.start(200, {"content-type": EVENTS, "cache-control": "no-store", "vary": "accept"})
+            headers = {"content-type": EVENTS, "cache-control": "no-store", "vary": "accept"}
+            await sender.start(200, headers | self._reading.group_headers)
             await sender.send([b"retry: %d\n" % _RETRY_MS + self._position()])
             if not sender.is_head_only:
                 await self._run(sender)
