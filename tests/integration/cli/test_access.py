@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mainstem.testing import certificates
 from mainstem.testing.server import ServerProcess
 from tests.integration.cli.conftest import Cli
 
@@ -103,6 +104,30 @@ def test_quotas(local):
     local.error("quota", "set", "alice", "shoes", "5", code=2)
     local.error("quota", "set", "alice", "write_bytes", "many", code=2)
     local.error("quota", "set", "alice", "write_bytes", "5MB", "--mode", "shout", code=2)
+
+
+@pytest.mark.slow("a server with TLS, and six commands")
+@pytest.mark.skipif(not certificates.is_possible(), reason="no openssl; enable: apt install openssl")
+def test_commands_show_a_certificate(tmp_path):
+    authority = certificates.Authority(tmp_path / "ca")
+    made, billing = authority.issue("localhost", addresses=["127.0.0.1"]), authority.issue("billing")
+    local = Cli(tmp_path, ["--data", "data"])
+    local.run("token", "create", "root", "--admin", "--to", "root.token")
+    local.run("access", "allow", "billing", "all", "invoices")
+    ca, (certificate, key) = str(authority.certificate), map(str, billing)
+    arguments = ["--tls-cert", str(made.certificate), "--tls-key", str(made.key), "--tls-client-ca", ca]
+    with ServerProcess(tmp_path / "data", *arguments) as server:
+        cli = Cli(tmp_path, ["--url", server.url, "--tls-ca", ca])
+        assert "wants a token" in cli.error("stream", "list", code=5)
+        cli.run("stream", "create", "invoices", "--tls-client-cert", certificate, "--tls-client-key", key)
+        shown = {"MAINSTEM_TLS_CLIENT_CERT": certificate, "MAINSTEM_TLS_CLIENT_KEY": key}
+        cli.run("write", "invoices", stdin=b"one\n", **shown)
+        assert "billing may not create 'orders'" in cli.error("stream", "create", "orders", code=5, **shown)
+        # A token says who one is all the same.
+        cli.run("stream", "create", "orders", "--token-file", "root.token", **shown)
+        assert "jobs show a token" in cli.error("job", "run", "warehouse", "invoices", "./table", code=2, **shown)
+        alone = cli.error("stream", "list", "--tls-client-cert", certificate, code=2)
+        assert "tls_client_cert (flag --tls-client-cert) is of no use without tls_client_key" in alone
 
 
 def test_a_folder_that_a_server_has_can_be_looked_at(guarded):

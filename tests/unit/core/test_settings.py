@@ -185,7 +185,8 @@ def test_values_out_of_bounds_are_refused(setting: Setting):
 
 def test_for_command_gives_what_a_command_takes():
     names = {setting.name for setting in settings.for_command("tail")}
-    assert names == {"url", "token_file", "tls_ca", "log_format", "log_level"}
+    files = {"token_file", "tls_ca", "tls_client_cert", "tls_client_key"}
+    assert names == {"url", *files, "log_format", "log_level"}
     assert "url" not in {setting.name for setting in settings.for_command("serve")}
     assert "listen" in {setting.name for setting in settings.for_command("serve")}
 
