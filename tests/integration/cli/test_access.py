@@ -2,12 +2,16 @@
 
 import json
 import stat
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mainstem
 from mainstem.testing import certificates
 from mainstem.testing.server import ServerProcess
+from mainstem.transport.counting import NoteVerifiedCall
 from tests.integration.cli.conftest import Cli
 
 
@@ -120,7 +124,7 @@ def test_commands_show_a_certificate(tmp_path):
         cli = Cli(tmp_path, ["--url", server.url, "--tls-ca", ca])
         assert "wants a token" in cli.error("stream", "list", code=5)
         cli.run("stream", "create", "invoices", "--tls-client-cert", certificate, "--tls-client-key", key)
-        shown = {"MAINSTEM_TLS_CLIENT_CERT": certificate, "MAINSTEM_TLS_CLIENT_KEY": key}
+        shown: Any = {"MAINSTEM_TLS_CLIENT_CERT": certificate, "MAINSTEM_TLS_CLIENT_KEY": key}
         cli.run("write", "invoices", stdin=b"one\n", **shown)
         assert "billing may not create 'orders'" in cli.error("stream", "create", "orders", code=5, **shown)
         # A token says who one is all the same.
@@ -128,6 +132,36 @@ def test_commands_show_a_certificate(tmp_path):
         assert "jobs show a token" in cli.error("job", "run", "warehouse", "invoices", "./table", code=2, **shown)
         alone = cli.error("stream", "list", "--tls-client-cert", certificate, code=2)
         assert "tls_client_cert (flag --tls-client-cert) is of no use without tls_client_key" in alone
+
+
+@pytest.mark.slow("eight commands")
+def test_who_shows_a_stream_is_told_up_to_when_it_was_verified(guarded):
+    """Who may look at a stream need not look at `_verified` for that, which has all of them: that was refused."""
+    root = {"MAINSTEM_TOKEN_FILE": "root.token"}
+    guarded.run("stream", "create", "orders", **root)
+    made = json.loads(guarded.out("token", "create", "alice", "--allow", "read:orders", "--json", **root))
+    alice = {"MAINSTEM_TOKEN": made["token"]}
+    assert json.loads(guarded.out("stream", "show", "orders", "--json", **alice))["verified_through"] is None
+    with mainstem.connect(guarded.where[1], token_file=guarded.folder / "root.token") as hub:
+        hub._port.call(NoteVerifiedCall("orders", 1_790_000_000_000_000, 2))
+    shown = json.loads(guarded.out("stream", "show", "orders", "--json", **alice))
+    assert shown["verified_through"] == "2026-09-21T14:13:20.000000Z"
+    assert "; windows after that which differ: 2\n" in guarded.out("stream", "show", "orders", **alice)
+    # Refusals are written within a second or so: when there is this one, those from before would be there, too.
+    guarded.error("stream", "show", "_verified", code=5, **alice)
+    deadline = time.monotonic() + 20
+    while not (refused := refusals(guarded)):
+        assert time.monotonic() < deadline
+    assert [(act["principal"], act["stream"], act["count"]) for act in refused] == [("alice", "_verified", 1)]
+
+
+def refusals(cli: Cli) -> list[dict]:
+    """Those in the audit."""
+    with (
+        mainstem.connect(cli.where[1], token_file=cli.folder / "root.token") as hub,
+        hub.consumer("_audit", start="earliest", follow=False) as consumer,
+    ):
+        return [act for record in consumer if (act := json.loads(record.value or b""))["event"] == "refused"]
 
 
 def test_a_folder_that_a_server_has_can_be_looked_at(guarded):
