@@ -170,8 +170,9 @@ def test_settings_made_in_code_are_checked_too(name: str, value: object):
 def test_every_setting_is_described_and_its_example_works(setting: Setting):
     assert setting.help.endswith(".")
     assert setting.parse(setting.default_text) == setting.default
-    tls = {"tls_cert": "server.crt", "tls_key": "server.key"} if setting.name.startswith("tls_") else {}
-    load({**tls, setting.name: setting.example}, {})
+    files = {"tls_cert": "server.crt", "tls_key": "server.key"}
+    files |= {"tls_client_cert": "client.crt", "tls_client_key": "client.key"}
+    load({**(files if setting.name.startswith("tls_") else {}), setting.name: setting.example}, {})
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -315,7 +316,7 @@ def test_elsewhere_is_allowed_with_tls():
 
 @pytest.mark.parametrize(
     "given",
-    [{"tls_cert": "a.crt"}, {"tls_key": "a.key"}, {"tls_client_ca": "a.crt"}],
+    [{"tls_cert": "a.crt"}, {"tls_key": "a.key"}, {"tls_client_ca": "a.crt"}, {"tls_client_cert": "a.crt"}],
     ids=lambda given: next(iter(given)),
 )
 def test_a_part_of_tls_is_of_no_use(given):
