@@ -84,7 +84,8 @@ NAMES = {
     StreamInfo: (
         "bytes cleanup compatibility created_us ends epoch generation generations gone_by_us hash id index key missing "
         "name oldest_us records restored retention_bytes retention_us schema schema_bytes schema_id schema_version "
-        "shard_records shards starts statistics_bytes tombstone_us uuid waiting_bytes"
+        "shard_records shards starts statistics_bytes tombstone_us uuid verified_through_us waiting_bytes "
+        "windows_differing"
     ),
     GroupInfo: (
         "advice catch_up_seconds changed_us created_us generation held_records hold_seconds member_count members name "

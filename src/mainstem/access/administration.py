@@ -74,14 +74,15 @@ class AccessAdministration:
                 self._change({(store.RULE, rule.text): encode_row(self._dated(rule))})
                 logger.info(Event("rule set", rule=rule.text))
             case DeleteRuleCall():
-                self._delete((store.RULE, call.rule.text), f"there is no rule {call.rule.text!r}")
+                missing = f"there is no rule {call.rule.text!r}; mainstem access list shows them"
+                self._delete((store.RULE, call.rule.text), missing)
                 logger.info(Event("rule deleted", rule=call.rule.text))
             case SetQuotaCall():
                 quota = _checked_quota(call.quota)
                 self._change({quota_key(quota.principal, quota.measure): encode_row(quota)})
                 logger.info(Event("quota set", principal=quota.principal, measure=quota.measure, limit=quota.limit))
             case DeleteQuotaCall():
-                missing = f"{call.principal} has no quota of {call.measure} of its own"
+                missing = f"{call.principal} has no quota of {call.measure} of its own; mainstem quota list shows them"
                 self._delete(quota_key(call.principal, call.measure), missing)
                 logger.info(Event("quota deleted", principal=call.principal, measure=call.measure))
         return Answer()
@@ -146,17 +147,8 @@ class AccessAdministration:
             else:
                 rows[key] = value
         before, after = self._authority.policy, Policy(rows)
-        if after.is_guarded and not after.has_administrator(now_us):
-            if not before.is_guarded:
-                raise Refused(
-                    "the first token must be an administrator's, else nobody could change anything any more: mainstem "
-                    "token create NAME --admin"
-                )
-            if before.has_administrator(now_us):
-                raise Refused(
-                    "this would leave nobody who may administer the log; make another administrator first: mainstem "
-                    "token create NAME --admin"
-                )
+        if after.is_guarded:
+            _check_administrator(before, after, now_us)
         changes = {**changes, **self._room(rows, now_us)}
         self._store.change(changes)
 
@@ -201,6 +193,21 @@ class AccessAdministration:
             check_stream_name(call.stream, reserved=True)
         who = Principal(check_principal_name(call.principal))
         return Answer(explanation=self._authority.explain(who, Action(action), call.stream))
+
+
+def _check_administrator(before: Policy, after: Policy, now_us: int) -> None:
+    """One whose token has an end would leave nobody when it is over, without any change."""
+    if not before.is_guarded and not after.has_administrator(now_us, lasting=True):
+        raise Refused(
+            "the first token must be an administrator's and not expire, else nobody could change anything any more: "
+            "mainstem token create NAME --admin"
+        )
+    for lasting in (False, True):
+        if before.has_administrator(now_us, lasting=lasting) and not after.has_administrator(now_us, lasting=lasting):
+            raise Refused(
+                f"this would leave nobody who may administer the log{' with a token that does not expire' * lasting}; "
+                "make another administrator first: mainstem token create NAME --admin"
+            )
 
 
 def _checked_rule(rule: Rule) -> Rule:

@@ -94,10 +94,13 @@ class Policy:
             rule.effect == "allow" and rule.action in ALLOWED_BY[action] for rule in self.rules_of(principal.name)
         )
 
-    def has_administrator(self, now_us: int) -> bool:
-        """Whether somebody can still change the policy: with a token that is valid and reaches so far."""
+    def has_administrator(self, now_us: int, *, lasting: bool = False) -> bool:
+        """Whether somebody can still change the policy: with a token that is valid and reaches so far. A `lasting` one
+        has no end."""
         return any(
-            row.is_valid(now_us) and self.explain(Principal(row.principal, id_), Action.ADMIN, "").is_allowed
+            row.is_valid(now_us)
+            and not (lasting and row.expires_us)
+            and self.explain(Principal(row.principal, id_), Action.ADMIN, "").is_allowed
             for id_, row in self.tokens.items()
         )
 

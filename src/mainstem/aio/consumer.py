@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from mainstem.aio.bridge import Bridge, LoopSubscription
 from mainstem.consume import consumer as core
-from mainstem.consume.reading import check_timeout
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.core.cursor import Cursor
+from mainstem.core.durations import check_timeout
 from mainstem.core.errors import IncompatibleSchema, InvalidRequest, UndecodedRecords
 from mainstem.transport.port import EndReached, StreamInfo
 

@@ -11,6 +11,7 @@ import msgspec
 
 from mainstem.aio.bridge import Bridge
 from mainstem.core import callbacks
+from mainstem.core.durations import check_timeout
 from mainstem.core.errors import DeadlineExceeded, MainstemError
 from mainstem.produce import chunk as core_acks
 from mainstem.produce import producer as core
@@ -134,6 +135,7 @@ class Producer:
     async def flush(self, timeout: float | None = None) -> None:
         """Ship everything and wait until its fate is known and callbacks were called; raises the first error since the
         last flush that no ack has told anybody."""
+        check_timeout(timeout)
         deadline = None if timeout is None else self._bridge.loop.time() + timeout
         for parcel in self._core._begin_flush():
             left = None if deadline is None else max(0.0, deadline - self._bridge.loop.time())
@@ -200,6 +202,7 @@ class Ack(msgspec.Struct, gc=False, eq=False):
         return self.ack.exception()
 
     async def _end(self, timeout: float | None) -> None:
+        check_timeout(timeout)
         if not self.ack.done() and not await self.producer._finished(self.ack.chunk.parcel, timeout):
             raise DeadlineExceeded(f"no acknowledgement within {timeout} s; the outcome is not known yet")
 
@@ -235,6 +238,7 @@ class BatchAck(msgspec.Struct, gc=False, eq=False):
 
     async def result(self, timeout: float | None = None) -> list[tuple[int, int, int]]:
         """(shard, offset, count) of every run of records, durable; dead letters are not among them, but durable too."""
+        check_timeout(timeout)
         loop = self.producer._bridge.loop
         deadline = None if timeout is None else loop.time() + timeout
         for chunk in (*self.ack.chunks, *(dead.chunk for dead in self.ack.dead)):
@@ -244,6 +248,7 @@ class BatchAck(msgspec.Struct, gc=False, eq=False):
         return self.ack.result()
 
     async def exception(self, timeout: float | None = None) -> MainstemError | None:
+        check_timeout(timeout)
         try:
             await self.result(timeout)
         except MainstemError as error:

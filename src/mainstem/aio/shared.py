@@ -12,11 +12,11 @@ from mainstem.aio.bridge import Bridge
 from mainstem.aio.consumer import Alone
 from mainstem.aio.looks import Looks
 from mainstem.consume.group_consumer import GroupConsumer as CoreGroupConsumer
-from mainstem.consume.reading import check_timeout
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.several import SeveralConsumer as CoreSeveralConsumer
 from mainstem.consume.spread_consumer import SpreadConsumer as CoreSpreadConsumer
 from mainstem.core.cursor import Cursors
+from mainstem.core.durations import check_timeout
 
 Core = TypeVar("Core", bound="CoreSeveralConsumer | CoreGroupConsumer | CoreSpreadConsumer")
 

@@ -70,6 +70,9 @@ def source_options(loaded: Loaded, data: str | None) -> dict[str, str]:
     found = {"hub": settings.url}
     if settings.tls_ca is not None:
         found["ca"] = str(settings.tls_ca.absolute())
+    if settings.tls_client_cert is not None and settings.tls_client_key is not None:
+        found["certificate"] = str(settings.tls_client_cert.absolute())
+        found["certificateKey"] = str(settings.tls_client_key.absolute())
     if settings.token_file == _PROMPT:
         raise UsageProblem("--token-file -: Spark connects again and again; put the token into a file")
     if settings.token_file is not None:
@@ -90,10 +93,11 @@ def _require_log(folder: Path, *, read_only: bool) -> None:
 
 @contextmanager
 def connected(url: str, loaded: Loaded | None = None) -> "Iterator[Hub]":
-    """A hub of the server at `url`, with the token and the authority that the settings name."""
+    """A hub of the server at `url`, with the token, the certificate and the authority that the settings name."""
     given: dict[str, Any] = {}
     if loaded is not None:
-        given["ca"] = loaded.settings.tls_ca
+        settings = loaded.settings
+        given = {"ca": settings.tls_ca, "certificate": settings.tls_client_cert, "key": settings.tls_client_key}
         if loaded.settings.token_file == _PROMPT:
             given["token"] = _asked_token()
         else:

@@ -1,6 +1,5 @@
 """`mainstem stream`: create, list, show, alter, trim and delete streams, erase keys."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -17,14 +16,13 @@ from mainstem.cli.hubs import Data, Json
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.schema_file import CompatibilityOption, load
 from mainstem.cli.times import parse_time
-from mainstem.core.errors import Forbidden, UnknownStream
+from mainstem.core.errors import UnknownStream
 from mainstem.core.kinds import parse_bytes, render_duration
 from mainstem.core.names import check_stream_name
 from mainstem.core.plain import size_text
 from mainstem.core.settings import Loaded
 
 if TYPE_CHECKING:
-    from mainstem.hub.counted import Verified
     from mainstem.hub.hub import Hub
     from mainstem.transport.port import StreamInfo
 
@@ -143,24 +141,14 @@ def show(loaded: Loaded, name: Name, data: Data = None, json: Json = False) -> N
     """Show one stream with the offsets of its shards, and up to when an audit found everything where it belongs."""
     with existing(name), hubs.reading(loaded, data) as hub:
         info = hub.streams.get(name)
-        audited = _audited(hub, name)
     if json:
-        through = time_text(audited.through_us) if audited else None
+        through = None if info.verified_through_us is None else time_text(info.verified_through_us)
         print_json(_described(info) | {"verified_through": through})
         return
     _print_stream(info, json)
-    if audited:
-        behind = f"; windows after that which differ: {audited.differing}" if audited.differing else ""
-        print(f"verified through {time_text(audited.through_us)}{behind}")
-
-
-def _audited(hub: "Hub", name: str) -> "Verified | None":
-    """What the last audit of the stream found; None if there was none, or if it is not for everybody to see."""
-    from mainstem.hub.counted import verified
-
-    with contextlib.suppress(Forbidden):
-        return verified(hub).get(name)
-    return None
+    if info.verified_through_us is not None:
+        behind = f"; windows after that which differ: {info.windows_differing}" if info.windows_differing else ""
+        print(f"verified through {time_text(info.verified_through_us)}{behind}")
 
 
 @app.command()

@@ -450,7 +450,7 @@ class Consumer(Reading):
         they meant when the consumer was opened. With `follow=False` reading still ends where it would have."""
         self._check_open()
         info = self._look_up()
-        self._go_to(offsets_at(self._port, to, info))
+        self._go_to(offsets_at(self._port, to, info, "to"))
         self._adopt(info)
 
     def seek_shard(self, shard: int, offset: int) -> None:

@@ -11,19 +11,27 @@ from mainstem.transport.port import OffsetsAtTimeCall, Port, StreamInfo
 Start = str | datetime | Cursor
 
 
-def offsets_at(port: Port, start: Start, info: StreamInfo) -> Sequence[int]:
-    """By shard, where this is in a stream now."""
+def offsets_at(port: Port, start: Start, info: StreamInfo, name: str = "start") -> Sequence[int]:
+    """By shard, where this is in a stream now. `name` is what the user knows it by."""
     if isinstance(start, Cursor):
         return offsets_of(start, info)
     if isinstance(start, datetime):
         if start.tzinfo is None:
-            raise InvalidSetting("start: a time needs a time zone, for example datetime.now(UTC)")
+            raise InvalidSetting(f"{name}: a time needs a time zone, for example datetime.now(UTC)")
         return port.call(OffsetsAtTimeCall(info.name, to_us(start))).offsets
     if start == "earliest":
         return info.starts
     if start == "latest":
         return info.ends
-    raise InvalidSetting(f'start must be "earliest", "latest", a datetime or a Cursor, not {start!r}')
+    raise no_place(start, name)
+
+
+def no_place(start: object, name: str, forms: str = "a datetime or a Cursor") -> InvalidSetting:
+    """What to say where a place was to be given, and something else was."""
+    if isinstance(start, str) and start.startswith("ms1:"):
+        kind = "Cursors" if ";" in start else "Cursor"
+        return InvalidSetting(f"{name}: a cursor that was saved as text is read by mainstem.{kind}.parse(text)")
+    return InvalidSetting(f'{name} must be "earliest", "latest", {forms}, not {start!r}')
 
 
 def offsets_of(cursor: Cursor, info: StreamInfo, sought: int | None = None) -> Sequence[int]:

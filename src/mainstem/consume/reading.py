@@ -1,13 +1,12 @@
 """Reading record by record or batch by batch: what all consumers share, however they come to their next batch."""
 
 import itertools
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 
 from mainstem.consume.record import Record, RecordBatch
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.durations import check_timeout
 from mainstem.transport.port import EndReached
 
 
@@ -105,17 +104,6 @@ class Reading(ABC):
         assert self._current is not None
         left = _left(self._records)
         return self._current.offsets()[-left] if left else self._current.end
-
-
-def check_timeout(timeout: object) -> None:
-    """InvalidSetting if nobody can wait for so long."""
-    try:
-        # Not a number is not at most anything.
-        is_time = timeout is None or timeout <= threading.TIMEOUT_MAX  # type: ignore[operator]
-    except TypeError:
-        is_time = False
-    if not is_time:
-        raise InvalidSetting(f"timeout is in seconds, or None to wait without end, not {timeout!r}")
 
 
 def _left(records: Iterator[Record]) -> int:

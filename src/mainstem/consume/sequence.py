@@ -23,7 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from mainstem.consume.consumer import Consumer
-from mainstem.consume.places import Start
+from mainstem.consume.places import Start, no_place
 from mainstem.consume.record import Record, RecordBatch
 from mainstem.consume.tabular import Tabular
 from mainstem.core.batch import TIME_US_MAX
@@ -262,9 +262,7 @@ class OrderedBatches:
         elif isinstance(start, datetime) and start.tzinfo is not None:
             offsets = self._port.call(MomentCall(info.name, to_us(start))).offsets
         else:
-            raise InvalidSetting(
-                f'start must be "earliest", "latest", a datetime with a time zone or a Cursor, not {start!r}'
-            )
+            raise no_place(start, "start", "a datetime with a time zone or a Cursor")
         return Cursor(info.uuid, info.epoch, (*offsets, *(0,) * (info.shards - len(offsets))))
 
     def _settled(self, ends: Sequence[int]) -> Sequence[int]:

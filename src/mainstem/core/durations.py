@@ -1,5 +1,6 @@
-"""Lengths of time as users write them: "7d", "90 min", a timedelta."""
+"""Lengths of time as users write them: "7d", "90 min", a timedelta; and seconds to wait."""
 
+import threading
 from datetime import timedelta
 from functools import lru_cache
 
@@ -17,6 +18,17 @@ def microseconds(value: str | timedelta) -> int:
         return _parsed(value)
     except ValueError as error:
         raise InvalidSetting(f"{value[:40]!r} is no length of time like '7d': {error}") from None
+
+
+def check_timeout(timeout: object) -> None:
+    """InvalidSetting if nobody can wait for so many seconds."""
+    try:
+        # Not a number is not at most anything.
+        is_time = timeout is None or timeout <= threading.TIMEOUT_MAX  # type: ignore[operator]
+    except TypeError:
+        is_time = False
+    if not is_time:
+        raise InvalidSetting(f"timeout is in seconds, or None to wait without end, not {timeout!r}")
 
 
 @lru_cache(maxsize=64)

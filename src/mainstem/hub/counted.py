@@ -11,7 +11,7 @@ import msgspec
 
 from mainstem.consume.record import RecordBatch
 from mainstem.core.errors import UnknownStream
-from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM
+from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM, Verified
 
 if TYPE_CHECKING:
     from mainstem.hub.hub import Hub
@@ -30,15 +30,6 @@ class SentCount(msgspec.Struct, frozen=True):
     window_us: int
     sent: int
     acknowledged: int | None = None
-    uuid: str = ""
-
-
-class Verified(msgspec.Struct, frozen=True):
-    """Up to which time an audit found every record of a stream where it belongs; how many windows after that differ."""
-
-    stream: str
-    through_us: int
-    differing: int = 0
     uuid: str = ""
 
 

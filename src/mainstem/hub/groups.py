@@ -1,12 +1,12 @@
 """Groups of readers, for whoever looks after them: where they stand, how far behind, and setting them elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from mainstem.consume.places import Start, offsets_at
+from mainstem.consume.places import Start, check_places, no_place, offsets_at
 from mainstem.core.cursor import Cursor, Cursors
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import GroupBusy, InvalidCursor, InvalidSetting
@@ -81,6 +81,7 @@ class Groups:
         """
         if type(dry_run) is not bool:
             raise InvalidSetting(f"dry_run must be True or False, not {dry_run!r}")
+        _check_to(to)
         info = self.get(name)
         if info.member_count and not dry_run:
             # Also if they have only just joined, and the group reads nothing yet that could be set.
@@ -142,7 +143,7 @@ class Groups:
     def _offsets(self, stream: StreamInfo, to: Start | _Places) -> dict[int, int]:
         """By shard, up to the end of what is there. What was trimmed is told to whoever reads from there."""
         if not isinstance(to, Mapping):
-            return dict(enumerate(offsets_at(self._port, to, stream)))
+            return dict(enumerate(offsets_at(self._port, to, stream, "to")))
         wanted = {shard: offset for (name, shard), offset in to.items() if name == stream.name}
         for shard, offset in wanted.items():
             if not 0 <= shard < stream.shards or not 0 <= offset <= stream.ends[shard]:
@@ -151,3 +152,10 @@ class Groups:
                     there = f"{stream.starts[shard]} to {stream.ends[shard]}"
                 raise InvalidCursor(f"offset {offset} of shard {shard} of {stream.name!r}: there is {there}")
         return wanted
+
+
+def _check_to(to: object) -> None:
+    if isinstance(to, Mapping):
+        check_places(to)
+    elif not isinstance(to, Cursor | Cursors | datetime) and to not in ("earliest", "latest"):
+        raise no_place(to, "to", 'a datetime, a cursor, or offsets such as {("orders", 0): 5}')

@@ -433,6 +433,8 @@ class Hub:
             raise InvalidSetting(f"spread must be True or False, not {spread!r}")
         if spread and group is None:
             raise InvalidSetting("spread=True shares shards among the members of a group: say which, group=...")
+        if commit != "auto" and group is None:
+            raise InvalidSetting(f"commit={commit!r} is for the members of a group: say which, group=...")
         is_several = pattern is not None or isinstance(stream, list | tuple)
         if ordering_window is not None and (is_several or group is not None):
             raise InvalidSetting(

@@ -45,6 +45,7 @@ from mainstem.log.log import LEDGER_EPOCH_FIRST, Log, unknown_stream
 from mainstem.log.reader import LogReader
 from mainstem.log.transactions import DeliveryNumber
 from mainstem.log.upkeep import Pace
+from mainstem.log.verified import VerifiedStreams
 from mainstem.transport.counting import NoteCountsCall, NoteVerifiedCall
 from mainstem.transport.port import (
     AlterStreamCall,
@@ -129,14 +130,12 @@ class Lookup:
         # Who only reads a folder does not know how it is kept, and takes it that nothing was changed about that.
         self._pace = pace or Pace()
         self._groups = GroupReports(ledger, clock)
+        self._verified = VerifiedStreams(ledger, reader)
 
     def handle(self, call: Call) -> Answer:
         match call:
             case GetStreamCall():
-                row = self.require(call.name)
-                if not call.details:
-                    return self.find(call.name)
-                return Answer(streams=(self.info(row, details=True, with_restored=True),))
+                return self._with_details(call.name) if call.details else self.find(call.name)
             case ListStreamsCall():
                 return self._list(call.after, call.oldest)
             case SchemasCall():
@@ -161,6 +160,15 @@ class Lookup:
     def find(self, name: str) -> Answer:
         """The stream of this name, or UnknownStream. From memory where the log is: nothing is counted."""
         return Answer(streams=(self.info(self.require(name), with_restored=True, counted=False),))
+
+    def _with_details(self, name: str) -> Answer:
+        """The same, looked into."""
+        row = self.require(name)
+        info = self.info(row, details=True, with_restored=True)
+        if (verified := self._verified.of(row)) is not None:
+            through_us, differing = verified.through_us, verified.differing
+            info = msgspec.structs.replace(info, verified_through_us=through_us, windows_differing=differing)
+        return Answer(streams=(info,))
 
     def _found(self, row: StreamRow) -> Answer:
         """The stream as somebody wants it who has changed it: with its records counted."""

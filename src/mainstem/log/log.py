@@ -113,7 +113,10 @@ class Log:
         except OSError as error:
             if is_out_of_space(error):
                 raise _no_room_to_start(path) from error
-            raise FolderUnusable(f"{path} cannot be a data folder: {error.strerror or error}") from error
+            raise FolderUnusable(
+                f"{path} cannot be a data folder: {error.strerror or error}; give the path of a folder, or of one that "
+                "can be made, where files can be written"
+            ) from error
         folder = Folder(path, disk)
         # What is open is closed again if not everything can be.
         with ExitStack() as opened:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from mainstem.core import callbacks, layouts, payload, placement, sampling, windows
 from mainstem.core.batch import Batch
+from mainstem.core.durations import check_timeout
 from mainstem.core.errors import DeadlineExceeded, InvalidRequest, LeftOut, MainstemError
 from mainstem.core.layouts import FEW
 from mainstem.core.payload import Encoded
@@ -560,6 +561,7 @@ class BatchAck(msgspec.Struct, gc=False):
         return runs
 
     def exception(self, timeout: float | None = None) -> MainstemError | None:
+        check_timeout(timeout)
         try:
             self.result(timeout)
         except MainstemError as error:
@@ -580,6 +582,8 @@ def _no_place() -> InvalidRequest:
 
 
 def _wait(parcel: Parcel, timeout: float | None) -> None:
+    if timeout is not None:
+        check_timeout(timeout)
     if parcel.is_done:
         return
     callbacks.check_may_wait("result")

@@ -17,6 +17,7 @@ from typing import Any
 from mainstem.core import tables
 from mainstem.core.callbacks import check_may_wait
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
+from mainstem.core.durations import check_timeout
 from mainstem.core.errors import (
     DeadlineExceeded,
     InvalidRecord,
@@ -555,6 +556,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Ship everything and wait until its fate is known and callbacks were called; raises the first error since the
         last flush that no ack has told anybody."""
+        check_timeout(timeout)
         check_may_wait("flush")
         waiting = self._begin_flush()
         deadline = None if timeout is None else self._clock.monotonic() + timeout

@@ -51,4 +51,13 @@ class NoteVerifiedCall(msgspec.Struct, frozen=True, tag="note_verified"):
     uuid: Uuid = ""
 
 
+class Verified(msgspec.Struct, frozen=True):
+    """A record of `_verified`. What was kept before it had a uuid counts for every stream of its name."""
+
+    stream: str
+    through_us: int
+    differing: int = 0
+    uuid: str = ""
+
+
 CountingCall = NoteCountsCall | NoteVerifiedCall

@@ -62,7 +62,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
     that was asked. `missing` says of each shard how many offsets have no record, because it was compacted away or
     erased; empty if none is missing, and not counted for a stream that was only looked up, as producers and consumers
-    do.
+    do. `verified_through_us` is up to when the newest audit found every record where it belongs, None if there was
+    none or it was not asked for, and `windows_differing` how many windows after that are not as they should be.
     """
 
     id: int
@@ -93,6 +94,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     generations: tuple[tuple[int, tuple[int, ...]], ...] = ()
     statistics_bytes: int = 0
     missing: tuple[int, ...] = ()
+    verified_through_us: int | None = None
+    windows_differing: int = 0
 
     @property
     def schema(self) -> Schema | None:
@@ -155,7 +158,7 @@ class CreateStreamCall(msgspec.Struct, frozen=True, tag="create"):
 
 class GetStreamCall(msgspec.Struct, frozen=True, tag="get"):
     """Answered with the stream; `auto_create` makes a missing one where the server's settings allow it. With `details`
-    also what waits to be freed, which is looked up in the ledger."""
+    also what waits to be freed, which is looked up in the ledger, and up to when the stream was verified."""
 
     name: str
     auto_create: bool = False

@@ -63,6 +63,7 @@ class ServerTls:
         return context
 
     def _load(self, context: ssl.SSLContext) -> None:
+        _check_readable(tls_cert=self._certificate, tls_key=self._key, tls_client_ca=self._client_ca)
         try:
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
             if self._client_ca is not None:
@@ -80,6 +81,7 @@ class ServerTls:
 
 def client_context(ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
     """For a client: the server must be who it says, by this authority or by those of the system."""
+    _check_readable(ca=ca, certificate=certificate, key=key)
     try:
         context = ssl.create_default_context(cafile=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -100,6 +102,16 @@ def common_name(certificate: Mapping[str, Any] | None) -> str:
 def _no_password() -> str:
     """Instead of asking at a terminal that nobody looks at."""
     raise ValueError("the key is encrypted; give one that is not, readable by the server alone")
+
+
+def _check_readable(**files: Path | None) -> None:
+    """What the library says of a file that it cannot read does not say which of them that is."""
+    for name, path in files.items():
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise InvalidSetting(f"{name} {path} cannot be read: {error.strerror or error}") from None
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int] | None:

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -104,6 +105,21 @@ def test_errors_are_those_of_the_calls_that_block(open_hub: Open, run: Run[None]
                 await hub.streams.delete("s")
                 with pytest.raises(mainstem.StreamDeleted):
                     await (await producer.send("s", b"v"))
+
+    run(main())
+
+
+@pytest.mark.parametrize("timeout", ["x", float("nan")], ids=repr)
+def test_no_time_to_wait(open_hub: Open, run: Run[None], timeout: object) -> None:
+    async def main() -> None:
+        async with open_hub() as hub, hub.producer() as producer:
+            await hub.streams.create("orders")
+            ack, many = await producer.send("orders", b"1"), await producer.send_many("orders", [b"2"])
+            waits: tuple[Any, ...] = (ack.result, ack.exception, many.result, many.exception, producer.flush)
+            for wait in waits:
+                with pytest.raises(mainstem.InvalidSetting, match="timeout is in seconds"):
+                    await wait(timeout)
+            assert await ack.result(10) == (0, 0)
 
     run(main())
 

@@ -110,7 +110,11 @@ def test_the_newest_word_of_an_audit_counts(hub):
     hub.streams.create("orders")
     assert verified(hub) == {}
     hub._port.call(NoteVerifiedCall("orders", START_US, 2))
+    info = hub.streams.get("orders")
+    assert (info.verified_through_us, info.windows_differing) == (START_US, 2)
     hub._port.call(NoteVerifiedCall("orders", START_US + 5, 0))
+    info = hub.streams.get("orders")
+    assert (info.verified_through_us, info.windows_differing) == (START_US + 5, 0)
     found = verified(hub)["orders"]
     assert (found.through_us, found.differing) == (START_US + 5, 0)
 

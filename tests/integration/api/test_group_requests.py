@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from datetime import datetime
 
 import pytest
 
@@ -96,6 +97,43 @@ def test_only_false_resets(hub, dry_run):
     assert hub.groups.get("g").records == 9
 
 
+@pytest.mark.parametrize("to", [{"orders": 1}, {("orders", 0): "x"}, {("orders", 0): 1.0}, {7: 1}], ids=repr)
+def test_no_place_is_no_place_to_reset_to(hub, to):
+    fill(hub, "orders", 10)
+    with hub.consumer("orders", **MEMBER) as consumer:
+        consumer.poll(10)
+        consumer.commit()
+    for dry_run in (True, False):
+        with pytest.raises(InvalidCursor, match="no offset by stream and shard"):
+            hub.groups.reset("g", to, dry_run=dry_run)
+    assert hub.groups.get("g").records == 9
+
+
+def test_what_is_said_of_a_place_names_what_was_given(hub):
+    fill(hub, "orders", 10)
+    with hub.consumer("orders", **MEMBER) as consumer:
+        consumer.poll(10)
+    with hub.consumer("orders", start="earliest") as consumer:
+        text = str(consumer.cursor)
+        with pytest.raises(InvalidSetting, match=r'^to must be "earliest"'):
+            consumer.seek("begin")
+    for to in ("begin", 5, None):
+        with pytest.raises(InvalidSetting, match=r'^to must be "earliest", .* a cursor, or offsets such as'):
+            hub.groups.reset("g", to)
+    with pytest.raises(InvalidSetting, match=r"^to: a time needs a time zone"):
+        hub.groups.reset("g", datetime(2026, 1, 1))  # noqa: DTZ001
+    for name, give in (
+        ("start", lambda given: hub.consumer("orders", start=given)),
+        ("start", lambda given: hub.consumer("orders", group="g", start=given)),
+        ("start", lambda given: hub.sequence("orders", start=given)),
+        ("to", lambda given: hub.groups.reset("g", given)),
+    ):
+        with pytest.raises(InvalidSetting, match=rf"^{name}: .*mainstem\.Cursor\.parse\(text\)"):
+            give(text)
+        with pytest.raises(InvalidSetting, match=rf"^{name}: .*mainstem\.Cursors\.parse\(text\)"):
+            give(f"{text};{text}")
+
+
 @pytest.mark.parametrize("options", [{}, {"group": "g"}, {"group": "g", "spread": True}, {"pattern": "order?"}])
 @pytest.mark.parametrize("timeout", ["x", math.nan, math.inf, b""], ids=repr)
 def test_no_time_to_wait(hub, options, timeout):
@@ -113,6 +151,9 @@ def test_what_is_no_option(hub):
     for spread in ("yes", 1, None):
         with pytest.raises(InvalidSetting, match="spread"):
             hub.consumer("orders", group="g", spread=spread)
+    for streams in ("orders", ["orders"]):
+        with pytest.raises(InvalidSetting, match="commit='manual' is for the members of a group"):
+            hub.consumer(streams, commit="manual")
     for pattern in ("[", "[]", "orders[1", "or]ders", "a/b", "sales orders", "ü*"):
         for group in (None, "g"):
             with pytest.raises(InvalidSetting, match="pattern"):

@@ -204,7 +204,7 @@ def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("not a folder")
     for path in (file, file / "below"):
-        with pytest.raises(mainstem.FolderUnusable, match="cannot be a data folder"):
+        with pytest.raises(mainstem.FolderUnusable, match=r"cannot be a data folder: .*; give the path of a folder"):
             mainstem.open(path)
     assert file.read_text() == "not a folder"
 

@@ -286,6 +286,16 @@ def test_options_that_make_no_sense_are_refused(hub, options):
 # Acknowledgements.
 
 
+@pytest.mark.parametrize("timeout", ["x", float("nan"), float("inf"), b""], ids=repr)
+def test_no_time_to_wait(hub, orders, timeout):
+    with hub.producer() as producer:
+        ack, many = producer.send("orders", b"1"), producer.send_many("orders", [b"2"])
+        for wait in (ack.result, ack.exception, many.result, many.exception, producer.flush):
+            with pytest.raises(mainstem.InvalidSetting, match="timeout is in seconds"):
+                wait(timeout)
+        assert ack.result(10) == (0, 0)
+
+
 def test_a_callback_hears_of_every_record(hub, orders):
     heard: list[tuple[int, int]] = []
     with hub.producer() as producer:

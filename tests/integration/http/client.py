@@ -74,7 +74,7 @@ class Events:
         self.socket.sendall(head.encode())
         self._response = http.client.HTTPResponse(self.socket)
         self._response.begin()
-        self.status = self._response.status
+        self.status, self.headers = self._response.status, self._response.headers
         self.last_id = ""
 
     def __enter__(self) -> "Events":

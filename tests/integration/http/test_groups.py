@@ -1,5 +1,7 @@
 """Groups of readers over HTTP: those of members, and those that are read with nothing but HTTP."""
 
+from typing import Any
+
 import pytest
 
 import mainstem
@@ -30,6 +32,54 @@ def test_a_group_is_read_with_nothing_but_http(client: Client):
     with Events(f"{client.address[0]}:{client.address[1]}", "/streams/orders/records?group=billing") as events:
         (event,) = events.take(1)
     assert event.data == {"id": 10}
+
+
+def test_a_tail_of_a_group_that_connects_again_goes_on_where_it_was(client: Client):
+    """Not where the group stands, which may have committed less by then, or more."""
+    client.create("tailed", schema={"id": "int64"})
+    client.post("tailed", ROWS)
+    cursors = [client.get(f"/streams/tailed/records?limit={count}").headers["mainstem-cursor"] for count in (1, 2, 5)]
+    assert client.ask("POST", "/groups/tail/commit", {"stream": "tailed", "cursor": cursors[1]}).status == 204
+    address, path = f"{client.address[0]}:{client.address[1]}", "/streams/tailed/records?group=tail&limit=1"
+    with Events(address, path) as events:
+        assert events.take(1)[0].data == {"id": 2}
+    for cursor, first in zip(cursors, (1, 2, 5), strict=True):
+        with Events(address, path, last_event_id=cursor) as events:
+            assert events.take(1)[0].data == {"id": first}
+
+
+def test_a_commit_does_not_undo_a_reset_that_came_after_its_read(client: Client):
+    client.create("again", schema={"id": "int64"})
+    client.post("again", ROWS)
+    path = "/streams/again/records?group=repeat&limit=4"
+
+    def commit(page: Any, **more: Any) -> Any:
+        body = {"stream": "again", "cursor": page.headers["mainstem-cursor"], **more}
+        return client.ask("POST", "/groups/repeat/commit", body)
+
+    def generation(page: Any) -> int:
+        return int(page.headers["mainstem-group-generation"])
+
+    first = client.get(path)
+    assert commit(first, generation=generation(first)).status == 204
+    assert client.get("/groups/repeat").json()["generation"] == generation(first)
+    second = client.get(path)
+    reset = client.ask("POST", "/groups/repeat/reset", {"to": "earliest", "dry_run": False})
+    assert reset.status == 200
+    refused = commit(second, generation=generation(second))
+    assert (refused.status, refused.json()["title"]) == (409, "Fenced")
+    assert "the group was reset" in refused.json()["detail"]
+    again = client.get(path)
+    assert again.rows()[0] == {"id": 0}
+    assert commit(again, generation=generation(again)).status == 204
+    with Events(f"{client.address[0]}:{client.address[1]}", "/streams/again/records?group=repeat&limit=1") as events:
+        assert int(events.headers["mainstem-group-generation"]) == generation(again)
+    # Who says nothing of it is believed.
+    assert commit(second).status == 204
+    assert client.get(path).rows()[0] == {"id": 8}
+    for wrong in ("1", -1, 1.5, True, [1]):
+        assert commit(second, generation=wrong).status == 400
+    assert "mainstem-group-generation" not in client.get("/streams/again/records?limit=1").headers
 
 
 def test_the_next_page_goes_on_where_the_first_ended_whatever_the_group_did(client: Client):

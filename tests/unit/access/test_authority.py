@@ -237,6 +237,29 @@ def test_the_last_administrator_stays(guarded):
     guarded.administration.handle(RevokeTokenCall(row.id))
 
 
+def test_an_administrator_whose_token_ends_is_not_the_only_one(open_log):
+    """When it is over nobody would be left, and no change would have been made that could have been refused."""
+    with pytest.raises(Refused, match="and not expire"):
+        open_log.token("root", seconds=1, is_admin=True)
+    assert not open_log.authority.is_guarded
+    open_log.token("root", is_admin=True)
+    (lasting,) = open_log.administration.handle(ListAccessCall("token")).tokens
+    other = open_log.token("other", seconds=10, is_admin=True)
+    with pytest.raises(Refused, match="with a token that does not expire; make another"):
+        open_log.administration.handle(RevokeTokenCall(lasting.id))
+    open_log.administration.handle(RevokeTokenCall(other.id))
+
+
+def test_the_last_administrator_stays_also_where_all_of_them_end(guarded):
+    """As in a log from before they had to last."""
+    (root,) = guarded.administration.handle(ListAccessCall("token")).tokens
+    made = guarded.token("other", seconds=10, is_admin=True)
+    guarded.store.change({("token", root.id): None})
+    with pytest.raises(Refused, match="nobody who may administer the log;"):
+        guarded.administration.handle(RevokeTokenCall(made.id))
+    guarded.allow("alice", "read")
+
+
 def test_a_repeated_call_changes_nothing(guarded):
     made = mint()
     call = CreateTokenCall(made.id, made.digest, "alice")

@@ -170,8 +170,9 @@ def test_settings_made_in_code_are_checked_too(name: str, value: object):
 def test_every_setting_is_described_and_its_example_works(setting: Setting):
     assert setting.help.endswith(".")
     assert setting.parse(setting.default_text) == setting.default
-    tls = {"tls_cert": "server.crt", "tls_key": "server.key"} if setting.name.startswith("tls_") else {}
-    load({**tls, setting.name: setting.example}, {})
+    files = {"tls_cert": "server.crt", "tls_key": "server.key"}
+    files |= {"tls_client_cert": "client.crt", "tls_client_key": "client.key"}
+    load({**(files if setting.name.startswith("tls_") else {}), setting.name: setting.example}, {})
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -185,7 +186,8 @@ def test_values_out_of_bounds_are_refused(setting: Setting):
 
 def test_for_command_gives_what_a_command_takes():
     names = {setting.name for setting in settings.for_command("tail")}
-    assert names == {"url", "token_file", "tls_ca", "log_format", "log_level"}
+    files = {"token_file", "tls_ca", "tls_client_cert", "tls_client_key"}
+    assert names == {"url", *files, "log_format", "log_level"}
     assert "url" not in {setting.name for setting in settings.for_command("serve")}
     assert "listen" in {setting.name for setting in settings.for_command("serve")}
 
@@ -314,7 +316,7 @@ def test_elsewhere_is_allowed_with_tls():
 
 @pytest.mark.parametrize(
     "given",
-    [{"tls_cert": "a.crt"}, {"tls_key": "a.key"}, {"tls_client_ca": "a.crt"}],
+    [{"tls_cert": "a.crt"}, {"tls_key": "a.key"}, {"tls_client_ca": "a.crt"}, {"tls_client_cert": "a.crt"}],
     ids=lambda given: next(iter(given)),
 )
 def test_a_part_of_tls_is_of_no_use(given):

@@ -5,6 +5,7 @@ import pytest
 from mainstem.core.errors import InvalidSetting
 from mainstem.hub.link import address_of
 from mainstem.transport.credentials import TOKEN_BYTES_MAX, Credentials
+from mainstem.transport.tls import ServerTls
 from mainstem.transport.wire import Hello
 
 SECRET = "mst_0123456789abcdef_" + "5" * 64
@@ -67,5 +68,16 @@ def test_a_token_stays_on_this_machine_without_tls(host):
 def test_a_certificate_needs_its_key(tmp_path):
     with pytest.raises(InvalidSetting, match="give both"):
         Credentials(certificate=tmp_path / "a.crt", environ={})
+    (tmp_path / "a.crt").write_text("no certificate")
     with pytest.raises(InvalidSetting, match="cannot be used"):
+        Credentials(ca=tmp_path / "a.crt", environ={}).context()
+
+
+def test_of_several_files_the_one_that_is_missing_is_named(tmp_path):
+    (tmp_path / "a.crt").write_text("")
+    with pytest.raises(InvalidSetting, match=r"^ca \S*/missing\.crt cannot be read: No such file"):
         Credentials(ca=tmp_path / "missing.crt", environ={}).context()
+    with pytest.raises(InvalidSetting, match=r"^key \S*/missing\.key cannot be read: No such file"):
+        Credentials(certificate=tmp_path / "a.crt", key=tmp_path / "missing.key", environ={}).context()
+    with pytest.raises(InvalidSetting, match=r"^tls_key \S*/missing\.key cannot be read: No such file"):
+        ServerTls(tmp_path / "a.crt", tmp_path / "missing.key")

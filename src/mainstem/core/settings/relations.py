@@ -11,9 +11,8 @@ from mainstem.core.settings.setting import said_from
 
 def check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Refuse values that do not go together, with an InvalidSetting."""
-    if (values["tls_cert"] is None) != (values["tls_key"] is None):
-        given, missing = ("tls_cert", "tls_key") if values["tls_key"] is None else ("tls_key", "tls_cert")
-        raise InvalidSetting(f"{given}{said_from(origins.get(given, ''))} is of no use without {missing}. Give both.")
+    for certificate, key in (("tls_cert", "tls_key"), ("tls_client_cert", "tls_client_key")):
+        _check_pair(certificate, key, values, origins)
     if values["tls_client_ca"] is not None and values["tls_cert"] is None:
         raise InvalidSetting(
             f"tls_client_ca{said_from(origins.get('tls_client_ca', ''))} is of no use without TLS. Give tls_cert and"
@@ -29,6 +28,12 @@ def check_relations(values: Mapping[str, Any], origins: Mapping[str, str]) -> No
         )
     _check_ports(values, origins)
     _check_silence(values, origins)
+
+
+def _check_pair(certificate: str, key: str, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    if (values[certificate] is None) != (values[key] is None):
+        given, missing = (certificate, key) if values[key] is None else (key, certificate)
+        raise InvalidSetting(f"{given}{said_from(origins.get(given, ''))} is of no use without {missing}. Give both.")
 
 
 def require_loopback(address: Address, name: str = "listen", origin: str = "") -> None:

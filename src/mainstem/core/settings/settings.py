@@ -349,6 +349,21 @@ class Settings:
         example="/etc/mainstem/ca.crt",
         commands=CLIENT,
     )
+    tls_client_cert: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The certificate that client commands show to a server with tls_client_ca, in PEM format. A token, if one is"
+        " given, says who they are in its place.",
+        example="~/.mainstem/billing.crt",
+        commands=CLIENT,
+    )
+    tls_client_key: Path | None = _setting(  # noqa: RUF009  # the default is immutable
+        FileKind(),
+        "off",
+        "The key of tls_client_cert, in PEM format and not encrypted.",
+        example="~/.mainstem/billing.key",
+        commands=CLIENT,
+    )
     log_format: str = _setting(
         ChoiceKind("text", "json"),
         "text",

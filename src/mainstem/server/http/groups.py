@@ -1,7 +1,8 @@
 """Groups of readers over HTTP: how far they are, setting them elsewhere, and reading for one without a library.
 
 Who reads with `GET /streams/{name}/records?group=billing` begins where the group stands, and says with
-`POST /groups/billing/commit` how far it has come. It is no member: that is for groups that no member reads.
+`POST /groups/billing/commit` how far it has come. It is no member: that is for groups that no member reads. The group's
+generation, which the answer to the first has and the second gives back, says whether the group was reset between them.
 """
 
 from concurrent.futures import Future
@@ -19,13 +20,13 @@ from mainstem.server.door import Visitor
 from mainstem.server.http.administration import Administration, flag_of, json_answer, time_text, whole
 from mainstem.server.http.port import ServerPort
 from mainstem.server.http.problems import understood
-from mainstem.server.http.reads import start_of
+from mainstem.server.http.reads import GENERATION_FIRST, start_of
 from mainstem.transport.port import GetStreamCall, StreamInfo
 from mainstem.transport.sharing import CommitCursorsCall, GroupInfo, GroupShard, ListGroupsCall
 
 _RESET: Final = frozenset(("to", "offsets", "streams", "dry_run"))
 _BEGIN_SECONDS: Final = 30.0
-_COMMIT: Final = frozenset(("stream", "cursor"))
+_COMMIT: Final = frozenset(("stream", "cursor", "generation"))
 
 
 class GroupRoutes(Administration):
@@ -65,11 +66,14 @@ class GroupRoutes(Administration):
         given = await self._options(request, visitor, _COMMIT)
         if not isinstance(given.get("stream"), str) or not isinstance(given.get("cursor"), str):
             raise InvalidSetting('say of which stream and how far: {"stream": "orders", "cursor": "ms1:..."}')
+        generation = given.get("generation")
+        if "generation" in given and not _are_counts(generation):
+            raise InvalidSetting("generation is a whole number, as the header Mainstem-Group-Generation has it")
         cursor, port = Cursor.parse(given["cursor"]), ServerPort(self._server, visitor)
         with understood():
             info = await self._aside(request, lambda: port.call(GetStreamCall(given["stream"])).streams[0])
             places = tuple((info.id, shard, offset) for shard, offset in enumerate(_checked(cursor, info).offsets))
-            call = CommitCursorsCall(name, 0, places)
+            call = CommitCursorsCall(name, 0, places, generation)
             await self._aside(request, lambda: self._commit(port, call))
         return Response(status_code=204)
 
@@ -84,7 +88,7 @@ class GroupRoutes(Administration):
             port.call(call)
         except UnknownGroup:
             begun: Future[object] = Future()
-            self._server.log.groups.assign(call.group, 1, (), begun.set_result)
+            self._server.log.groups.assign(call.group, GENERATION_FIRST, (), begun.set_result)
             # Whatever became of it, also if others were faster: the next answer tells.
             begun.result(_BEGIN_SECONDS)
             port.call(call)
@@ -154,7 +158,7 @@ def _names_of(given: Any) -> list[str] | None:
     return given
 
 
-def _are_counts(*numbers: int) -> bool:
+def _are_counts(*numbers: object) -> bool:
     return all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
 
 

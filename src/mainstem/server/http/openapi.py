@@ -233,6 +233,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
                 "pattern": CURSOR,
                 "description": "As `Mainstem-Cursor` or the id of an event says it.",
             },
+            "generation": {
+                **_COUNT,
+                "description": "As `Mainstem-Group-Generation` said it when that was read: after a reset of the group "
+                "nothing is committed.",
+            },
         },
         ["stream", "cursor"],
         closed=True,

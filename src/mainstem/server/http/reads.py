@@ -55,6 +55,9 @@ _ROW_BYTES: Final = 100
 _FIND_LIMIT: Final = 1_000
 CURSOR_HEADER: Final = "mainstem-cursor"
 END_HEADER: Final = "mainstem-end"
+GENERATION_HEADER: Final = "mainstem-group-generation"
+# That of a group which its first commit makes.
+GENERATION_FIRST: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +178,16 @@ class Reading:
         self._batch: RecordBatch | None = None
         self._given = 0
         self._row_bytes = 0.0
+        # Of the group where it began, so that a commit of what is read here undoes no reset.
+        self.generation: int | None = None
+        start = wanted.start
+        if wanted.group is not None:
+            standing, self.generation = _standing(self.port, name, wanted.group)
+            start = standing or start
         self.consumer = Consumer(
             self.port,
             name,
-            wanted.start if wanted.group is None else _standing(self.port, name, wanted.group) or wanted.start,
+            start,
             follow=follow,
             where=wanted.where,
             columns=wanted.columns,
@@ -205,6 +214,11 @@ class Reading:
         offsets = list(cursor.offsets)
         offsets[batch.shard] = batch.offsets()[self._given]
         return Cursor(cursor.stream, cursor.epoch, tuple(offsets))
+
+    @property
+    def group_headers(self) -> dict[str, str]:
+        """What a commit of what is read here says beside the cursor, if it began where a group stands."""
+        return {} if self.generation is None else {GENERATION_HEADER: str(self.generation)}
 
     @property
     def end_cursor(self) -> Cursor:
@@ -312,16 +326,16 @@ class Reading:
         return with_metadata(self.consumer.columns) if self.wanted.has_metadata else self.consumer.columns
 
 
-def _standing(port: ReaderPort, name: str, group: str) -> Cursor | None:
-    """Where a group stands in a stream; None if it has not read it."""
+def _standing(port: ReaderPort, name: str, group: str) -> tuple[Cursor | None, int]:
+    """Where a group stands in a stream, None if it has not read it, and its generation."""
     info = port.call(GetStreamCall(name)).streams[0]
     try:
-        shards = Groups(port).get(group).shards
+        known = Groups(port).get(group)
     except UnknownGroup:
-        return None
-    found = {shard.shard: shard.offset for shard in shards if shard.stream_id == info.id}
+        return None, GENERATION_FIRST
+    found = {shard.shard: shard.offset for shard in known.shards if shard.stream_id == info.id}
     offsets = tuple(found.get(shard, start) for shard, start in enumerate(info.starts))
-    return Cursor(info.uuid, info.epoch, offsets) if found else None
+    return Cursor(info.uuid, info.epoch, offsets) if found else None, known.generation
 
 
 class Reads:
@@ -360,7 +374,7 @@ class Reads:
         try:
             first = await aside(line, lambda: [*rendering.begin(reading.columns), *_first(reading, rendering)])
             await reading.charge(sum(map(len, first)))
-            headers = _headers(request, media_type, reading.end_cursor, is_at_end=True)
+            headers = _headers(request, media_type, reading.end_cursor, is_at_end=True) | reading.group_headers
         except BaseException:
             reading.let_go()
             raise
@@ -372,6 +386,7 @@ class Reads:
         try:
             pieces = await self._gather(request.scope[ABORT], line, reading, rendering)
             headers = _headers(request, media_type, reading.cursor, is_at_end=reading.is_at_end)
+            headers |= reading.group_headers
         finally:
             reading.let_go()
         counts = reading.consumer

@@ -73,7 +73,8 @@ class Tails:
         resumed = request.headers.get("last-event-id")
         if resumed:
             with understood():
-                wanted = replace(wanted, start=start_of(resumed, now_us))
+                # Also with a group, which may be elsewhere by now: it only says where to begin.
+                wanted = replace(wanted, start=start_of(resumed, now_us), group=None)
         line = self._server.new_read_line()
         with understood():
             reading = await aside(line, lambda: Reading(self._server, visitor, self._budget, name, wanted, follow=True))
@@ -152,7 +153,8 @@ class Tail:
         gone = asyncio.ensure_future(_until_gone(receive))
         gone.add_done_callback(lambda _: self.stop())
         try:
-            await sender.start(200, {"content-type": EVENTS, "cache-control": "no-store", "vary": "accept"})
+            headers = {"content-type": EVENTS, "cache-control": "no-store", "vary": "accept"}
+            await sender.start(200, headers | self._reading.group_headers)
             await sender.send([b"retry: %d\n" % _RETRY_MS + self._position()])
             if not sender.is_head_only:
                 await self._run(sender)
