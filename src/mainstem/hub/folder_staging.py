@@ -42,9 +42,9 @@ class FolderStagingPort(FolderPort):
         self._path = path
         self._file: StagingFile | None = None
 
-    def begin(self, job: str, number: int) -> None:
-        """What is staged from now on is of this delivery of a job."""
-        self._file = StagingFile(self._path, job, number)
+    def begin(self, job: str, number: int, *, is_opened: bool = False) -> None:
+        """What is staged from now on is of this delivery of a job: see StagingFile."""
+        self._file = StagingFile(self._path, job, number, is_opened=is_opened)
 
     def finish(self) -> StagedFile:
         assert self._file is not None

@@ -26,6 +26,7 @@ from mainstem.core.errors import TransactionAborted
 FOLDER: Final = "staging"
 # What nobody has touched for so long was left behind: a job whose tasks last longer than this goes through a server.
 STAGED_SECONDS_MAX: Final = 24 * 3600
+_REMOVALS_MAX: Final = 10
 _LENGTHS: Final = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(BatchHeader).decode
@@ -39,15 +40,27 @@ class StagedFile(NamedTuple):
     batches: int
 
 
-class StagingFile:
-    """A file being written. One thread."""
+def open_delivery(folder: Path, job: str, number: int) -> None:
+    """Make a place for files whose writers say that there is one already: once it is discarded they come too late."""
+    _place(folder, job, number).mkdir(parents=True, exist_ok=True)
 
-    def __init__(self, folder: Path, job: str, number: int) -> None:
+
+class StagingFile:
+    """A file being written. One thread. With `is_opened` its delivery was opened before, and TransactionAborted says
+    that it is over."""
+
+    def __init__(self, folder: Path, job: str, number: int, *, is_opened: bool = False) -> None:
         self._folder = folder
-        self._name = f"{FOLDER}/{_safe(job)}/{number}/{uuid.uuid4().hex}"
-        path = folder / self._name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by `finish` or `abandon`
+        path = _place(folder, job, number) / uuid.uuid4().hex
+        self._name = str(path.relative_to(folder))
+        if not is_opened:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by `finish` or `abandon`
+        except FileNotFoundError:
+            raise TransactionAborted(
+                f"delivery {number} of {job!r} was aborted, or has ended: what comes now is late, and was not kept"
+            ) from None
         self._bytes = self._batches = 0
 
     def add(self, batches: list[Batch]) -> None:
@@ -90,20 +103,17 @@ def read(folder: Path, staged: StagedFile) -> Iterator[Batch]:
 
 
 def discard(folder: Path, staged: StagedFile) -> None:
-    """Delete a file, and its folders if nothing else is in them."""
-    path = folder / staged.name
+    """Delete a file. Its folder stays for others of its delivery."""
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
-        path.parent.parent.rmdir()
+        (folder / staged.name).unlink(missing_ok=True)
 
 
 def discard_up_to(folder: Path, job: str, number: int) -> None:
     """Delete what is left of a job's deliveries up to this number."""
-    home = folder / FOLDER / _safe(job)
+    home = _place(folder, job, number).parent
     for path in _listed(home):
         if path.name.isdigit() and int(path.name) <= number:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
     with contextlib.suppress(OSError):
         home.rmdir()
 
@@ -117,6 +127,18 @@ def collect(folder: Path, now_us: int) -> None:
                 shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             home.rmdir()
+
+
+def _place(folder: Path, job: str, number: int) -> Path:
+    return folder / FOLDER / _safe(job) / str(number)
+
+
+def _remove(path: Path) -> None:
+    """A folder and what is in it, also if a file comes while that is looked at: then there is one to look at again."""
+    for _ in range(_REMOVALS_MAX):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
 
 
 def _listed(path: Path) -> list[Path]:

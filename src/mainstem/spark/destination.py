@@ -6,7 +6,7 @@ task writes a file beside the log, which the driver copies into it (hub/folder_s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -47,6 +47,8 @@ class Destination:
 
     access: Access
     stream: str
+    # Whether deliveries are opened before parts of them are begun.
+    is_opened: bool = False
 
     def check_free(self) -> None:
         """FolderLocked if it is a folder that another process writes."""
@@ -57,10 +59,16 @@ class Destination:
         """The stream as it is now; UnknownStream if there is none."""
         return self._port().call(GetStreamCall(self.stream)).streams[0]
 
+    def opened(self, job: str, number: int) -> "Destination":
+        """The same for one delivery, to which nothing can be added once it is discarded for good."""
+        if self.access.data:
+            staging.open_delivery(Path(self.access.data), job, number)
+        return replace(self, is_opened=True)
+
     def begin(self, job: str, number: int) -> PartWriter:
         """A part of a delivery."""
         if self.access.data:
-            return _FilePart(Path(self.access.data), job, number)
+            return _FilePart(Path(self.access.data), job, number, is_opened=self.is_opened)
         return Part(self._port(), job, number, options=_OPTIONS)
 
     def commit(self, staged: Sequence[Staged], delivery: Delivery | None) -> Answer:
@@ -101,9 +109,9 @@ class Destination:
 class _FilePart:
     """A part in a file of the log's folder."""
 
-    def __init__(self, folder: Path, job: str, number: int) -> None:
+    def __init__(self, folder: Path, job: str, number: int, *, is_opened: bool) -> None:
         self._port = FolderStagingPort(folder)
-        self._port.begin(job, number)
+        self._port.begin(job, number, is_opened=is_opened)
         self._part = Part(self._port, options=_OPTIONS)
 
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None:

@@ -91,12 +91,12 @@ class BatchSink(DataSourceArrowWriter):
     """Writes one frame, once if it has a `transaction`. It is pickled to the tasks, and the same one commits."""
 
     def __init__(self, destination: Destination, transaction: str | None, version: int = 0, *, accepts: bool) -> None:
-        self._destination = destination
         self._transaction = transaction
         self._version = version
         self._accepts = accepts
         # Of this run: under which it stages. Another run may write under the same transaction at the same time.
         self._run = uuid.uuid4().hex
+        self._destination = destination.opened(self._run, 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         # Without a transaction nothing is compared.

@@ -1,6 +1,7 @@
 """Files beside a log: what they hold, and that nothing of them stays."""
 
 import os
+import shutil
 import time
 
 import pytest
@@ -50,10 +51,38 @@ def test_what_is_not_as_it_was_written_is_refused(tmp_path, damage):
 def test_nothing_is_left_of_what_is_discarded(tmp_path):
     made = staged(tmp_path)
     staging.discard(tmp_path, made)
-    assert list((tmp_path / "staging").iterdir()) == []
     staging.discard(tmp_path, made)
-    file = StagingFile(tmp_path, "job", 1)
+    file = StagingFile(tmp_path, "job", 3)
     file.abandon()
+    assert list((tmp_path / "staging/job/3").iterdir()) == []
+    staging.discard_up_to(tmp_path, "job", 3)
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_what_comes_after_the_end_of_a_delivery_that_was_opened_is_late(tmp_path):
+    staging.open_delivery(tmp_path, "job", 0)
+    StagingFile(tmp_path, "job", 0, is_opened=True).abandon()
+    still = StagingFile(tmp_path, "job", 0, is_opened=True)
+    still.add([make_batch([b"a"])])
+    staging.discard_up_to(tmp_path, "job", 0)
+    with pytest.raises(TransactionAborted, match="delivery 0 of 'job' was aborted, or has ended"):
+        StagingFile(tmp_path, "job", 0, is_opened=True)
+    still.finish()
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_a_file_that_comes_while_its_delivery_is_discarded_goes_too(tmp_path, monkeypatch):
+    staged(tmp_path, number=0)
+    remove = shutil.rmtree
+
+    def remove_and_be_too_late(path, **options):
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        staged(tmp_path, number=0)
+        for at in sorted(path.iterdir())[:1]:
+            at.unlink()
+
+    monkeypatch.setattr(shutil, "rmtree", remove_and_be_too_late)
+    staging.discard_up_to(tmp_path, "job", 0)
     assert list((tmp_path / "staging").iterdir()) == []
 
 
