@@ -31,6 +31,7 @@ from mainstem.spark.jobs.lake import SMALL_FILES_MAX
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
 from mainstem.spark.jobs.reconciliation import tier_counts
+from mainstem.spark.jobs.replay import replay
 from mainstem.spark.jobs.snapshot import snapshot
 from mainstem.spark.jobs.warehouse import warehouse
 from tests.spark.lakes import STEPS, CutShort, cut_at, strays, table_of
@@ -524,6 +525,37 @@ def test_a_stream_that_was_made_anew_is_another(log, tmp_path, spark):
     send(log, orders(0, 10))
     assert warehouse(tmp_path / "log", "orders", table, spark=spark).rows_read == 10
     assert table_of(table).num_rows == 3_010
+
+
+@pytest.mark.slow("three runs")
+def test_a_table_keeps_its_mode_and_its_partitions(tmp_path, spark):
+    """Rows added to a table of one row for each key would be there twice; the reverse leaves what was added."""
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("kv", schema={"k": "string", "v": "int64"}, key="k")
+        with hub.producer() as producer:
+            producer.send("kv", {"k": "a", "v": 1})
+        for name, mode, other in (("keyed", "upsert", "append"), ("plain", "append", "upsert")):
+            table = tmp_path / name
+            warehouse(tmp_path / "log", "kv", table, mode=mode, spark=spark)
+            # Also where nothing is new.
+            with pytest.raises(TableUnusable, match=rf"\(mode {mode}\).*; give the mode that it has"):
+                warehouse(tmp_path / "log", "kv", table, mode=other, spark=spark)
+        with pytest.raises(TableUnusable, match="is partitioned by nothing, not by _shard"):
+            warehouse(tmp_path / "log", "kv", tmp_path / "plain", partition="shard", spark=spark)
+        with hub.producer() as producer:
+            producer.send("kv", {"k": "a", "v": 3})
+        with pytest.raises(TableUnusable, match="mode upsert"):
+            replay(
+                tmp_path / "log",
+                "kv",
+                tmp_path / "keyed",
+                since=START,
+                until=START + timedelta(days=9_999),
+                spark=spark,
+            )
+        done = warehouse(tmp_path / "log", "kv", tmp_path / "keyed", mode="upsert", spark=spark)
+    assert done.rows_read == 1
+    assert [(row["k"], row["v"]) for row in table_of(tmp_path / "keyed").to_pylist()] == [("a", 3)]
 
 
 def test_what_cannot_be_done_is_said(log, tmp_path, spark):

@@ -104,6 +104,8 @@ def replay(
     loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     if destination is not None:
         destination.check_free()
+    else:
+        loading.lake.require_kind(partitioning.columns, "append")
     spark = spark or session()
     making = Making(spark, history, wanted, on_step=on_step, sql=sql, function=found)
     work: Delivering | Copying

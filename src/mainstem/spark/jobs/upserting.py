@@ -44,7 +44,7 @@ class Upserting:
         """The newest record of each key of a load, as files that are no part of the table."""
         tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
         table = table_schema(self._read_schema)
-        self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [])
+        self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [], "upsert")
         self._on_step("prepared", 0, 0)
         staged = pa.schema([*table, pa.field(GENERATION_COLUMN, pa.int32())])
         folder = str(self._lake.folder.absolute())

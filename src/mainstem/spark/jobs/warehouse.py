@@ -8,13 +8,13 @@ key, the newest; a tombstone takes it away.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.limits import MIB
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
-from mainstem.spark.jobs.lake import KEY_COLUMN
+from mainstem.spark.jobs.lake import KEY_COLUMN, Mode
 from mainstem.spark.jobs.loading import JobResult, Loading, vacuum_hours, vacuumed
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.part_files import FILE_BYTES
@@ -26,7 +26,6 @@ from mainstem.spark.session import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Mode = Literal["append", "upsert"]
 # Records of one load. An upsert's are in the driver's memory, the newest of each key: their bytes are bounded, too, as
 # the log has them.
 LOAD_ROWS: Final = 20_000_000
@@ -88,6 +87,7 @@ def warehouse(
         )
     wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
     loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
+    loading.lake.require_kind(partitioning.columns, mode)
     spark = spark or session()
     work: Upserting | Copying
     if mode == "upsert":
