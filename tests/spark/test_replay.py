@@ -291,6 +291,33 @@ def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spa
     assert table_of(adding).num_rows == 7_200
 
 
+@pytest.mark.slow("three replays")
+def test_a_time_without_records_takes_the_place_of_nothing(log, tmp_path, spark):
+    table = tmp_path / "t"
+    given = {"replace": True, "spark": spark}
+    for hours in (-2, 0):  # an empty table has nothing to lose
+        since = START + hours * HOUR
+        replay(tmp_path / "log", "clicks", table, since=since, until=since + HOUR, **given)
+    since = START + 4 * HOUR
+    for sql in (None, "SELECT count(*) AS id FROM clicks"):
+        with pytest.raises(InvalidSetting, match=r"no records from 2026-01-31T16.* to before .*nothing was replaced"):
+            replay(tmp_path / "log", "clicks", table, since=since, until=since + HOUR, sql=sql, **given)
+    assert ids(table) == list(range(3_600))
+    # Records of which nothing is made are another thing.
+    nothing = replay(
+        tmp_path / "log",
+        "clicks",
+        table,
+        since=START,
+        until=START + HOUR,
+        sql="SELECT * FROM clicks WHERE id < 0",
+        **given,
+    )
+    assert (nothing.rows_read, nothing.rows_written) == (3_600, 0)
+    assert ids(table) == []
+    assert strays(table) == []
+
+
 def test_a_worker_that_is_killed_is_replaced(log, tmp_path, spark):
     """Spark does its task again; what it had written is not in the table, and not left behind."""
     once = tmp_path / "killed"

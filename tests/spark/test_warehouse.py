@@ -558,6 +558,46 @@ def test_a_table_keeps_its_mode_and_its_partitions(tmp_path, spark):
     assert [(row["k"], row["v"]) for row in table_of(tmp_path / "keyed").to_pylist()] == [("a", 3)]
 
 
+@pytest.mark.slow("several runs")
+def test_rows_take_the_place_of_those_of_the_same_stream_only(tmp_path, spark):
+    """Also not of one that had the same name and was deleted, nor without the manifests. What only adds rows may."""
+    with mainstem.open(tmp_path / "log") as hub:
+
+        def make(stream: str, value: int) -> None:
+            hub.streams.create(stream, schema={"k": "string", "v": "int64"}, key="k")
+            with hub.producer() as producer:
+                producer.send(stream, {"k": "a", "v": value})
+
+        make("one", 1)
+        make("two", 2)
+        given = {"since": datetime(2020, 1, 1, tzinfo=UTC), "until": datetime.now(UTC) + timedelta(days=1)}
+        jobs = {
+            "keyed": lambda stream: warehouse(tmp_path / "log", stream, tmp_path / "keyed", mode="upsert", spark=spark),
+            "state": lambda stream: snapshot(tmp_path / "log", stream, tmp_path / "state", spark=spark),
+            "again": lambda stream: replay(
+                tmp_path / "log", stream, tmp_path / "again", replace=True, spark=spark, **given
+            ),
+        }
+        for job in jobs.values():
+            job("one")
+            with pytest.raises(TableUnusable, match=r"has loads of stream 'one', and this .* of 'two' would put"):
+                job("two")
+            job("one")
+        hub.streams.delete("one")
+        make("one", 3)
+        for folder, job in jobs.items():
+            with pytest.raises(TableUnusable, match="of stream 'one' from before it was deleted and made anew"):
+                job("one")
+            shutil.rmtree(tmp_path / folder / "_mainstem")
+            with pytest.raises(TableUnusable, match="has loads of another stream"):
+                job("two")
+        for stream in ("one", "two"):
+            warehouse(tmp_path / "log", stream, tmp_path / "both", spark=spark)
+    for folder in ("keyed", "state/rows", "again"):
+        assert table_of(tmp_path / folder)["v"].to_pylist() == [1]
+    assert sorted(table_of(tmp_path / "both")["v"].to_pylist()) == [2, 3]
+
+
 def test_what_cannot_be_done_is_said(log, tmp_path, spark):
     table = tmp_path / "orders"
     log.streams.create("times", schema={"at": "time"})

@@ -38,7 +38,7 @@ START_NOTE: Final = "mainstem.start"
 END_NOTE: Final = "mainstem.end"
 DELETED_COLUMN: Final = "_deleted"
 KEY_COLUMN: Final = "_key"
-# Rows are added to those that are there, or take the place of those of their keys. A table keeps to what it was made for.
+# Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
 Mode = Literal["append", "upsert"]
 _MODE_PROPERTY: Final = "mainstem.mode"
 # Of a partition with more files under this size than the count, the small ones are made into one.
@@ -79,6 +79,15 @@ class Lake:
                 found = commit.get(END_NOTE)
                 return None if found is None else str(found)
         return None
+
+    def ends(self) -> list[str]:
+        """The cursors up to which loads went, of every job, as far as the table's history goes back."""
+        return [str(commit[END_NOTE]) for commit in self._table().history() if END_NOTE in commit]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it may have rows."""
+        return self.exists and bool(self.at(self.version)[1])
 
     @property
     def version(self) -> int:

@@ -192,6 +192,12 @@ class Loading:
         result = self._result([done], first, end, self._clock.monotonic() - began)
         return dataclasses.replace(result, compared=told)
 
+    def give_up(self, attempt: Attempt) -> None:
+        """A load that was begun and written comes to nothing."""
+        begun = self.manifests.get(attempt.number)
+        if begun is not None:
+            self.manifests.give_up(begun, self._beside_files())
+
     def _before(self, number: int) -> int:
         """The version of the table that a load in its place is compared with: that from before the last load, if a run
         was killed that had not told yet what is different."""

@@ -21,8 +21,10 @@ from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
-from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
+from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Function, Making
+from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import By, Partitioning
 from mainstem.spark.jobs.recipe import code_digest, digest
@@ -106,6 +108,8 @@ def replay(
         destination.check_free()
     else:
         loading.lake.require_kind(partitioning.columns, "append")
+    if replace:
+        require_own(loading.lake, Path(table), history.info, "replay")
     spark = spark or session()
     making = Making(spark, history, wanted, on_step=on_step, sql=sql, function=found)
     work: Delivering | Copying
@@ -122,7 +126,18 @@ def replay(
             on_step("compare", 1, 1)
             return told
 
-        return loading.run_whole(start, history.info.ends, work.write, work.commit, compared if compare else None)
+        def write_some(load: Load, attempt: Attempt) -> Written:
+            written = work.write(load, attempt)
+            if not any(answer.rows_read for answer in written.answers) and loading.lake.has_files:
+                loading.give_up(attempt)
+                chosen = "" if where is None else f" for which {where} is true"
+                raise InvalidSetting(
+                    f"there are no records from {since.isoformat()} to before {until.isoformat()}{chosen}, and table "
+                    f"{table} has rows; nothing was replaced"
+                )
+            return written
+
+        return loading.run_whole(start, history.info.ends, write_some, work.commit, compared if compare else None)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)
 
 

@@ -28,6 +28,7 @@ from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written, vacuum_hours, vacuumed
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
+from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import PartFiles, Target
 from mainstem.spark.jobs.record_frame import RecordFrame
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of
@@ -77,6 +78,8 @@ def snapshot(
     loading = Loading(
         "snapshot", history, place / ROWS, notes=place, beside=[tombstones], on_step=on_step, on_loss=on_loss
     )
+    if not loading.lake.number_of(loading.name):
+        require_own(loading.lake, place, history.info, "snapshot")
     work = _Snapshot(spark or session(), history, wanted, loading.lake, tombstones, loading.name, on_step)
     end = history.info.ends if at is None else history.offsets(at)
     result = loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)

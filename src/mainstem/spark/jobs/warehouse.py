@@ -17,6 +17,7 @@ from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, S
 from mainstem.spark.jobs.lake import KEY_COLUMN, Mode
 from mainstem.spark.jobs.loading import JobResult, Loading, vacuum_hours, vacuumed
 from mainstem.spark.jobs.making import Making
+from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import FILE_BYTES
 from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
@@ -88,6 +89,8 @@ def warehouse(
     wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
     loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
     loading.lake.require_kind(partitioning.columns, mode)
+    if mode == "upsert" and not loading.lake.number_of(loading.name):
+        require_own(loading.lake, Path(table), history.info, "warehouse")
     spark = spark or session()
     work: Upserting | Copying
     if mode == "upsert":
