@@ -439,6 +439,24 @@ def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):
     assert found["id"].to_pylist() == list(range(3_010))
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_value_that_is_too_wide_for_the_table_is_refused(tmp_path, spark, mode):
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("kv", schema={"k": "string", "v": "int32"}, key="k")
+        with hub.producer() as producer:
+            producer.send("kv", {"k": "a", "v": 1})
+        warehouse(tmp_path / "log", "kv", tmp_path / "t", mode=mode, spark=spark)
+        hub.streams.set_schema("kv", {"k": "string", "v": "int64"})
+        with hub.producer() as producer:
+            producer.send("kv", {"k": "b", "v": 2})
+        warehouse(tmp_path / "log", "kv", tmp_path / "t", mode=mode, spark=spark)
+        with hub.producer() as producer:
+            producer.send("kv", {"k": "c", "v": 2**40})
+        with pytest.raises(SchemaMismatch, match="column 'v': a value does not fit the table's int32"):
+            warehouse(tmp_path / "log", "kv", tmp_path / "t", mode=mode, spark=spark)
+    assert sorted(table_of(tmp_path / "t")["v"].to_pylist()) == [1, 2]
+
+
 @pytest.mark.slow("twenty loads")
 def test_it_compacts_what_it_wrote(log, tmp_path, spark):
     """Of each partition with many small files it makes one; what it read and what it wrote is the same."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mainstem.spark.jobs.columns import merged_schema, table_schema
+from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema
 from mainstem.spark.jobs.history import History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
@@ -60,8 +60,9 @@ class Upserting:
             return 0
         newest = newest_of(pa.concat_tables(tables)).drop_columns([GENERATION_COLUMN])
         schema = merged_schema(self._lake.schema(), newest.schema)
-        newest = newest.cast(pa.schema([schema.field(name) for name in newest.column_names]))
-        done = self._lake.upsert(newest, self._job, number, notes)
+        schema = pa.schema([schema.field(name) for name in newest.column_names])
+        rows = pa.Table.from_batches([as_table_rows(batch, schema) for batch in newest.to_batches()], schema)
+        done = self._lake.upsert(rows, self._job, number, notes)
         return int(done["num_target_rows_deleted"])
 
 
