@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,8 +130,11 @@ def test_into_another_stream(server, tmp_path, spark):
         assert (done.rows_read, done.rows_written) == (1_500, 150)
         assert len(delivered(hub, "copy")) == 1_650
         # Without its manifests, the same job comes with other loads.
-        with pytest.raises(DeliveryRefused, match="was written before with"):
+        with pytest.raises(DeliveryRefused, match="was written before with") as refused:
             replay(server.url, "clicks", tmp_path / "lost", **{**into, "load_rows": 500})
+        assert "its manifests were lost" in str(refused.value)
+        assert "give the replay another name (--name)" in str(refused.value)
+        assert not {"checkpoint", "onReplay"} & set(re.findall(r"\w+", str(refused.value)))
         assert len(delivered(hub, "twice")) == 1_500
 
 
@@ -353,6 +357,10 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
         run(into="clicks")
     with pytest.raises(InvalidSetting, match="function 'nowhere:f' cannot be found"):
         run(function="nowhere:f")
+    with pytest.raises(InvalidSetting, match=r"file_bytes \(--file-size\) must be at least"):
+        run(file_bytes=12)
+    with pytest.raises(InvalidSetting, match=r"key: the rows have no column 'zz' .*; there are id, twice"):
+        run(function=doubled, replace=True, key=["id", "zz"])
     with pytest.raises(InvalidSetting, match="must make a pyarrow RecordBatch or Table of a batch without rows"):
         run(function=lambda rows: None)
 

@@ -35,6 +35,7 @@ from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.tasks import Answer, OnStep
+from mainstem.spark.jobs.words import in_words_of_jobs
 
 _NO_PARTITIONS: Final = Partitioning("none")
 
@@ -312,7 +313,8 @@ class Loading:
         )
         self._on_step("planned", number, number)
         marker = self.manifests.marker(manifest.attempt).absolute()
-        written = write(load, Attempt(manifest.attempt, str(marker), number))
+        with in_words_of_jobs():
+            written = write(load, Attempt(manifest.attempt, str(marker), number))
         manifest = msgspec.structs.replace(
             manifest,
             state="written",
@@ -321,7 +323,8 @@ class Loading:
         )
         self.manifests.advance(manifest)
         self._on_step("written", number, number)
-        deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
+        with in_words_of_jobs():
+            deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
         self._on_step("committed", number, number)
         manifest = msgspec.structs.replace(
             manifest,

@@ -18,7 +18,7 @@ from mainstem.spark.jobs.lake import KEY_COLUMN, Mode
 from mainstem.spark.jobs.loading import JobResult, Loading, vacuum_hours, vacuumed
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.owners import require_own
-from mainstem.spark.jobs.part_files import FILE_BYTES
+from mainstem.spark.jobs.part_files import FILE_BYTES, check_file_bytes
 from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
 from mainstem.spark.jobs.upserting import Upserting
@@ -78,6 +78,7 @@ def warehouse(
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
+    check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
     hours = vacuum_hours(vacuum)
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
