@@ -77,6 +77,17 @@ def test_a_job_that_is_interrupted_says_so_and_goes_on(tmp_path):
     assert sorted(table_of(table)["id"].to_pylist()) == list(range(20_000))
 
 
+@pytest.mark.slow("a process of its own")
+def test_a_cursor_that_is_none_is_told_by_its_option(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("clicks", schema={"id": "int64"}, key="id")
+    given = ("run", "snapshot", "clicks", str(tmp_path / "t"), "--data", str(tmp_path / "log"))
+    said = job(*given, "--since", "ms1:abc", code=2).stderr.strip()
+    assert said.splitlines()[-1] == (
+        "mainstem: since: not a cursor: 'ms1:abc'; expected the text that str(consumer.cursor) gave"
+    )
+
+
 def test_what_is_no_table_has_no_loads(tmp_path):
     assert job("loads", str(tmp_path)).stderr == f"no job has written {tmp_path}\n"
     assert "--since" in job("run", "replay", "clicks", str(Path(tmp_path)), code=2).stderr

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,8 +130,11 @@ def test_into_another_stream(server, tmp_path, spark):
         assert (done.rows_read, done.rows_written) == (1_500, 150)
         assert len(delivered(hub, "copy")) == 1_650
         # Without its manifests, the same job comes with other loads.
-        with pytest.raises(DeliveryRefused, match="was written before with"):
+        with pytest.raises(DeliveryRefused, match="was written before with") as refused:
             replay(server.url, "clicks", tmp_path / "lost", **{**into, "load_rows": 500})
+        assert "its manifests were lost" in str(refused.value)
+        assert "give the replay another name (--name)" in str(refused.value)
+        assert not {"checkpoint", "onReplay"} & set(re.findall(r"\w+", str(refused.value)))
         assert len(delivered(hub, "twice")) == 1_500
 
 
@@ -291,6 +295,33 @@ def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spa
     assert table_of(adding).num_rows == 7_200
 
 
+@pytest.mark.slow("three replays")
+def test_a_time_without_records_takes_the_place_of_nothing(log, tmp_path, spark):
+    table = tmp_path / "t"
+    given = {"replace": True, "spark": spark}
+    for hours in (-2, 0):  # an empty table has nothing to lose
+        since = START + hours * HOUR
+        replay(tmp_path / "log", "clicks", table, since=since, until=since + HOUR, **given)
+    since = START + 4 * HOUR
+    for sql in (None, "SELECT count(*) AS id FROM clicks"):
+        with pytest.raises(InvalidSetting, match=r"no records from 2026-01-31T16.* to before .*nothing was replaced"):
+            replay(tmp_path / "log", "clicks", table, since=since, until=since + HOUR, sql=sql, **given)
+    assert ids(table) == list(range(3_600))
+    # Records of which nothing is made are another thing.
+    nothing = replay(
+        tmp_path / "log",
+        "clicks",
+        table,
+        since=START,
+        until=START + HOUR,
+        sql="SELECT * FROM clicks WHERE id < 0",
+        **given,
+    )
+    assert (nothing.rows_read, nothing.rows_written) == (3_600, 0)
+    assert ids(table) == []
+    assert strays(table) == []
+
+
 def test_a_worker_that_is_killed_is_replaced(log, tmp_path, spark):
     """Spark does its task again; what it had written is not in the table, and not left behind."""
     once = tmp_path / "killed"
@@ -326,6 +357,10 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
         run(into="clicks")
     with pytest.raises(InvalidSetting, match="function 'nowhere:f' cannot be found"):
         run(function="nowhere:f")
+    with pytest.raises(InvalidSetting, match=r"file_bytes \(--file-size\) must be at least"):
+        run(file_bytes=12)
+    with pytest.raises(InvalidSetting, match=r"key: the rows have no column 'zz' .*; there are id, twice"):
+        run(function=doubled, replace=True, key=["id", "zz"])
     with pytest.raises(InvalidSetting, match="must make a pyarrow RecordBatch or Table of a batch without rows"):
         run(function=lambda rows: None)
 

@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.errors import InvalidCursor, InvalidSetting
 from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
@@ -155,6 +155,24 @@ def test_a_stream_without_a_key_has_none(tmp_path, spark):
         hub.streams.create("clicks", schema={"x": "int64"})
         with pytest.raises(InvalidSetting, match="stream 'clicks' has no key"):
             snapshot(tmp_path / "log", "clicks", tmp_path / "snap", spark=spark)
+
+
+def test_cursors_are_taken_as_results_have_them(tmp_path, spark):
+    """As text, too. A range that ends before it begins is none."""
+    with mainstem.open(tmp_path / "log") as hub:
+        shop = Shop(hub)
+        shop.change(20, 5)
+        first = snapshot(tmp_path / "log", "stock", tmp_path / "a", spark=spark).end
+        before = rows_of(tmp_path / "a")
+        shop.change(20, 5)
+        done = snapshot(tmp_path / "log", "stock", tmp_path / "b", since=first, spark=spark)
+        assert (done.start, done.rows_read) == (first, 20)
+        snapshot(tmp_path / "log", "stock", tmp_path / "b", at=first, spark=spark)
+        assert rows_of(tmp_path / "b") == before
+        with pytest.raises(InvalidSetting, match="since is a later cursor than at"):
+            snapshot(tmp_path / "log", "stock", tmp_path / "c", since=done.end, at=Cursor.parse(first), spark=spark)
+        with pytest.raises(InvalidCursor, match=r"^since: not a cursor: 'ms1:abc'"):
+            snapshot(tmp_path / "log", "stock", tmp_path / "c", since="ms1:abc", spark=spark)
 
 
 def test_an_empty_stream_is_an_empty_table(tmp_path, spark):

@@ -13,6 +13,7 @@ from mainstem.cli.job_command import Given, job_command
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import is_ago, parse_time
 from mainstem.core.cursor import Cursor
+from mainstem.core.errors import InvalidCursor
 from mainstem.core.kinds import parse_bytes
 from mainstem.core.plain import size_text
 
@@ -229,17 +230,21 @@ def snapshot(
     """
     from mainstem.spark.jobs.snapshot import snapshot as job
 
-    return job(
-        stream=stream,
-        folder=folder,
-        at=None if at is None else Cursor.parse(at),
-        since=None if since is None else Cursor.parse(since),
-        columns=_names(columns),
-        vacuum=vacuum,
-        on_bad=on_bad,  # type: ignore[arg-type]
-        on_loss=on_loss,  # type: ignore[arg-type]
-        **given,
-    )
+    try:
+        return job(
+            stream=stream,
+            folder=folder,
+            at=at,
+            since=since,
+            columns=_names(columns),
+            vacuum=vacuum,
+            on_bad=on_bad,  # type: ignore[arg-type]
+            on_loss=on_loss,  # type: ignore[arg-type]
+            **given,
+        )
+    except InvalidCursor as error:
+        # What is said of cursors elsewhere is of --start and of files, which are not here.
+        raise UsageProblem(str(error)) from None
 
 
 @run.command()

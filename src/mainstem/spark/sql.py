@@ -98,7 +98,7 @@ class Views:
                 with without_log_lines():
                     return self._spark.sql(self._statement)
             except ParseException as error:
-                raise InvalidRequest(_in_one_line(error)) from None
+                raise InvalidRequest(in_one_line(error)) from None
             except AnalysisException as error:
                 self._make(self._stream_of(error))
 
@@ -113,7 +113,7 @@ class Views:
     def _stream_of(self, error: "AnalysisException") -> str:
         """The stream that Spark did not know; raises what is wrong if it is none."""
         if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
-            raise InvalidRequest(_in_one_line(error)) from None
+            raise InvalidRequest(in_one_line(error)) from None
         quoted = (error.getMessageParameters() or {}).get("relationName", "")
         parts = [part.replace("``", "`") for part in _PART.findall(quoted)]
         name = ".".join(parts)
@@ -252,7 +252,7 @@ def without_log_lines() -> Iterator[None]:
         logger.disabled = was
 
 
-def _in_one_line(error: Any) -> str:
+def in_one_line(error: Any) -> str:
     """What Spark says, without the plan that it appends."""
     text = str(error).partition("\n\n")[0].partition(";\n")[0].partition("\n== SQL")[0]
     return re.sub(r"\s*SQLSTATE: \w+", "", " ".join(text.split()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 
 from mainstem.core.errors import SchemaMismatch, TableUnusable
 from mainstem.spark.jobs import part_files
@@ -79,6 +79,28 @@ def test_a_number_is_committed_once(tmp_path):
     # A table that does not decide may have the number from a run that was killed.
     lake.append([], "j", 1, {}, overwrite=True, can_repeat=True)
     lake.append([], "j", 2, {})
+
+
+def test_what_a_table_from_before_was_made_for_is_told_by_its_loads(tmp_path):
+    """It has no note of it. Where its loads do not tell either, as in a table of somebody else's, both may be right."""
+    keyed = pa.schema([("_key", pa.binary()), ("x", pa.int64())])
+    lakes = {}
+    for name, schema in (("upsert", keyed), ("append", SCHEMA), ("unknown", keyed)):
+        lakes[name] = Lake(tmp_path / name)
+        DeltaTable.create(str(tmp_path / name), Schema.from_arrow(schema))
+        lakes[name].require_kind([], "append")
+        lakes[name].require_kind([], "upsert")
+    lakes["upsert"].upsert(pa.table({"_key": [b"a"], "x": [1], DELETED_COLUMN: [False]}), "j", 1, {})
+    for name, number in (("upsert", 2), ("append", 1), ("unknown", 1)):
+        lakes[name].append([], "j", number, {})
+    lakes["upsert"].require_kind([], "upsert")
+    with pytest.raises(TableUnusable, match=r"has one row for each key \(mode upsert\)"):
+        lakes["upsert"].require_kind([], "append")
+    lakes["append"].require_kind([], "append")
+    with pytest.raises(TableUnusable, match=r"has every record that was loaded \(mode append\)"):
+        lakes["append"].require_kind([], "upsert")
+    lakes["unknown"].require_kind([], "upsert")
+    lakes["unknown"].require_kind([], "append")
 
 
 @pytest.fixture

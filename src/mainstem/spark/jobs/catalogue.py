@@ -18,7 +18,12 @@ JOBS: Final = {
 
 def loads_of(table: Path) -> Iterator[Manifest]:
     """The manifests of all jobs in a folder, job by job, oldest first."""
+    for job in jobs_of(table):
+        yield from Manifests(table, job).all()
+
+
+def jobs_of(table: Path) -> list[str]:
+    """Under which names jobs have manifests in a folder."""
     notes = table / NOTES
-    for folder in sorted(notes.iterdir()) if notes.is_dir() else ():
-        if folder.name not in ("attempts", "staged"):
-            yield from Manifests(table, folder.name).all()
+    names = sorted(folder.name for folder in notes.iterdir()) if notes.is_dir() else []
+    return [name for name in names if name not in ("attempts", "staged")]

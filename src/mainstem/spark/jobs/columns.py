@@ -83,7 +83,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatch(
             f"column {field.name!r}: a value does not fit the table's {type_text(field.type)} ({error}); write to a "
-            "new table, or change the value with sql=",
+            "new table, or, in mode append, change the value with sql=",
             path=field.name,
         ) from None
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -38,6 +38,9 @@ START_NOTE: Final = "mainstem.start"
 END_NOTE: Final = "mainstem.end"
 DELETED_COLUMN: Final = "_deleted"
 KEY_COLUMN: Final = "_key"
+# Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
+Mode = Literal["append", "upsert"]
+_MODE_PROPERTY: Final = "mainstem.mode"
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
@@ -77,6 +80,15 @@ class Lake:
                 return None if found is None else str(found)
         return None
 
+    def ends(self) -> list[str]:
+        """The cursors up to which loads went, of every job, as far as the table's history goes back."""
+        return [str(commit[END_NOTE]) for commit in self._table().history() if END_NOTE in commit]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it may have rows."""
+        return self.exists and bool(self.at(self.version)[1])
+
     @property
     def version(self) -> int:
         return int(self._table().version())
@@ -93,22 +105,24 @@ class Lake:
         schema = _plain(pa.schema(table.schema().to_arrow()))
         return schema, [self.folder.absolute() / unquote(path) for path in paths]
 
-    def prepare(self, schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
+    def prepare(self, schema: pa.Schema, partition_by: Sequence[str], mode: Mode = "append") -> pa.Schema:
         """Make the table if there is none, add columns that it lacks; the columns that it then has. Doing it again
         changes nothing, so a kill after it does no harm."""
         if not self.exists:
             self._require_free()
             _DISK.make_dirs(self.folder.absolute())
             with _translated(self.folder):
-                DeltaTable.create(str(self.folder), Schema.from_arrow(schema), "ignore", list(partition_by))
+                DeltaTable.create(
+                    str(self.folder),
+                    Schema.from_arrow(schema),
+                    "ignore",
+                    list(partition_by),
+                    configuration={_MODE_PROPERTY: mode},
+                    raise_if_key_not_exists=False,
+                )
             self.make_durable()
+        self.require_kind(partition_by, mode)
         table = self._table()
-        has = list(table.metadata().partition_columns)
-        if has != list(partition_by):
-            raise TableUnusable(
-                f"table {self.folder} is partitioned by {', '.join(has) or 'nothing'}, not by "
-                f"{', '.join(partition_by) or 'nothing'}; give the partition that it has, or another folder"
-            )
         lacks = missing_columns(self.schema(), schema)
         if lacks:
             fields = [Field.from_json(field.to_json()) for field in Schema.from_arrow(pa.schema(lacks)).fields]
@@ -117,6 +131,35 @@ class Lake:
                 table.alter.add_columns(fields)
             self.make_durable(before)
         return self.schema()
+
+    def require_kind(self, partition_by: Sequence[str], mode: Mode) -> None:
+        """TableUnusable if the table is there and has other partitions, or rows come to it in another way."""
+        if not self.exists:
+            return
+        table = self._table()
+        has = list(table.metadata().partition_columns)
+        if has != list(partition_by):
+            raise TableUnusable(
+                f"table {self.folder} is partitioned by {', '.join(has) or 'nothing'}, not by "
+                f"{', '.join(partition_by) or 'nothing'}; give the partition that it has, or another folder"
+            )
+        if (known := self._mode(table)) not in (None, mode):
+            what = {"append": "every record that was loaded", "upsert": "one row for each key"}
+            raise TableUnusable(
+                f"table {self.folder} has {what[str(known)]} (mode {known}), and this job would write {what[mode]} "
+                f"(mode {mode}); give the mode that it has (warehouse --mode {known}), or another folder"
+            )
+
+    def _mode(self, table: DeltaTable) -> str | None:
+        """How rows come to it; None if nobody knows. Tables that were made before that was noted tell it by what was
+        done with them."""
+        noted = table.metadata().configuration.get(_MODE_PROPERTY)
+        if noted is not None:
+            return str(noted)
+        loads = [commit for commit in table.history() if "mainstem.job" in commit]
+        if any(commit.get("operation") == "MERGE" for commit in loads):
+            return "upsert"
+        return "append" if loads and KEY_COLUMN not in self.schema().names else None
 
     def _require_free(self) -> None:
         """A folder of something else does not become a table."""

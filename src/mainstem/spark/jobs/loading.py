@@ -35,6 +35,7 @@ from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.tasks import Answer, OnStep
+from mainstem.spark.jobs.words import in_words_of_jobs
 
 _NO_PARTITIONS: Final = Partitioning("none")
 
@@ -192,6 +193,12 @@ class Loading:
         result = self._result([done], first, end, self._clock.monotonic() - began)
         return dataclasses.replace(result, compared=told)
 
+    def give_up(self, attempt: Attempt) -> None:
+        """A load that was begun and written comes to nothing."""
+        begun = self.manifests.get(attempt.number)
+        if begun is not None:
+            self.manifests.give_up(begun, self._beside_files())
+
     def _before(self, number: int) -> int:
         """The version of the table that a load in its place is compared with: that from before the last load, if a run
         was killed that had not told yet what is different."""
@@ -306,7 +313,8 @@ class Loading:
         )
         self._on_step("planned", number, number)
         marker = self.manifests.marker(manifest.attempt).absolute()
-        written = write(load, Attempt(manifest.attempt, str(marker), number))
+        with in_words_of_jobs():
+            written = write(load, Attempt(manifest.attempt, str(marker), number))
         manifest = msgspec.structs.replace(
             manifest,
             state="written",
@@ -315,7 +323,8 @@ class Loading:
         )
         self.manifests.advance(manifest)
         self._on_step("written", number, number)
-        deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
+        with in_words_of_jobs():
+            deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
         self._on_step("committed", number, number)
         manifest = msgspec.structs.replace(
             manifest,

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mainstem.core.checksum import crc32c_extended
-from mainstem.core.errors import TableUnusable
+from mainstem.core.errors import InvalidSetting, TableUnusable
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.limits import MIB
 from mainstem.log.disk import sync_dir
@@ -28,6 +28,7 @@ from mainstem.spark.jobs.columns import as_table_rows
 from mainstem.spark.jobs.partitions import Partition, Partitioning
 
 FILE_BYTES: Final = 128 * MIB
+_FILE_BYTES_MIN: Final = MIB
 # What is gathered of a partition before it is written as a row group.
 _GROUP_ROWS: Final = 256 * 1024
 _GROUP_BYTES: Final = 64 * MIB
@@ -69,6 +70,15 @@ class Target:
     def file_schema(self) -> pa.Schema:
         """Partition columns are in the names of folders, not in the files."""
         return pa.schema([field for field in self.schema if field.name not in self.partitioning.columns])
+
+
+def check_file_bytes(file_bytes: int) -> None:
+    """InvalidSetting for files so small that a table would be nothing but files."""
+    if file_bytes < _FILE_BYTES_MIN:
+        raise InvalidSetting(
+            f"file_bytes (--file-size) must be at least {_FILE_BYTES_MIN:,} bytes (1MiB), not {file_bytes:,}: every "
+            "file costs each reader of the table"
+        )
 
 
 def write_parts(target: Target, part: int, batches: Iterable[pa.RecordBatch]) -> tuple[list[WrittenFile], int]:

@@ -11,7 +11,7 @@ from mainstem.spark.jobs.history import Tally, Wanted, read_all
 from mainstem.spark.jobs.record_frame import RecordFrame, spark_schema
 from mainstem.spark.jobs.tasks import Answer, OnStep, Write
 from mainstem.spark.slices import Slice
-from mainstem.spark.sql import check_is_query, without_log_lines
+from mainstem.spark.sql import check_is_query, in_one_line, without_log_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,4 +55,4 @@ def _queried(rows: "DataFrame", sql: str, name: str) -> "DataFrame":
         with without_log_lines():
             return session.sql(sql)
     except PySparkException as error:
-        raise InvalidSetting(f"sql: {one_line(str(error), 500)}; the rows are the table `{name}`") from error
+        raise InvalidSetting(f"sql: {one_line(in_one_line(error), 500)}; the rows are the table `{name}`") from error

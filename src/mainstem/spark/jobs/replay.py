@@ -21,9 +21,11 @@ from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN
-from mainstem.spark.jobs.loading import JobResult, Loading
+from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Write, Written
+from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Function, Making
-from mainstem.spark.jobs.part_files import FILE_BYTES
+from mainstem.spark.jobs.owners import require_own
+from mainstem.spark.jobs.part_files import FILE_BYTES, check_file_bytes
 from mainstem.spark.jobs.partitions import By, Partitioning
 from mainstem.spark.jobs.recipe import code_digest, digest
 from mainstem.spark.jobs.records_copied import Copier
@@ -89,6 +91,7 @@ def replay(
         raise InvalidSetting(f"a replay of {stream!r} into itself would read what it writes; name another stream")
     if sql is not None and function is not None:
         raise InvalidSetting("give sql or a function, not both")
+    check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
@@ -104,6 +107,10 @@ def replay(
     loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
     if destination is not None:
         destination.check_free()
+    else:
+        loading.lake.require_kind(partitioning.columns, "append")
+    if replace:
+        require_own(loading.lake, Path(table), history.info, "replay")
     spark = spark or session()
     making = Making(spark, history, wanted, on_step=on_step, sql=sql, function=found)
     work: Delivering | Copying
@@ -113,6 +120,8 @@ def replay(
     else:
         work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
     if replace:
+        if key:
+            _check_key(key, making.schema().names)
 
         def compared(before: int, after: int) -> Compared:
             on_step("compare", 0, 1)
@@ -120,7 +129,10 @@ def replay(
             on_step("compare", 1, 1)
             return told
 
-        return loading.run_whole(start, history.info.ends, work.write, work.commit, compared if compare else None)
+        chosen = "" if where is None else f" for which {where} is true"
+        none = f"there are no records from {since.isoformat()} to before {until.isoformat()}{chosen}"
+        write = partial(_unless_empty, loading, work.write, none)
+        return loading.run_whole(start, history.info.ends, write, work.commit, compared if compare else None)
     return loading.run(start, work.write, work.commit, offsets_max=load_rows)
 
 
@@ -130,6 +142,23 @@ def _beside(history: History, into: str | None, sql: str | None, function: Funct
     if into is None or sql is not None or function is not None:
         return (*PLACE_COLUMNS, KEY_COLUMN)
     return (KEY_COLUMN, "_timestamp") if history.info.schema_bytes else ()
+
+
+def _unless_empty(loading: Loading, write: Write, none: str, load: Load, attempt: Attempt) -> Written:
+    """Write a load that is to take the place of what is in a table. One without records leaves it as it is."""
+    written = write(load, attempt)
+    if not any(answer.rows_read for answer in written.answers) and loading.lake.has_files:
+        loading.give_up(attempt)
+        raise InvalidSetting(f"{none}, and table {loading.lake.folder} has rows; nothing was replaced")
+    return written
+
+
+def _check_key(key: Sequence[str], names: Sequence[str]) -> None:
+    for name in key:
+        if name not in names:
+            raise InvalidSetting(
+                f"key: the rows have no column {name!r} to tell them apart by; there are {', '.join(names)}"
+            )
 
 
 def _check_range(since: datetime, until: datetime) -> None:

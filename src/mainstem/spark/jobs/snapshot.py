@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.errors import InvalidCursor, InvalidSetting
 from mainstem.spark.jobs.columns import table_schema
-from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Tally, Wanted
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Tally, Wanted
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written, vacuum_hours, vacuumed
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
+from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import PartFiles, Target
 from mainstem.spark.jobs.record_frame import RecordFrame
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of
@@ -49,8 +50,8 @@ def snapshot(
     stream: str,
     folder: str | Path,
     *,
-    at: Cursor | None = None,
-    since: Cursor | None = None,
+    at: Cursor | str | None = None,
+    since: Cursor | str | None = None,
     columns: Sequence[str] | None = None,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
@@ -64,11 +65,15 @@ def snapshot(
     """The newest row of each key of a stream, in `folder`; see the module for what is there.
 
     `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
-    `since` leaves out what was before it. `rows_deleted` of the result are the tombstones. `vacuum` is an age ("7d"):
-    files of snapshots from longer ago are deleted.
+    `since` leaves out what was before it. Both may be text, as results have them. `rows_deleted` of the result are the
+    tombstones. `vacuum` is an age ("7d"): files of snapshots from longer ago are deleted.
     """
     hours = vacuum_hours(vacuum)
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    end = history.info.ends if at is None else _offsets(history, "at", at)
+    first = None if since is None else _offsets(history, "since", since)
+    if first is not None and any(begin > stop for begin, stop in zip(first, end, strict=True)):
+        raise InvalidSetting("since is a later cursor than at: a snapshot is of what came after since, up to at")
     if not (history.info.key or history.info.schema is None):
         raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
     wanted = Wanted(history.names(columns, (KEY_COLUMN, *PLACE_COLUMNS)), None, on_bad, on_loss, is_deleted=True)
@@ -77,9 +82,11 @@ def snapshot(
     loading = Loading(
         "snapshot", history, place / ROWS, notes=place, beside=[tombstones], on_step=on_step, on_loss=on_loss
     )
+    if not loading.lake.number_of(loading.name):
+        require_own(loading.lake, place, history.info, "snapshot")
     work = _Snapshot(spark or session(), history, wanted, loading.lake, tombstones, loading.name, on_step)
-    end = history.info.ends if at is None else history.offsets(at)
-    result = loading.run_whole("earliest" if since is None else since, end, work.write, work.commit)
+    start: Start = "earliest" if first is None else history.cursor(first)
+    result = loading.run_whole(start, end, work.write, work.commit)
     return vacuumed(result, hours, loading.lake, tombstones)
 
 
@@ -116,6 +123,14 @@ class _Snapshot:
         self.on_step("tombstones", number, number)
         self.rows.append(written.files, self.job, number, {**notes, TOMBSTONES_NOTE: version}, overwrite=True)
         return sum(file.rows for file in written.apart)
+
+
+def _offsets(history: History, name: str, cursor: Cursor | str) -> tuple[int, ...]:
+    """Where a cursor is in every shard."""
+    try:
+        return history.offsets(Cursor.parse(cursor) if isinstance(cursor, str) else cursor)
+    except InvalidCursor as error:
+        raise InvalidCursor(f"{name}: {error}") from None
 
 
 def _newest(records: "DataFrame") -> "DataFrame":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mainstem.spark.jobs.columns import merged_schema, table_schema
+from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema
 from mainstem.spark.jobs.history import History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
@@ -44,7 +44,7 @@ class Upserting:
         """The newest record of each key of a load, as files that are no part of the table."""
         tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
         table = table_schema(self._read_schema)
-        self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [])
+        self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [], "upsert")
         self._on_step("prepared", 0, 0)
         staged = pa.schema([*table, pa.field(GENERATION_COLUMN, pa.int32())])
         folder = str(self._lake.folder.absolute())
@@ -60,8 +60,9 @@ class Upserting:
             return 0
         newest = newest_of(pa.concat_tables(tables)).drop_columns([GENERATION_COLUMN])
         schema = merged_schema(self._lake.schema(), newest.schema)
-        newest = newest.cast(pa.schema([schema.field(name) for name in newest.column_names]))
-        done = self._lake.upsert(newest, self._job, number, notes)
+        schema = pa.schema([schema.field(name) for name in newest.column_names])
+        rows = pa.Table.from_batches([as_table_rows(batch, schema) for batch in newest.to_batches()], schema)
+        done = self._lake.upsert(rows, self._job, number, notes)
         return int(done["num_target_rows_deleted"])
 
 

@@ -8,16 +8,17 @@ key, the newest; a tombstone takes it away.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from mainstem.core.errors import InvalidSetting
 from mainstem.core.limits import MIB
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
-from mainstem.spark.jobs.lake import KEY_COLUMN
+from mainstem.spark.jobs.lake import KEY_COLUMN, Mode
 from mainstem.spark.jobs.loading import JobResult, Loading, vacuum_hours, vacuumed
 from mainstem.spark.jobs.making import Making
-from mainstem.spark.jobs.part_files import FILE_BYTES
+from mainstem.spark.jobs.owners import require_own
+from mainstem.spark.jobs.part_files import FILE_BYTES, check_file_bytes
 from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
 from mainstem.spark.jobs.upserting import Upserting
@@ -26,7 +27,6 @@ from mainstem.spark.session import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Mode = Literal["append", "upsert"]
 # Records of one load. An upsert's are in the driver's memory, the newest of each key: their bytes are bounded, too, as
 # the log has them.
 LOAD_ROWS: Final = 20_000_000
@@ -78,6 +78,7 @@ def warehouse(
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
+    check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
     hours = vacuum_hours(vacuum)
     history = History(hub, stream, token=token, token_file=token_file, ca=ca)
@@ -88,6 +89,9 @@ def warehouse(
         )
     wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
     loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
+    loading.lake.require_kind(partitioning.columns, mode)
+    if mode == "upsert" and not loading.lake.number_of(loading.name):
+        require_own(loading.lake, Path(table), history.info, "warehouse")
     spark = spark or session()
     work: Upserting | Copying
     if mode == "upsert":
