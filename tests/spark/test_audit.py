@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidRequest, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import InvalidRequest, InvalidSetting, SchemaMismatch, TableUnusable
 from mainstem.core.times import from_us, to_us
 from mainstem.hub.counted import verified
 from mainstem.hub.hub import Hub
@@ -343,3 +343,13 @@ def test_what_cannot_be_audited_says_why(spark, tmp_path):
         audit(folder, "newest", spark=spark)
     with pytest.raises(SchemaMismatch, match=r"no column 'at', .* of _shard, _offset, _timestamp"):
         audit(folder, "orders", tables=[table], time="at", spark=spark, settle="1s")
+    rows = DeltaTable(str(table)).to_pyarrow_table()
+    write_deltalake(str(tmp_path / "amounts"), pa.table({"amount": pa.array([9.5] * rows.num_rows)}))
+    with pytest.raises(SchemaMismatch, match=r"amounts: column 'amount' has no times \(.*double"):
+        audit(folder, "orders", tables=[tmp_path / "amounts"], time="amount", spark=spark, settle="1s")
+    with pytest.raises(TableUnusable, match=r"^there is no Delta table in .*/nope$"):
+        audit(folder, "orders", tables=[tmp_path / "nope"], spark=spark, settle="1s")
+    with pytest.raises(InvalidSetting, match="since: a time needs a time zone"):
+        audit(folder, "orders", since=datetime(2026, 1, 1), spark=spark, settle="1s")  # noqa: DTZ001  # it is refused
+    with pytest.raises(InvalidSetting, match=r"table .*/table cannot be compared and forgotten by the same audit"):
+        audit(folder, "orders", tables=[table], forget=[table], spark=spark, settle="1s")

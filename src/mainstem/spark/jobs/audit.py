@@ -30,7 +30,8 @@ import mainstem
 from mainstem.core import windows
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import DataLoss, InvalidRequest, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import DataLoss, InvalidRequest, InvalidSetting, SchemaMismatch, TableUnusable
+from mainstem.core.plain import one_line
 from mainstem.core.times import from_us, to_us
 from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
 from mainstem.hub.counted import sent_counts, verified_tiers
@@ -52,6 +53,7 @@ from mainstem.transport.counting import (
 from mainstem.transport.port import GetStreamCall, Port, RunsCall, StreamInfo
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 SETTLE: Final = "10m"
@@ -238,6 +240,9 @@ class _Audit:
                 "hub.producer(counts='1m'), and servers that take records by HTTP with --http-counts 1m"
             )
         told = self._verified(about)
+        # Before the stream is read for hours.
+        for table in about.tables.values():
+            _opened_table(table, time)
         length = window_of(counts, None if window is None else _window_us(window))
         settled_us = windows.start_of(self.clock.now_us() - microseconds(settle), length)
         first_us = max(
@@ -429,9 +434,34 @@ def _tally_of_table(
     spark: "SparkSession", path: str, time_column: str, window_us: int, on_step: OnStep
 ) -> tuple[Tally, int]:
     """The rows of a Delta table by window, each read, and the version of it that they are of."""
-    from deltalake import DeltaTable
+    table = _opened_table(path, time_column)
+    files = table.file_uris()
 
-    table = DeltaTable(path)
+    def count(part: int) -> Answer:
+        file = pq.ParquetFile(files[part])
+        times = (batch.column(0) for batch in file.iter_batches(columns=[time_column]))
+        try:
+            return Answer(tally=windows.total(_tally_of(each, window_us) for each in times))
+        except pa.ArrowException as error:
+            raise SchemaMismatch(
+                f"table {path}: column {time_column!r} has no times ({one_line(str(error), 200)})", path=time_column
+            ) from error
+
+    answers = run_parts(spark, len(files), count, on_step)
+    return windows.total(answer.tally for answer in answers), table.version()
+
+
+def _opened_table(path: str, time_column: str) -> "DeltaTable":
+    """A table that has a column of this name."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        table = DeltaTable(path)
+    except TableNotFoundError:
+        raise TableUnusable(f"there is no Delta table in {path}") from None
+    except DeltaError as error:
+        raise TableUnusable(f"table {path}: {one_line(str(error))}") from error
     names = [field.name for field in table.schema().fields]
     if time_column not in names:
         raise SchemaMismatch(
@@ -439,15 +469,7 @@ def _tally_of_table(
             f"of {', '.join(names)}",
             path=time_column,
         )
-    files = table.file_uris()
-
-    def count(part: int) -> Answer:
-        file = pq.ParquetFile(files[part])
-        times = (batch.column(0) for batch in file.iter_batches(columns=[time_column]))
-        return Answer(tally=windows.total(_tally_of(each, window_us) for each in times))
-
-    answers = run_parts(spark, len(files), count, on_step)
-    return windows.total(answer.tally for answer in answers), table.version()
+    return table
 
 
 def _tally_of(times: pa.Array, window_us: int) -> Tally:
