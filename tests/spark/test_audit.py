@@ -14,7 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidRequest, SchemaMismatch
+from mainstem.core.errors import InvalidRequest, InvalidSetting, SchemaMismatch, TableUnusable
+from mainstem.core.times import from_us, to_us
 from mainstem.hub.counted import verified
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.audit import audit
@@ -249,6 +250,64 @@ def test_a_stream_that_was_made_anew_is_audited_anew(spark, tmp_path):
         assert verified(hub)["orders"].through_us == result.reconciliation.verified_through_us
 
 
+def test_a_table_is_verified_by_audits_of_that_table(spark, tmp_path, monkeypatch):
+    """One that does not name it says nothing about it: what differs in it is found again, and one that is named later
+    is compared from the beginning. The stream is verified as far as the table that is so least, until that is
+    forgotten."""
+    folder, table, later = tmp_path / "data", tmp_path / "table", tmp_path / "later"
+    monkeypatch.chdir(tmp_path)
+    with mainstem.open(folder) as hub:
+        fill(hub, 60, windows=6)
+        copy_to_table(hub, table)
+        copy_to_table(hub, later)
+    third = START + 2 * WINDOW
+    DeltaTable(str(table)).delete(f"_timestamp >= '{third}' AND _timestamp < '{third + WINDOW}'")
+    DeltaTable(str(later)).delete(f"_timestamp < '{START + WINDOW}'")
+
+    def run(*tables, **options):
+        result = audit(folder, "orders", tables=tables, spark=spark, settle="1s", **options)
+        with mainstem.open(folder) as hub:
+            info, told = hub.streams.get("orders"), verified(hub)["orders"]
+            assert (told.through_us, told.differing) == (info.verified_through_us, info.windows_differing)
+        return result.reconciliation.windows, differing(result), from_us(told.through_us) - START, result.behind
+
+    assert run(table) == (6, [(2, "table", -10)], 2 * WINDOW, {})
+    # Once from there, and once from where that came to.
+    behind = {str(table): to_us(third)}
+    assert run() == (4, [], 2 * WINDOW, behind)
+    assert run() == (0, [], 2 * WINDOW, behind)
+    # By another name of its.
+    assert run("table") == (4, [(2, "table", -10)], 2 * WINDOW, {})
+    assert run(later)[:3] == (6, [(0, "table", -10)], timedelta(0))
+    with pytest.raises(
+        InvalidSetting, match=r"no audit of 'orders' has named table .*nope; those that were named: .*late"
+    ):
+        run(forget=["nope"])
+    assert run(forget=[later], publish=False)[2] == timedelta(0)
+    # Said by the next run, if the one that was to say it was killed.
+    with pytest.raises(CutShort):
+        run(forget=[later], on_step=cut_at("written"))
+    assert run()[2:] == (2 * WINDOW, behind)
+    assert run(forget=[table])[2] > 6 * WINDOW
+
+
+def test_what_a_killed_run_had_found_of_a_table_is_said_though_another_was_faster(spark, tmp_path):
+    """An audit of others said something since that run began, about the log, not about this table."""
+    folder, table = tmp_path / "data", tmp_path / "table"
+    with mainstem.open(folder) as hub:
+        fill(hub, 60, windows=2)
+        copy_to_table(hub, table)
+    DeltaTable(str(table)).delete("_shard = 0 AND _offset = 0")
+    with pytest.raises(CutShort):
+        audit(folder, "orders", tables=[table], spark=spark, settle="1s", on_step=cut_at("written"))
+    assert audit(folder, "orders", spark=spark, settle="1s", manifests=tmp_path / "elsewhere").is_good
+    with mainstem.open(folder) as hub:
+        assert verified(hub)["orders"].differing == 0
+    assert audit(folder, "orders", spark=spark, settle="1s").behind
+    with mainstem.open(folder) as hub:
+        assert verified(hub)["orders"].differing == 1
+
+
 def test_what_retention_took_is_not_compared(spark, tmp_path):
     """Also of a shard of which nothing is left, and what goes while the job reads."""
     folder = tmp_path / "data"
@@ -284,3 +343,13 @@ def test_what_cannot_be_audited_says_why(spark, tmp_path):
         audit(folder, "newest", spark=spark)
     with pytest.raises(SchemaMismatch, match=r"no column 'at', .* of _shard, _offset, _timestamp"):
         audit(folder, "orders", tables=[table], time="at", spark=spark, settle="1s")
+    rows = DeltaTable(str(table)).to_pyarrow_table()
+    write_deltalake(str(tmp_path / "amounts"), pa.table({"amount": pa.array([9.5] * rows.num_rows)}))
+    with pytest.raises(SchemaMismatch, match=r"amounts: column 'amount' has no times \(.*double"):
+        audit(folder, "orders", tables=[tmp_path / "amounts"], time="amount", spark=spark, settle="1s")
+    with pytest.raises(TableUnusable, match=r"^there is no Delta table in .*/nope$"):
+        audit(folder, "orders", tables=[tmp_path / "nope"], spark=spark, settle="1s")
+    with pytest.raises(InvalidSetting, match="since: a time needs a time zone"):
+        audit(folder, "orders", since=datetime(2026, 1, 1), spark=spark, settle="1s")  # noqa: DTZ001  # it is refused
+    with pytest.raises(InvalidSetting, match=r"table .*/table cannot be compared and forgotten by the same audit"):
+        audit(folder, "orders", tables=[table], forget=[table], spark=spark, settle="1s")

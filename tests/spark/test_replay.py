@@ -341,6 +341,38 @@ def test_a_worker_that_is_killed_is_replaced(log, tmp_path, spark):
     assert strays(tmp_path / "t") == []
 
 
+def test_what_a_function_raises_is_said_with_its_place(log, tmp_path, spark, capfd):
+    """At once: it would raise the same the next time. Spark has nothing to say about it."""
+    tries = tmp_path / "tries"
+
+    def broken(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if rows.num_rows:
+            with tries.open("a") as file:
+                file.write("x")
+            raise ValueError("boom in fn")
+        return rows.select(["id"])
+
+    given = {"since": START, "until": START + HOUR, "spark": spark}
+    line = broken.__code__.co_firstlineno + 4
+    capfd.readouterr()
+    with pytest.raises(
+        InvalidSetting, match=rf"broken failed: ValueError: boom in fn \(.*test_replay\.py, line {line}\)$"
+    ):
+        replay(tmp_path / "log", "clicks", tmp_path / "t", function=broken, **given)
+    assert "boom in fn" not in capfd.readouterr().err
+    assert len(tries.read_text()) <= 6, "three tasks of each of two cores"
+    with pytest.raises(InvalidSetting, match=r"made list, not a pyarrow RecordBatch or Table"):
+        replay(
+            tmp_path / "log",
+            "clicks",
+            tmp_path / "u",
+            function=lambda rows: rows.to_pylist() if rows.num_rows else rows,
+            **given,
+        )
+    with pytest.raises(InvalidSetting, match=r"failed: KeyError: .*nothing"):
+        replay(tmp_path / "log", "clicks", tmp_path / "u", function=lambda rows: rows["nothing"], **given)
+
+
 def test_what_cannot_be_done_is_said(log, tmp_path, spark):
     def run(**given):
         replay(

@@ -31,6 +31,10 @@ def audit(
     table: Annotated[
         list[str] | None, typer.Option(metavar="FOLDER", help="A Delta table made of the stream; may be repeated.")
     ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER", help="A table of earlier audits that counts no more; may be repeated."),
+    ] = None,
     time: Annotated[
         str, typer.Option(metavar="COLUMN", help="The column of the tables that has the records' times.")
     ] = "_timestamp",
@@ -41,7 +45,7 @@ def audit(
         str, typer.Option(metavar="DURATION", help="How long after its end a window is compared.", show_default=True)
     ] = "10m",
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Compare from here on; else from where the last audit came to.")
+        str | None, typer.Option(metavar="TIME", help="Compare from here on; else from where the last audits came to.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare, and keep nothing of it.")] = False,
     manifests: Notes = None,
@@ -49,14 +53,15 @@ def audit(
     """Compare what producers sent to a stream with what is in the log and in tables, window by window.
 
     Producers have to count (hub.producer(counts="1m"), mainstem serve --http-counts 1m). The time up to which all is
-    where it belongs is kept as `verified through` of the stream; each window and tier after that which differs is
-    named, and the exit code is 1 if there is one.
+    where it belongs is kept for the log and for each table that is named: the stream is `verified through` the least
+    of them. Each window and tier after that which differs is named, and the exit code is 1 if there is one.
     """
     from mainstem.spark.jobs.audit import audit as job
 
     return job(
         stream=stream,
         tables=table or (),
+        forget=forget or (),
         time=time,
         window=window,
         settle=settle,
@@ -80,3 +85,5 @@ def _print(result: "AuditResult") -> None:
     for shard, first, end in result.lost:
         print(f"shard {shard}: records {first:,} to {end - 1:,} cannot be read; mainstem doctor --deep says why")
     print(f"verified through {time_text(found.verified_through_us)}")
+    for table, through_us in sorted(result.behind.items()):
+        print(f"table {table}, which was not compared: verified through {time_text(through_us)}")

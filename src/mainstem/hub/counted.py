@@ -11,7 +11,7 @@ import msgspec
 
 from mainstem.consume.record import RecordBatch
 from mainstem.core.errors import UnknownStream
-from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM, Verified
+from mainstem.transport.counting import COUNTS_STREAM, VERIFIED_STREAM, Verified, worst
 
 if TYPE_CHECKING:
     from mainstem.hub.hub import Hub
@@ -43,24 +43,33 @@ def sent_counts(hub: "Hub", stream: str) -> list[SentCount]:
     return list(found.values())
 
 
+# The newest record of `_verified` that names a tier, and when it was written.
+_Newest = dict[str, tuple[int, Verified]]
+
+
 def verified(hub: "Hub") -> dict[str, Verified]:
-    """What the newest audit of each stream found that there is."""
+    """Up to when everything of each stream that there is was found, in the tier that is verified least far."""
+    found = {
+        name: worst((tier, said) for tier, (_, said) in newest.items()) for name, newest in _verified_tiers(hub).items()
+    }
+    return {name: said for name, said in found.items() if said is not None}
+
+
+def verified_tiers(hub: "Hub", stream: str) -> _Newest:
+    """What was said of each tier of a stream last, and when. It was forgotten if it is not among the record's tiers."""
+    return _verified_tiers(hub).get(stream, {})
+
+
+def _verified_tiers(hub: "Hub") -> dict[str, _Newest]:
+    """By the name of the stream."""
     uuids = {info.name: info.uuid for info in hub.streams.list()}
-    said = _records(hub, VERIFIED_STREAM, Verified)
-    return {each.stream: each for each in said if each.stream in uuids and each.uuid in ("", uuids[each.stream])}
-
-
-def verified_us(hub: "Hub", stream: str) -> int:
-    """When the newest audit of a stream said what it found; 0 if none has."""
-    uuid = hub.streams.get(stream).uuid
-    times = (at for batch in _batches(hub, VERIFIED_STREAM) for at in _times_of(batch, stream.encode(), uuid))
-    return max(times, default=0)
-
-
-def _times_of(batch: RecordBatch, key: bytes, uuid: str) -> Iterator[int]:
     decode = msgspec.json.Decoder(Verified).decode
-    of_name = (record for record in batch.records() if record.key == key and record.value)
-    return (record.timestamp_us for record in of_name if decode(record.value).uuid in ("", uuid))
+    found: dict[str, _Newest] = {}
+    for record in (record for batch in _batches(hub, VERIFIED_STREAM) for record in batch.records() if record.value):
+        said = decode(record.value)
+        if said.stream in uuids and said.uuid in ("", uuids[said.stream]):
+            found.setdefault(said.stream, {}).update(dict.fromkeys(said.named, (record.timestamp_us, said)))
+    return found
 
 
 def _records(hub: "Hub", stream: str, kind: type[T]) -> Iterator[T]:

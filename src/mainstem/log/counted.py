@@ -3,7 +3,8 @@
     _counts     {"producer": "1f…", "number": 3, "source": "billing.py[4711]@host", "stream": "orders",
                  "uuid": "9d…", "start_us": 1790000000000000, "window_us": 60000000, "sent": 1200,
                  "acknowledged": 1200}
-    _verified   {"stream": "orders", "uuid": "9d…", "through_us": 1790000600000000, "differing": 0}
+    _verified   {"stream": "orders", "uuid": "9d…", "through_us": 1790000600000000, "differing": 0,
+                 "tiers": ["log", "/lake/orders"], "forgotten": []}
 
 The key is the name of the stream. `uuid` is given by who speaks: what comes late may be of a stream that was deleted,
 and another has its name now. The same producer, number, stream and start are one count, however often they come.
@@ -42,6 +43,8 @@ class Counted:
                 "uuid": call.uuid,
                 "through_us": call.through_us,
                 "differing": call.differing,
+                "tiers": call.tiers,
+                "forgotten": call.forgotten,
             }
             self._verified.append([_json(said)], [check_stream_name(call.name, reserved=True).encode()])
             return

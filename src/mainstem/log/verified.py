@@ -10,11 +10,11 @@ from mainstem.core.errors import DataLoss
 from mainstem.log.contents import Contents, offsets_of
 from mainstem.log.ledger.base import LedgerReader, StreamRow
 from mainstem.log.reader import LogReader
-from mainstem.transport.counting import VERIFIED_STREAM, Verified
+from mainstem.transport.counting import VERIFIED_STREAM, Verified, worst
 
 
 class VerifiedStreams:
-    """What the newest audit of each stream found. Any thread. A look reads what came since the last one.
+    """What the newest audits of each stream found in its tiers. Any thread. A look reads what came since the last one.
 
     Whoever may look a stream up is told that of it: nobody needs a right to `_verified`, which has all streams."""
 
@@ -24,8 +24,8 @@ class VerifiedStreams:
         self._lock = threading.Lock()
         # The id of `_verified`, 0 if there was none, and the offset to read next.
         self._id = self._next = 0
-        # The newest record of each stream by name and uuid, with its offset.
-        self._newest: dict[tuple[str, str], tuple[int, Verified]] = {}
+        # The newest record of each tier of a stream, by the stream's name and uuid, with its offset.
+        self._newest: dict[tuple[str, str], dict[str, tuple[int, Verified]]] = {}
 
     def of(self, stream: StreamRow) -> Verified | None:
         """None if there was no audit of the stream, or if what it found was trimmed since."""
@@ -34,9 +34,10 @@ class VerifiedStreams:
             return None
         with self._lock:
             self._catch_up(kept)
-            keys = (stream.name, stream.uuid), (stream.name, "")
-            found = [self._newest[key] for key in keys if key in self._newest]
-        return max(found, key=lambda each: each[0])[1] if found else None
+            newest = dict(self._newest.get((stream.name, stream.uuid), {}))
+            for tier, found in self._newest.get((stream.name, ""), {}).items():
+                newest[tier] = max(found, newest.get(tier, found), key=_offset)
+        return worst((tier, said) for tier, (_, said) in newest.items())
 
     def _catch_up(self, kept: StreamRow) -> None:
         if kept.id != self._id:
@@ -49,12 +50,19 @@ class VerifiedStreams:
                 self._next = loss.last + 1
                 continue
             if not batches:
-                start = self._reader.shard(kept.id, 0).start
-                self._newest = {key: found for key, found in self._newest.items() if found[0] >= start}
+                self._forget_before(self._reader.shard(kept.id, 0).start)
                 return
             for batch in batches:
                 self._take(batch)
                 self._next = batch.end
+
+    def _forget_before(self, start: int) -> None:
+        for key, tiers in list(self._newest.items()):
+            left = {tier: found for tier, found in tiers.items() if _offset(found) >= start}
+            if left:
+                self._newest[key] = left
+            else:
+                del self._newest[key]
 
     def _take(self, batch: FetchedBatch) -> None:
         if not batch.header.count or batch.header.schema_id:
@@ -64,7 +72,12 @@ class VerifiedStreams:
             # Who has the folder can write anything there.
             with contextlib.suppress(msgspec.MsgspecError):
                 said = _decode(value or b"")
-                self._newest[said.stream, said.uuid] = offset, said
+                tiers = self._newest.setdefault((said.stream, said.uuid), {})
+                tiers.update(dict.fromkeys(said.named, (offset, said)))
+
+
+def _offset(found: tuple[int, Verified]) -> int:
+    return found[0]
 
 
 _decode = msgspec.json.Decoder(Verified).decode

@@ -62,8 +62,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
     list leaves it out. `statistics_bytes` are those of `bytes` by which readers know what they need not read, as far as
     that was asked. `missing` says of each shard how many offsets have no record, because it was compacted away or
     erased; empty if none is missing, and not counted for a stream that was only looked up, as producers and consumers
-    do. `verified_through_us` is up to when the newest audit found every record where it belongs, None if there was
-    none or it was not asked for, and `windows_differing` how many windows after that are not as they should be.
+    do. `verified_through_us` is up to when the newest audits found every record where it belongs, in the tier that is
+    verified least far, None if there was none or it was not asked for, and `windows_differing` how many windows after
+    that are not as they should be.
     """
 
     id: int

@@ -64,6 +64,25 @@ def test_another_stream_of_the_name_is_another(keeping):
     assert told(found, stream) == (6, 0)
 
 
+def test_a_stream_is_verified_as_far_as_its_worst_tier(keeping):
+    """What is said of some tiers leaves the others as they were; one that is forgotten counts no more."""
+    stream = keeping.row(keeping.create("orders"))
+    found = VerifiedStreams(keeping.log.ledger, keeping.log.reader)
+    said = {"stream": "orders", "uuid": stream.uuid}
+    note(keeping, said | {"through_us": 5, "differing": 2, "tiers": ["log", "/a", "/b"]})
+    note(keeping, said | {"through_us": 9, "tiers": ["log"]})
+    assert told(found, stream) == (5, 2)
+    assert found.of(stream).tiers == ("/a", "/b")
+    note(keeping, said | {"through_us": 7, "differing": 1, "tiers": ["log", "/a"]})
+    assert told(found, stream) == (5, 2)
+    note(keeping, said | {"through_us": 9, "tiers": ["log"], "forgotten": ["/b"]})
+    assert told(found, stream) == (7, 1)
+    assert told(VerifiedStreams(keeping.log.ledger, keeping.log.reader), stream) == (7, 1)
+    # Named again, it counts again.
+    note(keeping, said | {"through_us": 6, "tiers": ["/b"]})
+    assert told(found, stream) == (6, 1)
+
+
 def test_what_was_trimmed_or_means_nothing_is_not_told(keeping):
     stream = keeping.row(keeping.create("orders"))
     found = VerifiedStreams(keeping.log.ledger, keeping.log.reader)

@@ -2,8 +2,11 @@
 
 Producers that count (`hub.producer(counts="1m")`, the setting `http_counts`) say how many records they sent, by the
 times of the records. The job reads the stream, and the tables, counts what is there, and compares. It says up to when
-all of it agrees, as `verified_through` of the stream, and names every window and tier after that which differs. Records
-that cannot be read are missing, and where they stood is said too.
+all of it agrees, and names every window and tier after that which differs. Records that cannot be read are missing, and
+where they stood is said too.
+
+What a run says is of the log and of the tables that it was given, and of no others: the stream is verified as far as
+the one of all of them that is so least. A run begins where its own had come to.
 
 A run has a manifest: *planned* with the cursors between which it reads, *written* with what it has counted, *done* when
 the stream says it. A run that was killed while it counted is done anew by the next; what one had counted and could not
@@ -11,8 +14,9 @@ say any more is said by the next, which goes on from there.
 """
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -26,10 +30,11 @@ import mainstem
 from mainstem.core import windows
 from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.durations import microseconds
-from mainstem.core.errors import DataLoss, InvalidRequest, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import DataLoss, InvalidRequest, InvalidSetting, SchemaMismatch, TableUnusable
+from mainstem.core.plain import one_line
 from mainstem.core.times import from_us, to_us
 from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
-from mainstem.hub.counted import sent_counts, verified, verified_us
+from mainstem.hub.counted import sent_counts, verified_tiers
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
@@ -37,10 +42,18 @@ from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_par
 from mainstem.spark.origin import Access, forget_near, opened
 from mainstem.spark.session import session
 from mainstem.spark.slices import OnLoss, Slice, balance, read, runs_of, slices_of
-from mainstem.transport.counting import COUNTS_STREAM, NoteVerifiedCall
+from mainstem.transport.counting import (
+    COUNTS_STREAM,
+    LOG_TIER,
+    TIER_CHARS_MAX,
+    TIERS_PER_CALL_MAX,
+    NoteVerifiedCall,
+    Verified,
+)
 from mainstem.transport.port import GetStreamCall, Port, RunsCall, StreamInfo
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 SETTLE: Final = "10m"
@@ -54,13 +67,16 @@ Lost = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit found. `is_published`: the stream says `verified_through` from now on, and the folder `manifests`
-    has what was found. `lost` are records that cannot be read any more: shard, first offset, the one after the last."""
+    """What an audit found. `is_published`: it is kept of the log and of the tables that were named, and the folder
+    `manifests` has what was found. `lost` are records that cannot be read any more: shard, first offset, the one after
+    the last. `behind` are tables that were not named and are verified less far, and how far: no further is the stream,
+    whatever this audit found."""
 
     reconciliation: Reconciliation
     is_published: bool
     manifests: str = ""
     lost: tuple[Lost, ...] = ()
+    behind: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def verified_through(self) -> datetime:
@@ -90,6 +106,7 @@ class AuditResult:
                 }
                 for line in found.differing
             ],
+            "behind": {table: _iso(through_us) for table, through_us in self.behind.items()},
             "unreadable": [{"shard": shard, "first": first, "last": end - 1} for shard, first, end in self.lost],
         }
 
@@ -99,6 +116,7 @@ def audit(
     stream: str,
     *,
     tables: Sequence[str | Path] = (),
+    forget: Sequence[str | Path] = (),
     time: str = TIME_COLUMN,
     window: str | timedelta | None = None,
     settle: str | timedelta = SETTLE,
@@ -115,12 +133,17 @@ def audit(
     """Compare what producers say they sent to a stream with what is there; see AuditResult.
 
     `hub` is a folder or an address. `tables` are Delta tables made of the stream; `time` is the column of theirs that
-    has the time of the record. Windows count that ended `settle` ago, from `since` on, else from where the last audit
-    had come to; `window` is their length, else the longest in which a producer counts. What retention has trimmed is
-    not compared, nor what is from before the first counts that are kept. With `publish` the result is kept as
-    `verified_through` of the stream, and a manifest of the run is in the folder `manifests`, see `notes_folder`;
-    without it nothing is kept.
+    has the time of the record. Windows count that ended `settle` ago, from `since` on, else from where the last audits
+    of the log and of these tables had come to; `window` is their length, else the longest in which a producer counts.
+    What retention has trimmed is not compared, nor what is from before the first counts that are kept.
+
+    With `publish` the result is kept: the `verified_through` of the stream is that of the log, or of the table that is
+    verified least of all that were ever named, but for those that were named in `forget`. A manifest of the run is in
+    the folder `manifests`, see `notes_folder`. Without `publish` nothing is kept.
     """
+    about = _About.of(tables, forget)
+    if since is not None and since.tzinfo is None:
+        raise InvalidSetting("since: a time needs a time zone, for example datetime(2026, 1, 31, tzinfo=UTC)")
     access = Access.to(str(hub), token=token or "", token_file=token_file or "", ca=ca or "")
     port = opened(access)
     info = port.call(GetStreamCall(stream)).streams[0]
@@ -130,23 +153,50 @@ def audit(
         )
     audited = _Audit(access, port, Hub(port, str(hub)), info, on_step, clock)
     if not publish:
-        compared = audited.compared(spark, tables, time, window, settle, since)
-        return AuditResult(compared.reconciliation, False, lost=compared.lost)
+        compared = audited.compared(spark, about, time, window, settle, since)
+        return AuditResult(compared.reconciliation, False, lost=compared.lost, behind=compared.behind)
     notes = Manifests(notes_folder(manifests), f"audit-{info.uuid}")
     with notes.locked():
         audited.settle(notes)
-        compared = audited.compared(spark, tables, time, window, settle, since, notes)
+        compared = audited.compared(spark, about, time, window, settle, since, notes)
         audited.publish(notes, compared)
-    return AuditResult(compared.reconciliation, True, str(notes.folder), compared.lost)
+    return AuditResult(compared.reconciliation, True, str(notes.folder), compared.lost, compared.behind)
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What an audit is about besides the log: tables by their names, as they were given, and the names of those that
+    count no more."""
+
+    tables: Mapping[str, str]
+    forgotten: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[str | Path], forget: Sequence[str | Path]) -> "_About":
+        found = cls({_name_of(table): str(table) for table in tables}, tuple(dict.fromkeys(map(_name_of, forget))))
+        for name in (*found.tables, *found.forgotten):
+            if len(name) > TIER_CHARS_MAX:
+                raise InvalidSetting(f"the name of a table has at most {TIER_CHARS_MAX:,} characters: {name[:60]}...")
+        if max(len(found.tiers), len(found.forgotten)) > TIERS_PER_CALL_MAX:
+            raise InvalidSetting(f"an audit is of {TIERS_PER_CALL_MAX - 1} tables at most; make several")
+        if both := found.tables.keys() & set(found.forgotten):
+            raise InvalidSetting(f"table {min(both)} cannot be compared and forgotten by the same audit")
+        return found
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        return LOG_TIER, *self.tables
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What was found, the records that could not be read, and the manifest that has it, if one is kept."""
+    """What was found, the records that could not be read, the manifest that has it, if one is kept, and tables that are
+    verified less far."""
 
     reconciliation: Reconciliation
     lost: tuple[Lost, ...]
     manifest: Manifest | None
+    behind: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +211,21 @@ class _Audit:
     clock: Clock
 
     def settle(self, notes: Manifests) -> None:
-        """Finish what a run before was killed at. What it had found is said, good or bad, unless another has said
-        something since that run began; what it had only begun is given up."""
+        """Finish what a run before was killed at. What it had found is said, good or bad, of the tiers of which nothing
+        was said since that run began; what it had only begun is given up."""
         last = notes.last()
         if last is not None and last.state == "planned":
             notes.give_up(last)
         elif last is not None and last.state == "written":
-            if verified_us(self.hub, self.info.name) < last.planned_us:
-                self._say(last)
+            since = {tier for tier, (at_us, _) in self._told().items() if at_us >= last.planned_us}
+            self._say(last, since)
             self._done(notes, last)
         self.on_step("settled", 1, 1)
 
     def compared(
         self,
         spark: "SparkSession | None",
-        tables: Sequence[str | Path],
+        about: _About,
         time: str,
         window: str | timedelta | None,
         settle: str | timedelta,
@@ -189,10 +239,14 @@ class _Audit:
                 f"no producer has counted what it sent to {self.info.name!r}; open producers with "
                 "hub.producer(counts='1m'), and servers that take records by HTTP with --http-counts 1m"
             )
+        told = self._verified(about)
+        # Before the stream is read for hours.
+        for table in about.tables.values():
+            _opened_table(table, time)
         length = window_of(counts, None if window is None else _window_us(window))
         settled_us = windows.start_of(self.clock.now_us() - microseconds(settle), length)
         first_us = max(
-            self._chosen_us(since, length),
+            self._chosen_us(since, about, told, length),
             # Nobody counted before that; and of windows from before the first counts that are kept some may be gone.
             windows.start_of(min(count.start_us for count in counts), length),
             self._whole_us(COUNTS_STREAM, length),
@@ -203,13 +257,13 @@ class _Audit:
         # Retention may trim something while this runs, which then is not compared.
         found = slices_of(self.port, self.access, self.info, parts=parts, on_loss=lambda loss: None)
         wanted = [piece for piece in found if piece.time_high_us >= first_us]
-        manifest = None if notes is None else self._begun(notes, wanted)
+        manifest = None if notes is None else self._begun(notes, wanted, about)
         read_tally, lost = _tally_of_stream(spark, wanted, parts, length, self.on_step)
         tiers = {READ: read_tally}
         versions: dict[str, int] = {}
-        for table in tables:
+        for table in about.tables.values():
             tier = f"table {table}"
-            tiers[tier], versions[tier] = _tally_of_table(spark, str(table), time, length, self.on_step)
+            tiers[tier], versions[tier] = _tally_of_table(spark, table, time, length, self.on_step)
         first_us = min(max(first_us, self._whole_us(self.info.name, length)), settled_us)
         result = reconcile(
             self.info.name,
@@ -231,14 +285,32 @@ class _Audit:
             )
             notes.advance(manifest)
             self.on_step("written", manifest.number, manifest.number)
-        return _Compared(result, lost, manifest)
+        others = {tier: said.through_us for tier, said in told.items() if tier not in (*about.tiers, *about.forgotten)}
+        behind = {tier: through_us for tier, through_us in others.items() if through_us < result.verified_through_us}
+        return _Compared(result, lost, manifest, behind)
 
-    def _chosen_us(self, since: datetime | None, window_us: int) -> int:
-        """Where the first window begins that somebody wants to have compared."""
+    def _told(self) -> dict[str, tuple[int, Verified]]:
+        return verified_tiers(self.hub, self.info.name)
+
+    def _verified(self, about: _About) -> dict[str, Verified]:
+        """What was said last of each tier that counts. InvalidSetting if a table was never named that is to count no
+        more."""
+        told = {tier: said for tier, (_, said) in self._told().items() if tier in said.tiers}
+        for table in about.forgotten:
+            if table not in told:
+                tables = ", ".join(sorted(told.keys() - {LOG_TIER})) or "none"
+                raise InvalidSetting(
+                    f"no audit of {self.info.name!r} has named table {table}; those that were named: {tables}"
+                )
+        return told
+
+    def _chosen_us(self, since: datetime | None, about: _About, told: Mapping[str, Verified], window_us: int) -> int:
+        """Where the first window begins that somebody wants to have compared: of a tier of which nothing was said yet
+        it is the very first."""
         if since is not None:
             return windows.start_of(to_us(since), window_us)
-        last = verified(self.hub).get(self.info.name)
-        return windows.start_of(last.through_us if last else _BEGINNING_US, window_us)
+        throughs = (told[tier].through_us if tier in told else _BEGINNING_US for tier in about.tiers)
+        return windows.start_of(min(throughs), window_us)
 
     def _whole_us(self, name: str, window_us: int) -> int:
         """Where the first window begins of which no record of a stream was trimmed: after those that are as late as
@@ -262,7 +334,7 @@ class _Audit:
         told = self.port.call(RunsCall(info.name, shard, end, end)).runs
         return told[0].time_high_us if told else _BEGINNING_US
 
-    def _begun(self, notes: Manifests, wanted: Sequence[Slice]) -> Manifest:
+    def _begun(self, notes: Manifests, wanted: Sequence[Slice], about: _About) -> Manifest:
         last = notes.last()
         start = list(self.info.ends)
         for piece in wanted:
@@ -277,6 +349,8 @@ class _Audit:
                 start=self._cursor(start),
                 end=self._cursor(self.info.ends),
                 planned_us=self.clock.now_us(),
+                tables=tuple(about.tables),
+                forgotten=about.forgotten,
             )
         )
         self.on_step("planned", manifest.number, manifest.number)
@@ -289,9 +363,20 @@ class _Audit:
         self.on_step("committed", compared.manifest.number, compared.manifest.number)
         self._done(notes, compared.manifest)
 
-    def _say(self, manifest: Manifest) -> None:
-        found = (manifest.verified_through_us, manifest.windows_differing)
-        call = NoteVerifiedCall(self.info.name, *found, uuid=self.info.uuid)
+    def _say(self, manifest: Manifest, but: Collection[str] = ()) -> None:
+        """What a manifest has of its tiers, but for some."""
+        tiers = tuple(tier for tier in (LOG_TIER, *manifest.tables) if tier not in but)
+        forgotten = tuple(table for table in manifest.forgotten if table not in but)
+        if not tiers and not forgotten:
+            return
+        call = NoteVerifiedCall(
+            self.info.name,
+            manifest.verified_through_us,
+            manifest.windows_differing,
+            uuid=self.info.uuid,
+            tiers=tiers,
+            forgotten=forgotten,
+        )
         if self.access.url:
             self.port.call(call)
             return
@@ -304,6 +389,11 @@ class _Audit:
 
     def _cursor(self, offsets: Sequence[int]) -> str:
         return str(mainstem.Cursor(self.info.uuid, self.info.epoch, tuple(offsets)))
+
+
+def _name_of(table: str | Path) -> str:
+    """The name of a table, the same from whatever folder it is named."""
+    return str(table) if "://" in str(table) else os.path.abspath(table)
 
 
 def _window_us(window: str | timedelta) -> int:
@@ -344,9 +434,34 @@ def _tally_of_table(
     spark: "SparkSession", path: str, time_column: str, window_us: int, on_step: OnStep
 ) -> tuple[Tally, int]:
     """The rows of a Delta table by window, each read, and the version of it that they are of."""
-    from deltalake import DeltaTable
+    table = _opened_table(path, time_column)
+    files = table.file_uris()
 
-    table = DeltaTable(path)
+    def count(part: int) -> Answer:
+        file = pq.ParquetFile(files[part])
+        times = (batch.column(0) for batch in file.iter_batches(columns=[time_column]))
+        try:
+            return Answer(tally=windows.total(_tally_of(each, window_us) for each in times))
+        except pa.ArrowException as error:
+            raise SchemaMismatch(
+                f"table {path}: column {time_column!r} has no times ({one_line(str(error), 200)})", path=time_column
+            ) from error
+
+    answers = run_parts(spark, len(files), count, on_step)
+    return windows.total(answer.tally for answer in answers), table.version()
+
+
+def _opened_table(path: str, time_column: str) -> "DeltaTable":
+    """A table that has a column of this name."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        table = DeltaTable(path)
+    except TableNotFoundError:
+        raise TableUnusable(f"there is no Delta table in {path}") from None
+    except DeltaError as error:
+        raise TableUnusable(f"table {path}: {one_line(str(error))}") from error
     names = [field.name for field in table.schema().fields]
     if time_column not in names:
         raise SchemaMismatch(
@@ -354,15 +469,7 @@ def _tally_of_table(
             f"of {', '.join(names)}",
             path=time_column,
         )
-    files = table.file_uris()
-
-    def count(part: int) -> Answer:
-        file = pq.ParquetFile(files[part])
-        times = (batch.column(0) for batch in file.iter_batches(columns=[time_column]))
-        return Answer(tally=windows.total(_tally_of(each, window_us) for each in times))
-
-    answers = run_parts(spark, len(files), count, on_step)
-    return windows.total(answer.tally for answer in answers), table.version()
+    return table
 
 
 def _tally_of(times: pa.Array, window_us: int) -> Tally:

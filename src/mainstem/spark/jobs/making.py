@@ -4,14 +4,16 @@ Functions and queries are of rows. In a stream with a schema a tombstone is none
 """
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.errors import InvalidSetting, MainstemError
+from mainstem.core.plain import one_line
 from mainstem.spark.jobs.history import History, Tally, Wanted, read_all
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.query import query_schema, run_query
@@ -55,7 +57,7 @@ class Making:
             return query_schema(self._spark, self._sql, self._history.info.name, self._read_schema)
         if self._function is None:
             return self._read_schema
-        made = self._function(pa.RecordBatch.from_pylist([], self._read_schema))
+        made = _called(self._function, pa.RecordBatch.from_pylist([], self._read_schema))
         if not isinstance(made, pa.RecordBatch | pa.Table):
             raise InvalidSetting(
                 "the function must make a pyarrow RecordBatch or Table of a batch without rows, too: that says which "
@@ -93,8 +95,36 @@ def _make(
 
 def _through(function: Function, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        made = function(batch)
+        made = _called(function, batch)
         if isinstance(made, pa.Table):
             yield from made.to_batches()
-        elif made is not None:
+        elif isinstance(made, pa.RecordBatch):
             yield made
+        elif made is not None:
+            raise InvalidSetting(
+                f"function {_name_of(function)} made {type(made).__name__}, not a pyarrow RecordBatch or Table"
+            )
+
+
+def _called(function: Function, batch: pa.RecordBatch) -> Any:
+    """What a function makes of a batch. InvalidSetting if it raises something: it would the next time, too."""
+    try:
+        return function(batch)
+    except MainstemError:
+        raise
+    except Exception as error:
+        said = one_line(f"{type(error).__name__}: {error}", 300)
+        raise InvalidSetting(f"function {_name_of(function)} failed: {said} ({_place(function, error)})") from error
+
+
+def _place(function: Function, error: Exception) -> str:
+    """The line of a function at which it failed, or which called what did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    return f"{frame.filename}, line {frame.lineno}"
+
+
+def _name_of(function: Function) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
+    return f"{module}:{name}" if module else name

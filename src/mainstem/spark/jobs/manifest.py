@@ -73,6 +73,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierCount, ...] = ()
     verified_through_us: int = 0
     windows_differing: int = 0
+    # And the tables that it was about, and those that count no more.
+    tables: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
     # Of `replay`: what says that it is the same one.
     recipe: str = ""
     # Of `replay --replace`: the version of the table that its rows are to be compared with; -1 once they were.

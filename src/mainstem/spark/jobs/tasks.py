@@ -5,9 +5,10 @@ they belong, which is three times as fast as rows that travel.
 """
 
 import contextlib
+import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ Write = Callable[[int, Iterable[pa.RecordBatch]], "Answer"]
 ANSWER: Final = "answer binary"
 _PARTS_PER_CORE: Final = 3
 _LOOK_SECONDS: Final = 0.2
+_FRAME: Final = re.compile(r' +File "(.+)", line (\d+)')
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -154,8 +156,23 @@ def translated() -> Iterator[None]:
             # The first says which method of Java was called: what PySpark has no class for, such as a lost executor.
             lines = lines[1:]
         ours = [line for line in lines if line.startswith("mainstem.core.errors.")]
-        said = ours[-1].removeprefix("mainstem.core.errors.") if ours else lines[0] if lines else repr(error)
+        of_python = _raised_in_python(lines)
+        said = ours[-1].removeprefix("mainstem.core.errors.") if ours else of_python or (*lines, repr(error))[0]
         raise TableUnusable(f"Spark could not do it: {one_line(said, 500)}") from error
+
+
+def _raised_in_python(lines: Sequence[str]) -> str:
+    """The error at the end of the last traceback of Python in what Spark says, with its place; empty if none."""
+    said = place = ""
+    is_within = False
+    for line in lines:
+        if "Traceback (most recent call last)" in line:
+            is_within, place = True, ""
+        elif is_within and (found := _FRAME.match(line)):
+            place = f" ({found[1]}, line {found[2]})"
+        elif is_within and not line.startswith(" "):
+            said, is_within = line + place, False
+    return said
 
 
 @contextlib.contextmanager
