@@ -1,7 +1,12 @@
 """`mainstem sql` and the jobs of `mainstem job run`, as they are typed."""
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -9,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 import mainstem
 from mainstem.cli.app import run
 from mainstem.log.cold_maker import cold_files
+from tests.spark.conftest import SOURCE
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each command is a job of Spark")]
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -74,6 +80,51 @@ def test_audit_says_what_differs_and_stream_show_what_is_verified(folder, capfd)
     assert "2026-03-01T12:00:00.000000Z  read    10     11       +1" in capfd.readouterr().out
     assert run(["stream", "show", "orders", "--json", *data]) == 0
     assert json.loads(capfd.readouterr().out)["verified_through"] == "2026-03-01T12:00:00.000000Z"
+
+
+def test_a_function_is_found_in_the_current_folder(folder):
+    """By the command and by the workers, with what it imports from there."""
+    (folder / "factors.py").write_text("FACTOR = 3\n")
+    (folder / "making.py").write_text(textwrap.dedent(MAKING))
+    command = Path(sys.executable).with_name("mainstem")
+    times = ("--since", "2026-03-01T12:00:00Z", "--until", "2026-03-01T13:00:00Z", "--master", "local[2]")
+
+    def replay(function: str, to: str) -> subprocess.CompletedProcess[str]:
+        arguments = ("job", "run", "replay", "orders", to, "--function", function, *times, "--data", "data")
+        environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+        return subprocess.run(
+            [command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+
+    done = replay("making:tripled", "tripled")
+    assert done.returncode == 0, done.stderr
+    assert sorted(DeltaTable(str(folder / "tripled")).to_pyarrow_table()["id"].to_pylist()) == list(range(0, 30, 3))
+    done = replay("making:broken", "broken")
+    assert done.returncode == 2
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("mainstem: ")]
+    assert said.startswith("mainstem: function making:broken failed: ValueError: boom ("), done.stderr
+    assert "making.py, line 16)" in said
+    assert "\tat " not in done.stderr
+
+
+MAKING = """\
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+
+    def tripled(rows):
+        import factors
+
+        return pa.record_batch({"id": pc.multiply(rows["id"], factors.FACTOR)})
+
+
+    def broken(rows):
+        return rows if not rows.num_rows else explode()
+
+
+    def explode():
+        raise ValueError("boom")
+"""
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`mainstem job`: run jobs on Spark, and see what they have done."""
 
 import dataclasses
+import os
 import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -247,6 +248,16 @@ def snapshot(
         raise UsageProblem(str(error)) from None
 
 
+def _from_this_folder(function: str | None) -> str | None:
+    """A module in the current folder is found first, as with `python -m`: here, and by workers of Spark, which are
+    started after this."""
+    if function is not None:
+        folder = os.getcwd()
+        sys.path.insert(0, folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    return function
+
+
 @run.command()
 @job_command(show_loaded)
 def replay(
@@ -257,7 +268,12 @@ def replay(
     until: Annotated[str, typer.Option(metavar="TIME", help="The first time that counts no more.")],
     sql: Sql = None,
     function: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="A function of Arrow batches, instead of a query.")
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A function of Arrow batches, instead of a query; modules of the current folder are found.",
+            callback=_from_this_folder,
+        ),
     ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Put what comes out in the place of everything in the table.")
