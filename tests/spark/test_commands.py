@@ -40,6 +40,8 @@ def test_sql_prints_a_table_or_json(folder, capfd):
     out, error = capfd.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [{"id": 0, "id_2": 0}, {"id": 1, "id_2": 1}]
     assert "2 rows, and there are more: see --limit" in error
+    assert run(["sql", "SELECT '' AS a, string(null) AS b", *data]) == 0
+    assert [line.split() for line in capfd.readouterr().out.splitlines()] == [["a", "b"], ["NULL"]]
 
 
 def test_sql_says_what_is_wrong(folder, capfd):
