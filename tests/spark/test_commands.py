@@ -46,6 +46,25 @@ def test_sql_prints_a_table_or_json(folder, capfd):
     out, error = capfd.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [{"id": 0, "id_2": 0}, {"id": 1, "id_2": 1}]
     assert "2 rows, and there are more: see --limit" in error
+    assert run(["sql", "SELECT '' AS a, string(null) AS b", *data]) == 0
+    assert [line.split() for line in capfd.readouterr().out.splitlines()] == [["a", "b"], ["NULL"]]
+
+
+@pytest.mark.slow("starts a second Spark")
+def test_a_command_writes_no_lines_of_sparks_own(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "mainstem", "sql", "SELECT max(id) AS id FROM orders", "--data", str(folder / "data")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.split() == ["id", "9"], done.stderr
+    # The one is Java's own, about a module that Spark asks for; the wheel is not asked.
+    lines = [
+        line for line in done.stderr.splitlines() if line != "WARNING: Using incubator modules: jdk.incubator.vector"
+    ]
+    assert [line.split(";")[0] for line in lines] == ["1 row"]
 
 
 def test_sql_says_what_is_wrong(folder, capfd):

@@ -62,6 +62,17 @@ def test_what_the_user_says_wins():
     assert local["spark.sql.shuffle.partitions"] == "8"
 
 
+def test_only_a_jvm_that_does_not_know_the_quiet_file_is_told_its_level():
+    """Spark writes a line about a level that it is told."""
+    fresh = settings(None, None, {}, {}, 8, 64 << 30)
+    assert "spark.log.level" not in fresh
+    options = "spark.driver.extraJavaOptions"
+    again = {"spark.master": "local[2]", options: fresh[options]}
+    assert "spark.log.level" not in settings(None, None, {}, again, 8, 64 << 30)
+    assert settings(None, None, {}, {"spark.master": "yarn"}, 8, 64 << 30)["spark.log.level"] == "ERROR"
+    assert settings(None, None, {options: "-Xss4m"}, {}, 8, 64 << 30)["spark.log.level"] == "ERROR"
+
+
 def test_too_old_a_java_is_passed_over():
     old, new = Java(Path("/old"), 11, "JAVA_HOME"), Java(Path("/new"), 21, "on the path")
     assert choose([old, new]) is new

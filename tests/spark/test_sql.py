@@ -5,6 +5,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from datetime import time as datetime_time
 from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +15,12 @@ import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 import mainstem
-from mainstem.core.errors import InvalidRequest, UnknownStream
+from mainstem.core.errors import InvalidRequest, MainstemError, UnknownStream
 from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
 from mainstem.log.cold_maker import cold_files, open_cooler
 from mainstem.spark import sql
+from mainstem.spark.cold_frame import read_cold
 from mainstem.transport.port import CoolCall, PlanColdCall
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each statement is planned twice and run")]
@@ -169,6 +171,36 @@ def test_mistakes_are_told_in_a_line(spark, log, statement, error, said):
     assert "\n" not in str(raised.value)
 
 
+def test_streams_whose_names_differ_in_capitals(spark, tmp_path):
+    """To Spark both are one name: a statement that reads both would read one of them twice."""
+    folder = tmp_path / "data"
+    with mainstem.open(folder) as hub:
+        for stream, count in (("Orders", 4), ("orders", 5)):
+            hub.streams.create(stream, schema={"id": "int64"})
+            with hub.producer() as producer:
+                producer.send_many(stream, [{"id": number} for number in range(count)])
+    with mainstem.open(folder, read_only=True) as hub:
+        log = Log(hub, str(folder))
+        assert rows(spark, log, "SELECT count(*) FROM Orders") == [(4,)]
+        assert rows(spark, log, "SELECT count(*) FROM orders") == [(5,)]
+        assert rows(spark, log, "SELECT count(Orders.id) FROM orders WHERE id < (SELECT 9 FROM orders LIMIT 1)") == [
+            (5,)
+        ]
+        # The second is what the statement has defined.
+        assert rows(spark, log, "WITH orders AS (SELECT * FROM Orders) SELECT count(*) FROM orders") == [(4,)]
+        for both in (
+            "SELECT (SELECT count(*) FROM Orders) d, (SELECT count(*) FROM orders) e",
+            "WITH a AS (SELECT * FROM orders) SELECT count(*) FROM a JOIN Orders USING (id)",
+            "SELECT 1 FROM orders WHERE EXISTS (SELECT 1 FROM ORDERS)",
+            "SELECT 1 FROM orders, LATERAL (SELECT count(*) FROM Orders)",
+            "SELECT count(*) FROM IDENTIFIER('Orders') JOIN orders USING (id)",
+        ):
+            with pytest.raises(InvalidRequest, match="'Orders' and 'orders' differ in their capitals alone"):
+                rows(spark, log, both)
+        with pytest.raises(UnknownStream, match="'ORDERS'"):
+            rows(spark, log, "SELECT * FROM ORDERS")
+
+
 def cool(folder, stream):
     """Everything that a stream has goes into cold files."""
     with closing(LogPort(folder)) as port:
@@ -231,6 +263,7 @@ def test_a_stream_in_cold_files_is_read_by_sparks_own_reader_of_parquet(spark, t
         frame = ask(spark, Log(hub, str(folder)), "SELECT count(*) FROM orders")
         assert frame.collect()[0][0] == 1_001
         assert scans(frame) == (False, True)
+        check_a_missing_file(spark, Log(hub, str(folder)))
         # A byte that is not what was written is no answer.
         for file in cold_files(folder, "clicks"):
             column = pq.read_metadata(file.path).row_group(0).column(1)
@@ -240,6 +273,18 @@ def test_a_stream_in_cold_files_is_read_by_sparks_own_reader_of_parquet(spark, t
             file.path.write_bytes(data)
         with pytest.raises(Py4JJavaError, match="CRC checksum verification failed"):
             rows(spark, Log(hub, str(folder)), "SELECT * FROM clicks")
+
+
+def check_a_missing_file(spark, log):
+    """Which stream it is of, and what to do."""
+    path = min(cold_files(Path(log.folder), "clicks"), key=lambda file: file.path.name).path
+    away = path.rename(path.with_suffix(".away"))
+    said = rf"stream 'clicks': .*{path.name}, .* is missing; .*mainstem doctor"
+    with pytest.raises(MainstemError, match=said):
+        rows(spark, log, "SELECT * FROM clicks")
+    with pytest.raises(MainstemError, match=said):
+        read_cold(spark, log.folder, "clicks")
+    away.rename(path)
 
 
 def places(hub):

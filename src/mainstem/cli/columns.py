@@ -95,4 +95,4 @@ def _cell(value: Any) -> str:
     """A value in one line that no terminal can be hurt with."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
-    return "" if value is None else one_line(str(value))
+    return "NULL" if value is None else one_line(str(value))

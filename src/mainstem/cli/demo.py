@@ -1,7 +1,9 @@
 """`mainstem demo`: watch records flow through a server, then see that none of them was lost."""
 
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -74,9 +76,9 @@ def demo(
         has_pipeline = not no_pipeline and _start_pipeline(show, _DROPPED if break_ else None)
         joining = _Joining(show)
         last = _watch(show, joining, seconds, kill)
-        print("stopping the producers; every record they sent gets its answer", flush=True)
+        _tell("stopping the producers; every record they sent gets its answer")
         show.finish_writing()
-        print("reading everything back", flush=True)
+        _tell("reading everything back")
         verdict = show.read_back(Fault(fault) if break_ else None)
         revenue = _finish_pipeline(show, joining) if has_pipeline else ()
         _conclude(show, last, verdict, revenue, Fault(fault).value if break_ else None)
@@ -89,10 +91,10 @@ def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None) -> bool
     from mainstem.demo.pipeline_process import missing_requirement
 
     if missing := missing_requirement():
-        print(f"without Spark: {missing}", flush=True)
+        _tell(f"without Spark: {missing}")
         return False
     show.start_pipeline(drop)
-    print("Spark is starting; it joins when it is up, and reads from the beginning", flush=True)
+    _tell("Spark is starting; it joins when it is up, and reads from the beginning")
     return True
 
 
@@ -110,7 +112,7 @@ class _Joining:
 
 
 def _finish_pipeline(show: "Demonstration", joining: _Joining) -> "tuple[RevenueVerdict, ...]":
-    print("letting Spark finish: two last events push its watermark past the end", flush=True)
+    _tell("letting Spark finish: two last events push its watermark past the end")
     show.close_streams()
     view = _view()
     with view:
@@ -123,7 +125,7 @@ def _finish_pipeline(show: "Demonstration", joining: _Joining) -> "tuple[Revenue
     table, stream = show.compare_revenue()
     state = show.pipeline
     assert state is not None
-    print(
+    _tell(
         f"Spark read {state.rows:,} events and wrote {counted(table.windows, 'window')} of revenue to a Delta table, "
         f"and {stream.windows:,} to the stream demo.revenue"
     )
@@ -132,7 +134,7 @@ def _finish_pipeline(show: "Demonstration", joining: _Joining) -> "tuple[Revenue
 
 def _greet(show: "Demonstration") -> None:
     folder = "a temporary folder" if show.is_temporary else show.flags["data"]
-    print(f"server at {show.server.url}, log in {folder}; three producers, two streams of four shards", flush=True)
+    _tell(f"server at {show.server.url}, log in {folder}; three producers, two streams of four shards")
 
 
 def _view() -> "_Lines | _Screen":
@@ -190,25 +192,25 @@ def _conclude(
 ) -> None:
     seconds = max(last.seconds, 0.001)
     rate = sum(last.acknowledged) / seconds
-    print(
+    _tell(
         f"{verdict.acknowledged:,} records acknowledged in {seconds:.1f} s ({rate:,.0f}/s), {verdict.read:,} read back"
     )
     if verdict.unsure:
-        print(
+        _tell(
             f"{verdict.unsure:,} records are there whose acknowledgement never came: allowed, and not counted as lost"
         )
     if planted is not None:
-        print(f"--break: one record was made {planted} in what was read back")
+        _tell(f"--break: one record was made {planted} in what was read back")
         if revenue:
-            print("--break: Spark left one order out")
+            _tell("--break: Spark left one order out")
     for finding in verdict.findings:
         print(f"mainstem: {finding}", file=sys.stderr)
     if verdict.is_good:
-        print("every acknowledged record is there, once, unchanged, each producer's records of a shard in order")
+        _tell("every acknowledged record is there, once, unchanged, each producer's records of a shard in order")
     for place in revenue:
         _tell_revenue(place)
     if planted is not None:
-        print(
+        _tell(
             "the comparison found it" if verdict.findings else "nothing was found: there were too few records to break"
         )
     if not verdict.is_good or not all(place.is_good for place in revenue):
@@ -223,10 +225,18 @@ def _tell_revenue(revenue: "RevenueVerdict") -> None:
         print(f"mainstem: {text}", file=sys.stderr)
     if revenue.is_good:
         reader = ", read by DuckDB," if revenue.place == "table" else ""
-        print(
+        _tell(
             f"the {revenue.place}{reader} agrees with the producers to the cent: {revenue.total} in "
             f"{counted(revenue.windows, 'window')}"
         )
+
+
+def _tell(text: str) -> None:
+    """A line; on a terminal as many as it takes there, broken between words."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text, flush=True)
 
 
 def _next_steps(show: "Demonstration") -> tuple[str, str, str]:
@@ -268,7 +278,7 @@ class _Lines:
             self.say(f"         {_pipeline_text(state)}; {_places_text(revenue)}")
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        _tell(text)
 
 
 class _Screen:
@@ -308,7 +318,8 @@ class _Screen:
 
         of_spark = [] if state is None else [Text(_pipeline_text(state), style="cyan"), _revenue_part(revenue)]
         notes = [Text(note, style="bold yellow") for note in self._notes]
-        self._live.update(Group(*parts, *of_spark, *notes))
+        # What is said stands above the newest of what it is about: Spark may join when all else is over.
+        self._live.update(Group(*parts, *notes, *of_spark))
 
 
 class _Rates:
@@ -330,9 +341,16 @@ def _streams_table(sample: "Sample", rates: list[float]) -> Any:
 
     from mainstem.demo.events import STREAMS
 
-    table = Table(box=box.SIMPLE_HEAD, title=f"{sample.seconds:.0f} s", title_justify="left", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{sample.seconds:.0f} s",
+        title_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("stream")
-    for name in ("acknowledged", "per second", *(f"shard {shard}" for shard in range(len(sample.offsets[0])))):
+    # Two lines, so that all of it fits into 80 columns.
+    for name in ("acknowledged", "per\nsecond", *(f"shard\n{shard}" for shard in range(len(sample.offsets[0])))):
         table.add_column(name, justify="right")
     for name, count, rate, shards in zip(STREAMS, sample.acknowledged, rates, sample.offsets, strict=True):
         table.add_row(name, f"{count:,}", f"{rate:,.0f}", *map(_offset_text, shards))

@@ -35,9 +35,9 @@ def sql(
     """Run a SQL statement over streams, by their names, and print what it selects.
 
     Streams are tables: their columns, and if they are spoken of `_shard`, `_offset`, `_timestamp`, `_key` and
-    `_headers`. Names with a dot or a dash stand in backticks. Only the columns that are needed are read, and of the
-    batches only those that can hold what is asked for. Nothing is stored, and no group moves. Spark takes some seconds
-    to start.
+    `_headers`. Names with a dot or a dash stand in backticks; of streams whose names differ in their capitals alone one
+    statement can read one. Only the columns that are needed are read, and of the batches only those that can hold what
+    is asked for. Nothing is stored, and no group moves. Spark takes some seconds to start.
     """
     begun = CLOCK.monotonic()
     with hubs.reading(loaded, data) as hub:

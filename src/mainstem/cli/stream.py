@@ -346,8 +346,8 @@ def _print_stream(info: "StreamInfo", json: bool) -> None:
         print(f"{size_text(info.statistics_bytes)} of it are statistics and filters, so that less has to be read")
     if info.waiting_bytes:
         print(
-            f"{size_text(info.waiting_bytes)} more wait to be freed: nobody can read them any more, and they are off "
-            f"the disk by {_minute(info.gone_by_us)}"
+            f"{size_text(info.waiting_bytes)} more are on the disk until {_minute(info.gone_by_us)} at the latest: old "
+            "copies of records that were merged or rewritten since, and what was trimmed"
         )
     rows = [
         (str(shard), f"{start:,}", f"{end:,}", f"{records:,}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from mainstem.consume.view import METADATA_SCHEMA, with_metadata
-from mainstem.core.errors import FolderUnusable, InvalidSchema, MainstemError
+from mainstem.core.errors import DataLoss, FolderUnusable, InvalidSchema, MainstemError
 from mainstem.core.layouts import FULL_SCHEMA
 from mainstem.core.schema import Schema, default_of
 from mainstem.log.cold_maker import ColdPath, ColdStream, cold_stream
@@ -52,7 +52,7 @@ def read_cold(spark: "SparkSession", hub: str | Path, stream: str, **credentials
 
     `hub` is a folder, or the address of a server whose folder is to be seen from here, with the credentials of
     `Access`. Rows have the columns of the newest schema, and those that every record has. InvalidSchema if only the
-    source can read them.
+    source can read them; DataLoss if a file is missing.
     """
     access = Access.to(str(hub), **{name: value for name, value in credentials.items() if value})
     info = opened(access).call(GetStreamCall(stream)).streams[0]
@@ -66,7 +66,7 @@ def read_cold(spark: "SparkSession", hub: str | Path, stream: str, **credentials
 
 def whole_cold(spark: "SparkSession", access: Access, stream: str, *, has_metadata: bool = False) -> "DataFrame | None":
     """A stream of which every record is in cold files, by Spark's own reader of Parquet; None if there are others, or
-    if only the source can read them."""
+    if only the source can read them. DataLoss if a file is missing."""
     try:
         info = opened(access).call(GetStreamCall(stream)).streams[0]
         folder = _folder_of(spark, access, info)
@@ -76,6 +76,8 @@ def whole_cold(spark: "SparkSession", access: Access, stream: str, *, has_metada
         if len(found.ends) < info.shards or any(map(int.__lt__, found.ends, info.ends)):
             return None
         return _frame(spark, found, has_metadata=has_metadata)
+    except DataLoss:
+        raise
     except (MainstemError, OSError):
         # Whatever it is: the source finds it too, and tells it as it is told everywhere.
         return None
@@ -104,8 +106,26 @@ def _is_local(spark: "SparkSession") -> bool:
 def _frame(spark: "SparkSession", found: ColdStream, *, has_metadata: bool) -> "DataFrame":
     given = _given(found, has_metadata=has_metadata)
     _require_plain(given)
+    _require_there(found)
     frames = [_rows(spark, found, files, given, shard) for shard, files in _groups(found, by_shard=has_metadata)]
     return functools.reduce(lambda some, more: some.union(more), frames)
+
+
+def _require_there(found: ColdStream) -> None:
+    """DataLoss if a file is missing: Spark would say no more than that a path does not exist."""
+    name = found.stream.name
+    for file in found.files:
+        if not file.path.exists():
+            raise DataLoss(
+                f"stream {name!r}: {file.path}, with records of shard {file.shard} from {file.base} on, is missing; "
+                "bring it back, or see mainstem doctor for what to do",
+                stream=name,
+                shard=file.shard,
+                first=file.base,
+                last=file.end - 1,
+                reason="damaged",
+                path=str(file.path),
+            )
 
 
 def _given(found: ColdStream, *, has_metadata: bool) -> pa.Schema:

