@@ -7,6 +7,7 @@ import re
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -148,7 +149,7 @@ def test_deletions_are_copied_as_deletions(server, tmp_path, spark):
     """What a stream of rows says of a key last, its copy says too. A table has them as rows of nulls with their places;
     a function and a query are of rows alone."""
     with mainstem.connect(server.url) as hub:
-        typed = {"schema": {"id": "int64", "x": "int64"}, "retention": "3650d"}
+        typed: Any = {"schema": {"id": "int64", "x": "int64"}, "retention": "3650d"}
         hub.streams.create("clicks", shards=2, key="id", **typed)
         hub.streams.create("copy", shards=3, key="id", **typed)
         hub.streams.create("unkeyed", shards=1, **typed)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -27,7 +28,7 @@ from mainstem.core.errors import (
     UndecodedRecords,
 )
 from mainstem.spark.jobs.audit import audit
-from mainstem.spark.jobs.lake import SMALL_FILES_MAX
+from mainstem.spark.jobs.lake import SMALL_FILES_MAX, Mode
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
 from mainstem.spark.jobs.reconciliation import tier_counts
@@ -352,7 +353,7 @@ def test_what_comes_after_a_first_run_that_loaded_nothing_is_loaded(log, tmp_pat
 def test_another_start_takes_the_place_of_one_that_loaded_nothing(log, tmp_path, spark):
     table = tmp_path / "orders"
 
-    def start_of(start: object) -> tuple[int, ...]:
+    def start_of(start: Any) -> tuple[int, ...]:
         return Cursor.parse(warehouse(tmp_path / "log", "orders", table, start=start, spark=spark).start).offsets
 
     before = log.streams.get("orders").ends
@@ -380,7 +381,7 @@ def test_a_first_run_that_begins_at_a_time(tmp_path, spark):
         def note(number: int, time: datetime) -> None:
             producer.send("timed", {"id": number}, timestamp=time).result(10)
 
-        def run(folder: Path, start: object) -> list[int]:
+        def run(folder: Path, start: Any) -> list[int]:
             done = warehouse(tmp_path / "log", "timed", folder, start=start, spark=spark)
             return ids(folder) if done.loads else []
 
@@ -556,7 +557,8 @@ def test_a_table_keeps_its_mode_and_its_partitions(tmp_path, spark):
         hub.streams.create("kv", schema={"k": "string", "v": "int64"}, key="k")
         with hub.producer() as producer:
             producer.send("kv", {"k": "a", "v": 1})
-        for name, mode, other in (("keyed", "upsert", "append"), ("plain", "append", "upsert")):
+        modes: list[tuple[str, Mode, Mode]] = [("keyed", "upsert", "append"), ("plain", "append", "upsert")]
+        for name, mode, other in modes:
             table = tmp_path / name
             warehouse(tmp_path / "log", "kv", table, mode=mode, spark=spark)
             # Also where nothing is new.
@@ -592,7 +594,7 @@ def test_rows_take_the_place_of_those_of_the_same_stream_only(tmp_path, spark):
 
         make("one", 1)
         make("two", 2)
-        given = {"since": datetime(2020, 1, 1, tzinfo=UTC), "until": datetime.now(UTC) + timedelta(days=1)}
+        given: Any = {"since": datetime(2020, 1, 1, tzinfo=UTC), "until": datetime.now(UTC) + timedelta(days=1)}
         jobs = {
             "keyed": lambda stream: warehouse(tmp_path / "log", stream, tmp_path / "keyed", mode="upsert", spark=spark),
             "state": lambda stream: snapshot(tmp_path / "log", stream, tmp_path / "state", spark=spark),

@@ -72,7 +72,9 @@ def test_a_stream_is_verified_as_far_as_its_worst_tier(keeping):
     note(keeping, said | {"through_us": 5, "differing": 2, "tiers": ["log", "/a", "/b"]})
     note(keeping, said | {"through_us": 9, "tiers": ["log"]})
     assert told(found, stream) == (5, 2)
-    assert found.of(stream).tiers == ("/a", "/b")
+    worst = found.of(stream)
+    assert worst is not None
+    assert worst.tiers == ("/a", "/b")
     note(keeping, said | {"through_us": 7, "differing": 1, "tiers": ["log", "/a"]})
     assert told(found, stream) == (5, 2)
     note(keeping, said | {"through_us": 9, "tiers": ["log"], "forgotten": ["/b"]})

@@ -1,7 +1,6 @@
 """Ctrl-C while Spark works: what comes of it is told apart from what else goes wrong."""
 
 import logging
-import sys
 
 from mainstem.spark.session import _is_worth_a_line, was_interrupt
 
@@ -16,8 +15,8 @@ def test_what_tidies_up_behind_an_interrupt_and_fails_came_of_it():
             raise KeyboardInterrupt
         finally:
             raise ConnectionError("Answer from Java side is empty")
-    except ConnectionError:
-        error = sys.exception()
+    except ConnectionError as failed:
+        error = failed
     assert was_interrupt(error)
     assert not _is_worth_a_line(line_about(error))
 
