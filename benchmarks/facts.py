@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PEERS
+from mainstem.core.errors import MissingRequirement
+from mainstem.spark.java import find_java
 
-LIBRARIES = ("mainstem", "pyarrow", "apsw", "uvloop", "msgspec", "numpy")
+LIBRARIES = ("mainstem", "pyarrow", "apsw", "uvloop", "msgspec", "numpy", "pyspark", "deltalake")
 
 
 def machine(data: Path) -> dict[str, Any]:
@@ -38,6 +41,8 @@ def versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    with contextlib.suppress(MissingRequirement):
+        found["java"] = str(find_java().version)
     for peer in PEERS.values():
         if peer.available() is None:
             found.update(peer.versions())

@@ -47,30 +47,44 @@ def test_a_second_call_gives_the_one_that_runs(spark):
 
 
 def test_what_the_user_says_wins():
-    made = settings(
-        "mine", None, {"spark.driver.memory": "3g"}, {"spark.master": "yarn", "spark.ui.enabled": "true"}, 8, 64 << 30
-    )
+    given = {"spark.master": "yarn", "spark.ui.enabled": "true"}
+    made = settings("mine", None, {"spark.driver.memory": "3g"}, given, 8, 64 << 30, 21)
     assert made["spark.app.name"] == "mine"
     assert made["spark.master"] == "yarn"
     assert made["spark.driver.memory"] == "3g"
     # A cluster keeps Spark's own number of partitions, and an address that others can reach.
     assert "spark.sql.shuffle.partitions" not in made
     assert "spark.driver.host" not in made
-    local = settings(None, None, {}, {}, 8, 64 << 30)
+    local = settings(None, None, {}, {}, 8, 64 << 30, 21)
     assert local["spark.master"] == "local[*,4]"
     assert local["spark.driver.memory"] == "8192m"
     assert local["spark.sql.shuffle.partitions"] == "8"
 
 
+def test_an_old_java_is_not_asked_how_many_bytes_a_batch_has():
+    """Java 17 takes longer to add them up after every row than for the row."""
+    rows, size = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
+    for java, limits in ((17, ("2048", str(2**31 - 1))), (21, ("50000", str(16 << 20)))):
+        made = settings(None, None, {}, {}, 8, 64 << 30, java)
+        assert (made[rows], made[size]) == limits
+        assert settings(None, None, {size: "64m"}, {}, 8, 64 << 30, java)[size] == "64m"
+
+
+def test_the_java_that_runs_decides(spark):
+    java = int(spark._jvm.System.getProperty("java.specification.version"))
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    assert spark.conf.get(name) == settings(None, None, {}, {}, 8, 64 << 30, java)[name]
+
+
 def test_only_a_jvm_that_does_not_know_the_quiet_file_is_told_its_level():
     """Spark writes a line about a level that it is told."""
-    fresh = settings(None, None, {}, {}, 8, 64 << 30)
+    fresh = settings(None, None, {}, {}, 8, 64 << 30, 21)
     assert "spark.log.level" not in fresh
     options = "spark.driver.extraJavaOptions"
     again = {"spark.master": "local[2]", options: fresh[options]}
-    assert "spark.log.level" not in settings(None, None, {}, again, 8, 64 << 30)
-    assert settings(None, None, {}, {"spark.master": "yarn"}, 8, 64 << 30)["spark.log.level"] == "ERROR"
-    assert settings(None, None, {options: "-Xss4m"}, {}, 8, 64 << 30)["spark.log.level"] == "ERROR"
+    assert "spark.log.level" not in settings(None, None, {}, again, 8, 64 << 30, 21)
+    assert settings(None, None, {}, {"spark.master": "yarn"}, 8, 64 << 30, 21)["spark.log.level"] == "ERROR"
+    assert settings(None, None, {options: "-Xss4m"}, {}, 8, 64 << 30, 21)["spark.log.level"] == "ERROR"
 
 
 def test_too_old_a_java_is_passed_over():

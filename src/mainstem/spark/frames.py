@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from mainstem.core import tables
 from mainstem.core.errors import InvalidPayload, InvalidRecord, SchemaMismatch
-from mainstem.core.limits import MIB
+from mainstem.core.limits import MIB, PAYLOAD_RAW_BYTES_MAX
 from mainstem.core.schema import Schema
 from mainstem.produce.admission import check_shard
 from mainstem.produce.row_batches import as_row_batches
@@ -67,10 +67,16 @@ def gathered(stream: StreamInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[
         held.append(batch)
         size += batch.nbytes
         if size >= bytes_max:
-            yield fitted(stream, pa.Table.from_batches(held))
+            yield fitted(stream, _joined(held, size))
             held, size = [], 0
     if any(batch.num_rows for batch in held):
-        yield fitted(stream, pa.Table.from_batches(held))
+        yield fitted(stream, _joined(held, size))
+
+
+def _joined(batches: list[pa.RecordBatch], size: int) -> pa.Table:
+    """Batches as one table, and as one batch: what is done with each costs more than a copy. Large ones are left."""
+    table = pa.Table.from_batches(batches)
+    return table.combine_chunks() if size <= PAYLOAD_RAW_BYTES_MAX else table
 
 
 def fitted(stream: StreamInfo, table: pa.Table) -> pa.Table:

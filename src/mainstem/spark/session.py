@@ -34,6 +34,19 @@ _DRIVER_BYTES_MAX: Final = 8_192 * MIB
 CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 _CANCEL_SECONDS: Final = 1.0
+# Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
+_BATCHES: Final = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * MIB),
+}
+# To limit bytes, Spark adds up those of all columns after every row. Newer compilers make little of it; Java 17 spends
+# as much on it as on all else that is done to write a row, or twice as much. The largest number is Spark's word for no
+# such limit; so there are fewer rows.
+_BATCHES_OF_OLD_JAVA: Final = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
+}
+_JAVA_THAT_ADDS_UP_WELL: Final = 21
 # The root's, too.
 _LOGGERS_OF_PY4J: Final = ("", "py4j.clientserver", "py4j.java_gateway")
 # Settings of a session that may be changed while it runs.
@@ -45,9 +58,6 @@ _OF_SESSION: Final = {
     "spark.sql.timeType.enabled": "true",
 }
 _OF_START: Final = {
-    # Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * MIB),
     # What goes between the JVM and Python is most of the work: a tenth less of it.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
@@ -76,9 +86,13 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = _given(pyspark)
     if given is None:
-        os.environ["JAVA_HOME"] = str(find_java().home)
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java.home)
+        version = java.version
+    else:
+        version = int(pyspark.SparkContext._jvm.System.getProperty("java.specification.version"))
     builder = pyspark.sql.SparkSession.builder
-    machine = settings(name, master, chosen, given or {}, os.cpu_count() or 1, _memory_bytes())
+    machine = settings(name, master, chosen, given or {}, os.cpu_count() or 1, _memory_bytes(), version)
     if (cores := local_cores(machine["spark.master"], os.cpu_count() or 1)) is not None:
         os.environ[CORES_VARIABLE] = str(cores)
     for key, value in machine.items():
@@ -130,10 +144,12 @@ def settings(
     given: Mapping[str, str],
     cores: int,
     memory_bytes: int,
+    java: int,
 ) -> dict[str, str]:
     """What a new session is started with: `config` wins over what was `given` to spark-submit, and that over ours."""
     where = master or config.get("spark.master") or given.get("spark.master") or _MASTER
-    ours = {"spark.app.name": _NAME, "spark.master": where, **_OF_SESSION, **_OF_START}
+    batches = _BATCHES if java >= _JAVA_THAT_ADDS_UP_WELL else _BATCHES_OF_OLD_JAVA
+    ours = {"spark.app.name": _NAME, "spark.master": where, **_OF_SESSION, **_OF_START, **batches}
     local = local_cores(where, cores)
     if local is not None:
         ours |= {
