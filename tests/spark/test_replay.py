@@ -161,7 +161,8 @@ def test_deletions_are_copied_as_deletions(server, tmp_path, spark):
             ):
                 row = None if x is None else {"id": key, "x": x}
                 at = START + timedelta(seconds=number)
-                producer.send("clicks", row, key=key if x is None else None, timestamp=at)
+                headers = None if x is None else {"number": b"%d" % number}
+                producer.send("clicks", row, key=key if x is None else None, timestamp=at, headers=headers)
         given = {"since": START, "until": START + HOUR, "spark": spark}
         for into in ("copy", "unkeyed"):
             done = replay(server.url, "clicks", tmp_path / into, into=into, **given)
@@ -187,7 +188,7 @@ def by_key(hub, stream: str) -> dict[bytes, list]:
     found: dict[bytes, list] = {}
     with hub.consumer(stream, start="earliest", follow=False) as consumer:
         for record in consumer:
-            found.setdefault(record.key, []).append((record.value, record.timestamp))
+            found.setdefault(record.key, []).append((record.value, record.timestamp, record.headers))
     return found
 
 
@@ -392,6 +393,8 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
         run(function="nowhere:f")
     with pytest.raises(InvalidSetting, match=r"file_bytes \(--file-size\) must be at least"):
         run(file_bytes=12)
+    with pytest.raises(InvalidSetting, match="key tells rows apart where two versions are compared"):
+        run(function=doubled, key=["id"])
     with pytest.raises(InvalidSetting, match=r"key: the rows have no column 'zz' .*; there are id, twice"):
         run(function=doubled, replace=True, key=["id", "zz"])
     with pytest.raises(InvalidSetting, match="must make a pyarrow RecordBatch or Table of a batch without rows"):

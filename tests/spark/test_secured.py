@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -205,7 +206,7 @@ def test_a_table_of_the_catalogue_does_not_tell_its_token(spark, secured, capfd)
         spark.catalog.dropTempView("secured")
 
 
-def test_jobs_take_tokens_too(spark, secured, tmp_path):
+def test_jobs_take_tokens_and_certificates_too(spark, secured, tmp_path):
     given = {"ca": secured.ca, "spark": spark}
     done = warehouse(secured.server.url, "orders", tmp_path / "lake", token=secured.tokens["reader"], **given)
     assert (done.rows_written, table_of(tmp_path / "lake").num_rows) == (ROWS, ROWS)
@@ -213,6 +214,8 @@ def test_jobs_take_tokens_too(spark, secured, tmp_path):
         warehouse(secured.server.url, "orders", tmp_path / "other", token=secured.tokens["stranger"], **given)
     with pytest.raises(Unauthenticated):
         warehouse(secured.server.url, "orders", tmp_path / "other", **given)
+    certified: Any = {"certificate": str(secured.certified.certificate), "certificate_key": str(secured.certified.key)}
+    assert warehouse(secured.server.url, "orders", tmp_path / "certified", **certified, **given).rows_written == ROWS
     # Only the server's own people may put files into its folder.
     with pytest.raises(Forbidden):
         compact(secured.server.url, "orders", token=secured.tokens["reader"], manifests=tmp_path / "notes", **given)

@@ -55,19 +55,16 @@ def _run(
     function: Callable[..., Any], loaded: Loaded, data: str | None, master: str | None, chosen: dict[str, Any]
 ) -> Any:
     """Start Spark for a job and do its work."""
-    from mainstem.transport.credentials import Credentials
-
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
     hubs.log_as_told(loaded)
     source = hubs.source_options(loaded, data)
-    if "certificate" in source and not Credentials(token_file=source.get("tokenFile")).has_token:
-        raise UsageProblem("--tls-client-cert: jobs show a token, and no certificate; give --token-file")
     name = function.__name__
     with hubs.noted(source["hub"]), job_progress(name) as on_step:
         on_step("start", 0, 1)
         given: Given = {"hub": source["hub"], "on_step": on_step}
         given |= {"token_file": source.get("tokenFile"), "ca": source.get("ca")}
+        given |= {"certificate": source.get("certificate"), "certificate_key": source.get("certificateKey")}
         if master is not None:
             from mainstem.spark import session
 

@@ -27,8 +27,9 @@ from mainstem.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
 )
+from mainstem.core.identity import RANDOMNESS
 from mainstem.core.layouts import FEW
-from mainstem.core.limits import APPEND_BATCHES_MAX, KIB
+from mainstem.core.limits import APPEND_BATCHES_MAX, KIB, SHARDS_PER_STREAM_MAX
 from mainstem.produce.chunk import Chunk, Parcel
 from mainstem.produce.numbering import Numbering
 from mainstem.transport.port import AppendResult, Port
@@ -142,7 +143,7 @@ class Convoy:
         self._has_failed = False
         self._departed = 0.0
         # Records without a key go to one shard after the other, a convoy each.
-        self._sticky = 0
+        self._sticky = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
 
     def join(self, member: object) -> None:
         self._members.add(member)

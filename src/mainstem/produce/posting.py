@@ -20,7 +20,6 @@ import pyarrow as pa
 from mainstem.core import payload
 from mainstem.core.batch import Batch, Buffer
 from mainstem.core.errors import InvalidRecord, InvalidRequest, RecordTooLarge
-from mainstem.core.identity import RANDOMNESS
 from mainstem.core.ipc_stream import IpcReader
 from mainstem.core.layouts import binary_array
 from mainstem.core.limits import (
@@ -32,7 +31,6 @@ from mainstem.core.limits import (
     PAYLOAD_RAW_BYTES_MAX,
     PENDING_BYTES_MAX,
     RECORD_BYTES_MAX,
-    SHARDS_PER_STREAM_MAX,
 )
 from mainstem.core.schema import Schema
 from mainstem.produce import rows as records
@@ -73,10 +71,9 @@ class Posting:
         finished: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
         options = _KEEPING if on_bad == "dead_letter" else _RAISING
-        first_shard = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
         self.stream = stream
         self._gathered = _Gathered(port, finished)
-        self._producer = Producer(self._gathered, options, first_shard=first_shard, known=[stream])
+        self._producer = Producer(self._gathered, options, known=[stream])
         self._intake = Intake(self._producer, stream.name, unit)
         self._schema = Schema.parse(stream.schema_bytes) if stream.schema_bytes else None
         # Rows that passed the short way and wait to be one batch.

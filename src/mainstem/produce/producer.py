@@ -87,12 +87,10 @@ class Producer:
         options: ProducerOptions,
         clock: Clock = SYSTEM_CLOCK,
         *,
-        first_shard: int = 0,
         known: Sequence[StreamInfo] = (),
         convoy: Convoy | None = None,
     ) -> None:
-        """Records without a key are spread over the shards, beginning after `first_shard`. Streams that are `known` are
-        not asked for. A `convoy` takes along what is small."""
+        """Streams that are `known` are not asked for. A `convoy` takes along what is small."""
         options.check()
         self._port = port
         self._options = options
@@ -102,7 +100,7 @@ class Producer:
         for info in known:
             self._streams.adopt(info)
         # Its lock also guards what is here.
-        self._shipping = Shipping(port, options, clock, self._streams, self._roll, first_shard, convoy)
+        self._shipping = Shipping(port, options, clock, self._streams, self._roll, convoy)
         # What is being filled: the parcel, and in it the newest chunk of each stream.
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}

@@ -24,8 +24,14 @@ from mainstem.core.errors import (
     OutOfSequence,
     UnknownProducer,
 )
+from mainstem.core.identity import RANDOMNESS
 from mainstem.core.interrupts import DeferredInterrupt
-from mainstem.core.limits import APPEND_BATCHES_MAX, APPEND_RAW_BYTES_MAX, PRODUCER_IN_FLIGHT_MAX
+from mainstem.core.limits import (
+    APPEND_BATCHES_MAX,
+    APPEND_RAW_BYTES_MAX,
+    PRODUCER_IN_FLIGHT_MAX,
+    SHARDS_PER_STREAM_MAX,
+)
 from mainstem.produce.chunk import Chunk, Parcel
 from mainstem.produce.convoy import Convoy
 from mainstem.produce.counts import Counts
@@ -54,7 +60,6 @@ class Shipping:
         clock: Clock,
         streams: KnownStreams,
         roll: Callable[[], None],
-        first_shard: int = 0,
         convoy: Convoy | None = None,
     ) -> None:
         self._port = port
@@ -81,8 +86,8 @@ class Shipping:
         self._in_flight = 0
         # Those of them that travel in a convoy.
         self._aboard: set[Parcel] = set()
-        # Records without a key go to one shard after the other, a parcel each.
-        self._sticky = first_shard
+        # Records without a key go to one shard after the other, a parcel each. Many producers live for one parcel.
+        self._sticky = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
         self._reset_wanted = False
         # Why the numbers of this epoch are void, once a batch has failed for good.
         self._void: MainstemError | None = None

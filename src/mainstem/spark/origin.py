@@ -34,12 +34,12 @@ class Access:
     key: str = ""
 
     @classmethod
-    def to(cls, hub: str, **credentials: str) -> "Access":
+    def to(cls, hub: str, **credentials: str | None) -> "Access":
         """To the log of a server, mainstem://host:7070, or in a folder."""
         if not hub.strip():
             raise InvalidSetting("the hub is a folder, or the address of a server such as mainstem://127.0.0.1:7070")
         # Tasks run in other processes, perhaps elsewhere in the tree.
-        given = {name: value if name == "token" else _absolute(value) for name, value in credentials.items()}
+        given = {name: value if name == "token" else _absolute(value) for name, value in credentials.items() if value}
         return cls(url=hub.strip(), **given) if "://" in hub else cls(data=_absolute(hub), **given)
 
     def __repr__(self) -> str:

@@ -105,6 +105,14 @@ def test_records_without_a_key_reach_every_shard_in_the_end(hub, wide):
     assert set(shards) == {0, 1, 2, 3}
 
 
+def test_producers_that_live_for_one_record_do_not_all_choose_the_same_shard(hub, wide):
+    shards = set()
+    for _ in range(48):
+        with hub.producer() as producer:
+            shards.add(producer.send("wide", b"v").result(10)[0])
+    assert shards == {0, 1, 2, 3}
+
+
 def test_headers(hub, orders):
     sent = {"trace": b"\x00\x01", "text": "größe", "": b"", "n" * 100: b"v"}
     with hub.producer() as producer:

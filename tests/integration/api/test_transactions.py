@@ -79,6 +79,14 @@ def test_all_of_it_is_seen_when_the_block_ends(hub):
     assert sum(count for (stream, _), (_, count) in tx.offsets.items() if stream == "a") == 10
 
 
+def test_small_ones_do_not_all_write_to_the_same_shard(hub):
+    hub.streams.create("wide", shards=2)
+    for _ in range(24):
+        with hub.transaction() as tx:
+            tx.send("wide", b"v")
+    assert {record.shard for record in read_all(hub, "wide")} == {0, 1}
+
+
 def test_nothing_is_seen_if_the_block_raises(hub):
     hub.streams.create("a")
     tx = hub.transaction()

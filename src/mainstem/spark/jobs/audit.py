@@ -126,6 +126,8 @@ def audit(
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
+    certificate: str | None = None,
+    certificate_key: str | None = None,
     spark: "SparkSession | None" = None,
     on_step: OnStep = no_step,
     clock: Clock = SYSTEM_CLOCK,
@@ -144,7 +146,8 @@ def audit(
     about = _About.of(tables, forget)
     if since is not None and since.tzinfo is None:
         raise InvalidSetting("since: a time needs a time zone, for example datetime(2026, 1, 31, tzinfo=UTC)")
-    access = Access.to(str(hub), token=token or "", token_file=token_file or "", ca=ca or "")
+    shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    access = Access.to(str(hub), **shown)
     port = opened(access)
     info = port.call(GetStreamCall(stream)).streams[0]
     if "compact" in info.cleanup:

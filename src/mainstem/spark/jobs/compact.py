@@ -81,25 +81,28 @@ def compact(
     hub: str,
     stream: str,
     *,
-    spark: "SparkSession | None" = None,
     older_than: str = OLDER_THAN,
     file_bytes_min: int | None = None,
     manifests: str | Path | None = None,
+    token: str | None = None,
+    token_file: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    certificate_key: str | None = None,
+    spark: "SparkSession | None" = None,
     on_step: OnStep = no_step,
     clock: Clock = SYSTEM_CLOCK,
-    **credentials: str | None,
 ) -> CompactReport:
     """Put the records of a stream that are older than `older_than` into Parquet files, but for what is too little for
     one: less than `file_bytes_min` as stored (1 MiB).
 
-    `hub` is the address of the server that writes the log, or a folder that nobody writes; `credentials` are those of
-    `Access`. FolderUnusable if the log's folder is not to be seen from here. `manifests` is the folder for what the run
-    has done, see `notes_folder`.
+    `hub` is the address of the server that writes the log, or a folder that nobody writes. FolderUnusable if the log's
+    folder is not to be seen from here. `manifests` is the folder for what the run has done, see `notes_folder`.
     """
     before_us = clock.now_us() - microseconds(older_than)
     spark = session() if spark is None else spark
-    given = {name: value for name, value in credentials.items() if value}
-    with closing(_opened(Access.to(hub, **given))) as port:
+    shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    with closing(_opened(Access.to(hub, **shown))) as port:
         info = port.call(GetStreamCall(stream)).streams[0]
         notes = Manifests(notes_folder(manifests), f"compact-{info.uuid}")
         with notes.locked():

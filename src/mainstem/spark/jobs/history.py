@@ -61,8 +61,7 @@ class History:
     """A stream as it was at one moment. One thread."""
 
     def __init__(self, hub: object, stream: str, **credentials: str | None) -> None:
-        given = {name: str(value) for name, value in credentials.items() if value is not None}
-        self.access = Access.to(str(hub), **given)
+        self.access = Access.to(str(hub), **credentials)
         self._port = opened(self.access)
         self.info: StreamInfo = self._port.call(GetStreamCall(stream)).streams[0]
         # Ranges that were gone when a load was cut, since that was last asked.

@@ -62,6 +62,8 @@ def replay(
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
+    certificate: str | None = None,
+    certificate_key: str | None = None,
     spark: "SparkSession | None" = None,
     on_step: OnStep = no_step,
 ) -> JobResult:
@@ -85,6 +87,8 @@ def replay(
     _check_range(since, until)
     if replace and name is not None:
         raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
+    if key is not None and not replace:
+        raise InvalidSetting("key tells rows apart where two versions are compared, which replace=True does")
     if into is not None and (replace or partition != "none"):
         raise InvalidSetting("into delivers rows to a stream, which has nothing to replace and no partitions")
     if into == stream:
@@ -94,7 +98,8 @@ def replay(
     check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
-    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    history = History(hub, stream, **shown)
     is_copy = into is not None and sql is None and function is None and bool(history.info.schema_bytes)
     names = history.names(columns, _beside(history, into, sql, function))
     wanted = Wanted(names, _within(since, until, where), on_bad, on_loss, is_deleted=is_copy)
@@ -137,11 +142,11 @@ def replay(
 
 
 def _beside(history: History, into: str | None, sql: str | None, function: Function | str | None) -> tuple[str, ...]:
-    """What comes along with the columns of a row. Records that are only delivered keep their key and their time, not
+    """What comes along with the columns of a row. Records that are only delivered keep their key, headers and time, not
     their place."""
     if into is None or sql is not None or function is not None:
         return (*PLACE_COLUMNS, KEY_COLUMN)
-    return (KEY_COLUMN, "_timestamp") if history.info.schema_bytes else ()
+    return (KEY_COLUMN, "_headers", "_timestamp") if history.info.schema_bytes else ()
 
 
 def _unless_empty(loading: Loading, write: Write, none: str, load: Load, attempt: Attempt) -> Written:

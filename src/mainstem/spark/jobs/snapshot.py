@@ -59,6 +59,8 @@ def snapshot(
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
+    certificate: str | None = None,
+    certificate_key: str | None = None,
     spark: "SparkSession | None" = None,
     on_step: OnStep = no_step,
 ) -> JobResult:
@@ -69,7 +71,8 @@ def snapshot(
     tombstones. `vacuum` is an age ("7d"): files of snapshots from longer ago are deleted.
     """
     hours = vacuum_hours(vacuum)
-    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    history = History(hub, stream, **shown)
     end = history.info.ends if at is None else _offsets(history, "at", at)
     first = None if since is None else _offsets(history, "since", since)
     if first is not None and any(begin > stop for begin, stop in zip(first, end, strict=True)):

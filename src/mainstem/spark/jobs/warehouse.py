@@ -56,6 +56,8 @@ def warehouse(
     token: str | None = None,
     token_file: str | None = None,
     ca: str | None = None,
+    certificate: str | None = None,
+    certificate_key: str | None = None,
     spark: "SparkSession | None" = None,
     on_step: OnStep = no_step,
 ) -> JobResult:
@@ -81,7 +83,8 @@ def warehouse(
     check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
     hours = vacuum_hours(vacuum)
-    history = History(hub, stream, token=token, token_file=token_file, ca=ca)
+    shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    history = History(hub, stream, **shown)
     if mode == "upsert" and not (history.info.key or history.info.schema is None):
         raise InvalidSetting(
             f"stream {stream!r} has no key, so there is nothing to tell its rows apart by: mode='upsert' needs one "
