@@ -46,6 +46,42 @@ def test_a_second_call_gives_the_one_that_runs(spark):
         mainstem.spark.session(config={"spark.driver.memory": "3g"})
 
 
+def test_a_thread_that_has_called_it_can_write(spark, tmp_path):
+    with mainstem.open(tmp_path / "data") as hub:
+        hub.streams.create("numbers", schema={"id": "int64"})
+
+    def write(calls):
+        if calls:
+            mainstem.spark.session()
+        writer = spark.range(3).write.format("mainstem").mode("append").option("hub", str(tmp_path / "data"))
+        writer.save("numbers")
+
+    with ThreadPoolExecutor(1) as pool:
+        # Control: Spark looks in the session of the thread.
+        with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+            pool.submit(write, False).result()
+        pool.submit(write, True).result()
+    assert spark.read.format("mainstem").option("hub", str(tmp_path / "data")).load("numbers").count() == 3
+
+
+AGAIN = """
+import mainstem.spark
+first = mainstem.spark.session("one", "local[1]", {"spark.sql.session.timeZone": "Asia/Kolkata"})
+first.stop()
+second = mainstem.spark.session()
+print(second.sparkContext.master, second.conf.get("spark.sql.session.timeZone"), second.sparkContext.appName)
+second.stop()
+"""
+
+
+@pytest.mark.slow("starts Spark twice in a process of its own")
+def test_a_session_after_another_has_its_own_settings():
+    done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, timeout=300, check=False)
+    master, zone, name = done.stdout.split()[-3:]
+    assert (master, name) == ("local[*,4]", "mainstem"), done.stderr
+    assert zone != "Asia/Kolkata"
+
+
 def test_what_the_user_says_wins():
     given = {"spark.master": "yarn", "spark.ui.enabled": "true"}
     made = settings("mine", None, {"spark.driver.memory": "3g"}, given, 8, 64 << 30, 21)

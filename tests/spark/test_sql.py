@@ -118,6 +118,51 @@ def test_filters_are_pushed_only_to_a_stream_that_is_read_once(spark, log):
     assert rows(spark, log, joined) == [(12,)]
 
 
+def test_filters_of_what_is_left_out_in_the_end_are_not_pushed(spark, log):
+    """By the time at which Spark sees that a part gives nothing, that part has told its filters: the other part would
+    be read by them."""
+    statement = """
+        SELECT id FROM orders WHERE country = 'DE'
+        UNION ALL SELECT orders.id FROM orders JOIN (VALUES (1L)) v(k) ON orders.id = v.k WHERE orders.id > 5
+    """
+    assert len(rows(spark, log, statement)) == 6
+    for doubtful in (
+        "SELECT (SELECT max(b.id) FROM (VALUES (1L)) b(id) WHERE b.id = orders.id) FROM orders WHERE id < 3",
+        "WITH few AS (SELECT * FROM orders WHERE id < 3) SELECT id FROM few UNION ALL SELECT id FROM few WHERE id > 8",
+    ):
+        assert len(rows(spark, log, doubtful)) == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sql, "_read_once", lambda *_: {"orders"})
+        # Control: by the optimised plan alone.
+        assert len(rows(spark, log, statement)) < 6
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("SELECT id FROM (SELECT id, note FROM orders) WHERE id < 3", 3),
+        ("WITH q AS (SELECT id, amount * 2 AS y, country FROM orders) SELECT country, count(*) FROM q GROUP BY ALL", 2),
+        ("SELECT id FROM orders WHERE EXISTS (SELECT id FROM empty) OR id < 3", 3),
+        ("SELECT id FROM orders WHERE id < 3 AND (amount > 5 OR true)", 3),
+        ("SELECT id FROM orders WHERE id < 3 UNION ALL SELECT id FROM orders WHERE false AND amount > 3", 3),
+    ],
+)
+def test_a_statement_may_name_columns_that_it_does_not_need(spark, log, statement, found):
+    assert len(rows(spark, log, statement)) == found
+
+
+def test_columns_that_differ_in_capitals_are_told_apart_by_their_places(spark, tmp_path):
+    folder = tmp_path / "data"
+    with mainstem.open(folder) as hub:
+        hub.streams.create("twins", schema={"id": "int64", "ID": "string", "note": "string"})
+        with hub.producer() as producer:
+            producer.send_many("twins", [{"id": number, "ID": "x", "note": "y"} for number in range(4)])
+    with mainstem.open(folder, read_only=True) as hub:
+        log = Log(hub, str(folder))
+        assert rows(spark, log, "SELECT count(*), max(note) FROM twins") == [(4, "y")]
+        assert rows(spark, log, "SELECT * FROM twins WHERE note = 'y' LIMIT 1") == [(0, "x", "y")]
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -445,19 +445,21 @@ def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_a_value_that_is_too_wide_for_the_table_is_refused(tmp_path, spark, mode):
+@pytest.mark.slow("may be the first to use Spark's workers")
+@pytest.mark.parametrize(("kind", "wider", "large"), [("int32", "int64", 2**40), ("float32", "float64", 2.0**24 + 1)])
+def test_a_value_that_is_too_wide_for_the_table_is_refused(tmp_path, spark, mode, kind, wider, large):
     with mainstem.open(tmp_path / "log") as hub:
-        hub.streams.create("kv", schema={"k": "string", "v": "int32"}, key="k")
+        hub.streams.create("kv", schema={"k": "string", "v": kind}, key="k")
         with hub.producer() as producer:
             producer.send("kv", {"k": "a", "v": 1})
         warehouse(tmp_path / "log", "kv", tmp_path / "t", mode=mode, spark=spark)
-        hub.streams.set_schema("kv", {"k": "string", "v": "int64"})
+        hub.streams.set_schema("kv", {"k": "string", "v": wider})
         with hub.producer() as producer:
             producer.send("kv", {"k": "b", "v": 2})
         warehouse(tmp_path / "log", "kv", tmp_path / "t", mode=mode, spark=spark)
         with hub.producer() as producer:
-            producer.send("kv", {"k": "c", "v": 2**40})
-        with pytest.raises(SchemaMismatch, match="column 'v': a value does not fit the table's int32"):
+            producer.send("kv", {"k": "c", "v": large})
+        with pytest.raises(SchemaMismatch, match=f"column 'v': a value does not fit the table's {kind}"):
             warehouse(tmp_path / "log", "kv", tmp_path / "t", mode=mode, spark=spark)
     assert sorted(table_of(tmp_path / "t")["v"].to_pylist()) == [1, 2]
 

@@ -217,9 +217,25 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     try:
         # Arrow wants room for every number of the integer type, not only for those that are there.
         is_int = pa.types.is_decimal(kind) and pa.types.is_integer(given)
-        return (array.cast(pa.decimal128(20, 0)) if is_int else array).cast(kind)
+        found = (array.cast(pa.decimal128(20, 0)) if is_int else array).cast(kind)
     except ARROW_ERRORS as error:
         raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
+    if _has_overflown(array, found):
+        raise _Uncastable(f"must be {kind}, and a number is too large for it")
+    return found
+
+
+def _has_overflown(given: pa.Array, found: pa.Array) -> bool:
+    """Whether a number became infinite by a cast: Arrow does not look, as it does of whole numbers."""
+    if pa.types.is_map(found.type):
+        return _has_overflown(given.keys, found.keys) or _has_overflown(given.items, found.items)
+    if not (pa.types.is_floating(found.type) and pa.types.is_floating(given.type)):
+        return False
+    return found.type.bit_width < given.type.bit_width and _infinities(found) > _infinities(given)
+
+
+def _infinities(array: pa.Array) -> int:
+    return pc.sum(pc.is_inf(array)).as_py() or 0
 
 
 def _cast_struct(array: pa.StructArray, field: pa.Field) -> pa.Array:

