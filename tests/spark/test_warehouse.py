@@ -498,6 +498,44 @@ def test_bytes_without_a_schema(tmp_path, spark):
     assert sorted(int(value) for value in table_of(tmp_path / "newest")["value"].to_pylist()) == list(range(93, 100))
 
 
+@pytest.mark.slow("eight runs")
+def test_records_without_a_key_are_told_or_passed_over(tmp_path, spark):
+    """They are in no table of keys: bytes that were sent without one, rows in which the column of the key is null."""
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("raw", shards=2)
+        hub.streams.create("kv", schema={"k": "string", "v": "int64"}, key="k")
+        with hub.producer() as producer:
+            for at in range(10):
+                producer.send("raw", b"%d" % at, key=None if at % 3 else b"k")
+            for key in ("a", None, "b", "b", None):
+                producer.send("kv", {"k": key, "v": 1})
+            producer.send("kv", None, key=b"a")
+        keyless = {"raw": 6, "kv": 2}
+        jobs: dict[str, Any] = {
+            "keyed": lambda stream, **options: warehouse(
+                tmp_path / "log", stream, tmp_path / f"keyed-{stream}", mode="upsert", spark=spark, **options
+            ),
+            "state": lambda stream, **options: snapshot(
+                tmp_path / "log", stream, tmp_path / f"state-{stream}", spark=spark, **options
+            ),
+        }
+        for name, job in jobs.items():
+            for stream, count in keyless.items():
+                with pytest.raises(
+                    UndecodedRecords, match=r"record \d+ has no key, .*on_bad='skip' \(--on-bad skip\)"
+                ) as told:
+                    job(stream)
+                assert told.value.stream == stream
+                if stream == "kv":
+                    assert (told.value.shard, told.value.first, told.value.last) == (0, 1, 1)
+                done = job(stream, on_bad="skip")
+                assert (done.without_key, done.undecoded, table_of(Path(done.table)).num_rows) == (count, 0, 1)
+                (manifest,) = Manifests(tmp_path / f"{name}-{stream}", Path(done.manifests).name).all()
+                assert manifest.without_key == count
+        # Every record a row: there it needs no key.
+        assert warehouse(tmp_path / "log", "raw", tmp_path / "all", spark=spark).rows_written == 10
+
+
 def test_what_was_trimmed_is_told_or_passed_over(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, spark=spark)

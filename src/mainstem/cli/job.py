@@ -41,7 +41,9 @@ LoadRows = Annotated[
     int | None, typer.Option(metavar="COUNT", min=1, help="Records that become visible together, at most.")
 ]
 FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get.", show_default=True)]
-OnBad = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
+OnBad = Annotated[
+    str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows, or have no key.")
+]
 OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
 Vacuum = Annotated[
     str | None, typer.Option(metavar="AGE", help="Delete files that the table has not needed for so long, such as 7d.")
@@ -136,6 +138,8 @@ def show_loaded(result: "JobResult", json: bool) -> None:
         print(f"{counted(result.vacuumed, 'file')} deleted that the table needed no more")
     if result.undecoded:
         print(f"passed over {counted(result.undecoded, 'record')} that are no rows of the schema", file=sys.stderr)
+    if result.without_key:
+        print(f"passed over {counted(result.without_key, 'record')} without a key", file=sys.stderr)
     for shard, first, end in result.lost:
         print(f"passed over records {first} to {end - 1} of shard {shard}, which are gone", file=sys.stderr)
     print(f"up to {result.end}")

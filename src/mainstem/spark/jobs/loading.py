@@ -64,6 +64,8 @@ class JobResult:
     compared: Compared | None = None
     # Files that were deleted because the table had not needed them for long.
     vacuumed: int = 0
+    # Records that were passed over because they have no key, in a table of keys.
+    without_key: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +352,7 @@ class Loading:
             rows_written=sum(manifest.rows_written for manifest in done),
             rows_deleted=sum(manifest.rows_deleted for manifest in done),
             undecoded=sum(manifest.undecoded for manifest in done),
+            without_key=sum(manifest.without_key for manifest in done),
             lost=tuple(lost for manifest in done for lost in manifest.lost),
             files=sum(len(manifest.files) for manifest in done),
             bytes=sum(manifest.bytes_written for manifest in done),
@@ -380,5 +383,6 @@ def _counts(answers: Iterable[Answer], lost: Sequence[tuple[int, int, int]]) -> 
         "rows_read": sum(answer.rows_read for answer in found),
         "rows_written": sum(answer.rows_written for answer in found),
         "undecoded": sum(answer.undecoded for answer in found),
+        "without_key": sum(answer.without_key for answer in found),
         "lost": (*lost, *(gone for answer in found for gone in answer.lost)),
     }

@@ -68,7 +68,8 @@ def snapshot(
 
     `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
     `since` leaves out what was before it. Both may be text, as results have them. `rows_deleted` of the result are the
-    tombstones. `vacuum` is an age ("7d"): files of snapshots from longer ago are deleted.
+    tombstones. `on_bad="skip"` passes over records that are no rows, or have no key, and counts them. `vacuum` is an
+    age ("7d"): files of snapshots from longer ago are deleted.
     """
     hours = vacuum_hours(vacuum)
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}

@@ -74,9 +74,9 @@ def warehouse(
     The first run begins at `start`: an end of the stream, a time, how long ago ("15m"), or a cursor. Runs after it go
     on where it ended, also if it loaded nothing; until something is loaded, another start takes its place.
 
-    `on_bad="skip"` passes over records that are no rows of the schema, and `on_loss="skip"` over ranges that the stream
-    has lost; both are counted in the result. `vacuum` is an age ("7d"): files that the table has not needed for so long
-    are deleted at the end.
+    `on_bad="skip"` passes over records that are no rows of the schema, or have no key where the table is of keys, and
+    `on_loss="skip"` over ranges that the stream has lost; all are counted in the result. `vacuum` is an age ("7d"):
+    files that the table has not needed for so long are deleted at the end.
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
