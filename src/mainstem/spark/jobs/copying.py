@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from mainstem.spark.jobs.columns import table_schema
-from mainstem.spark.jobs.lake import Lake
+from mainstem.spark.jobs.lake import Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
@@ -46,9 +46,9 @@ class Copying:
         target = attempt.target(self._lake, schema, self._partitioning, self._file_bytes)
         return Written(self._making.run(tasks, partial(_write, target)))
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite)
-        return 0
+        return Changed(written.rows, 0)
 
 
 def _write(target: Target, part: int, batches: Iterable[pa.RecordBatch]) -> Answer:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from mainstem.core.cursor import Cursor
 from mainstem.spark.destination import Destination
 from mainstem.spark.frames import check_frame
+from mainstem.spark.jobs.lake import Changed
 from mainstem.spark.jobs.loading import Attempt, Loading, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
@@ -86,13 +87,13 @@ class Delivering:
             self._destination.discard_up_to(self._job, attempt.number)
             raise
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         """Make the load visible, once."""
         # From tasks of this run.
         rows = [pickle.loads(answer.staged) for answer in written.answers if answer.staged]  # noqa: S301
         deliver(self._destination, rows, self._job, number)
         self._destination.discard_up_to(self._job, number)
-        return 0
+        return Changed(written.rows, 0)
 
 
 def _stage(

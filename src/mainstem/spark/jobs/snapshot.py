@@ -24,7 +24,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidCursor, InvalidSetting
 from mainstem.spark.jobs.columns import table_schema
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Tally, Wanted
-from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
+from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written, vacuum_hours, vacuumed
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
@@ -122,11 +122,11 @@ class _Snapshot:
         frame = RecordFrame(self.spark, tasks, schema, records, self.on_step)
         return Written(frame.write(_newest(frame.rows), partial(_write, targets)))
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True, can_repeat=True)
         self.on_step("tombstones", number, number)
         self.rows.append(written.files, self.job, number, {**notes, TOMBSTONES_NOTE: version}, overwrite=True)
-        return sum(file.rows for file in written.apart)
+        return Changed(written.rows, sum(file.rows for file in written.apart))
 
 
 def _offsets(history: History, name: str, cursor: Cursor | str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from mainstem.core.errors import UndecodedRecords
 from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema
 from mainstem.spark.jobs.history import History, Tally, Wanted, read
-from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
+from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN, newest_batches, newest_of, with_generation
@@ -53,18 +53,17 @@ class Upserting:
         work = partial(_stage, tasks, self._wanted, self._read_schema, self._history.info.generations, target)
         return Written(run_parts(self._spark, len(tasks), work, self._on_step), is_staged=True)
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
-        """Merge what was staged; how many rows went away."""
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
+        """Merge what was staged."""
         tables = [pq.read_table(self._lake.folder / file.path, partitioning=None) for file in written.files]
         if not tables:
             self._lake.append([], self._job, number, notes)
-            return 0
+            return Changed(0, 0)
         newest = newest_of(pa.concat_tables(tables)).drop_columns([GENERATION_COLUMN])
         schema = merged_schema(self._lake.schema(), newest.schema)
         schema = pa.schema([schema.field(name) for name in newest.column_names])
         rows = pa.Table.from_batches([as_table_rows(batch, schema) for batch in newest.to_batches()], schema)
-        done = self._lake.upsert(rows, self._job, number, notes)
-        return int(done["num_target_rows_deleted"])
+        return self._lake.upsert(rows, self._job, number, notes)
 
 
 def _stage(
