@@ -234,6 +234,8 @@ def test_replay_goes_into_a_table_or_another_stream(shop, tmp_path, capfd):
     for records in (100, 0):
         assert run(["job", "run", "replay", "stock", str(tmp_path / "notes"), *within, *into, "--json", *url]) == 0
         assert json.loads(capfd.readouterr().out)["rows_written"] == records
+    assert run(["job", "run", "replay", "stock", str(tmp_path / "notes"), *within, *into, *url]) == 0
+    assert "\nwrote 0 rows, to stream fixed\n" in capfd.readouterr().out
     with mainstem.connect(shop.url) as hub:
         assert hub.streams.get("fixed").records == 100
 

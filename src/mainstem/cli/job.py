@@ -125,7 +125,7 @@ def show_loaded(result: "JobResult", json: bool) -> None:
         f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
         f"{result.seconds:.1f} s{rate}\n"
         f"wrote {counted(result.rows_written, 'row')}{_files_of(result)}, "
-        f"to {result.table}{version}"
+        f"to {f'stream {result.into}' if result.into else result.table}{version}"
     )
     if result.rows_deleted:
         print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")

@@ -6,6 +6,7 @@ says whether it has the load. One that is delivered again all the same changes n
 rows is refused. So a load that was begun and that the log has not is done exactly as it was planned.
 """
 
+import dataclasses
 import pickle
 from collections.abc import Iterable
 from functools import partial
@@ -18,7 +19,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.spark.destination import Destination
 from mainstem.spark.frames import check_frame
 from mainstem.spark.jobs.lake import Changed
-from mainstem.spark.jobs.loading import Attempt, Loading, Written
+from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.records_copied import Copier, rows_of
@@ -34,6 +35,9 @@ class Redelivery(Loading):
     def __init__(self, destination: Destination, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._destination = destination
+
+    def _result(self, *args: Any) -> JobResult:
+        return dataclasses.replace(super()._result(*args), into=self._destination.stream)
 
     def _settled(self) -> int:
         done = [manifest.number for manifest in self.manifests.all() if manifest.state == "done"]

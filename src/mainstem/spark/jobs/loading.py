@@ -66,6 +66,8 @@ class JobResult:
     vacuumed: int = 0
     # Records that were passed over because they have no key, in a table of keys.
     without_key: int = 0
+    # The stream that rows were delivered to, where it was one; `table` then has the manifests alone.
+    into: str = ""
 
 
 @dataclass(frozen=True, slots=True)
