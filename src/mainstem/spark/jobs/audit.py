@@ -36,7 +36,9 @@ from mainstem.core.times import from_us, to_us
 from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
 from mainstem.hub.counted import sent_counts, verified_tiers
 from mainstem.hub.hub import Hub
+from mainstem.spark.jobs.lake import Lake
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
+from mainstem.spark.jobs.owners import require_each
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
 from mainstem.spark.origin import Access, forget_near, opened
@@ -246,6 +248,9 @@ class _Audit:
         # Before the stream is read for hours.
         for table in about.tables.values():
             _opened_table(table, time)
+            # Jobs write to folders only.
+            if "://" not in table:
+                require_each(Lake(Path(table)), self.info)
         length = window_of(counts, None if window is None else _window_us(window))
         settled_us = windows.start_of(self.clock.now_us() - microseconds(settle), length)
         first_us = max(

@@ -97,6 +97,15 @@ class Lake:
                 return _changed(commit["operationMetrics"]) if commit.get("operation") == "MERGE" else None
         return None
 
+    def jobs(self) -> set[str]:
+        """The jobs of which it has loads, as far as the table's history goes back."""
+        return {str(commit["mainstem.job"]) for commit in self._table().history() if "mainstem.job" in commit}
+
+    @property
+    def mode(self) -> str | None:
+        """How rows come to it; None if nobody knows."""
+        return self._mode(self._table())
+
     def ends(self) -> list[str]:
         """The cursors up to which loads went, of every job, as far as the table's history goes back."""
         return [str(commit[END_NOTE]) for commit in self._table().history() if END_NOTE in commit]
