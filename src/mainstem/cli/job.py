@@ -14,7 +14,7 @@ from mainstem.cli.job_command import Given, job_command
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import is_ago, parse_time
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidCursor
+from mainstem.core.errors import InvalidCursor, TableUnusable
 from mainstem.core.kinds import parse_bytes
 from mainstem.core.plain import size_text
 
@@ -83,6 +83,8 @@ def loads(
     from mainstem.spark.jobs.manifest import notes_folder
 
     folder = notes_folder(table)
+    if table is not None and not folder.is_dir():
+        raise TableUnusable(f"there is no folder {folder}; name that of a table, or of manifests")
     found = list(loads_of(folder))
     if json:
         print_json([msgspec.to_builtins(manifest) for manifest in found])

@@ -36,6 +36,11 @@ class Copying:
         self._file_bytes = file_bytes
         self._overwrite = overwrite
 
+    def check(self) -> None:
+        """Say before anything is begun if the rows cannot be partitioned as is wanted."""
+        if self._partitioning.columns:
+            self._partitioning.check(self._making.schema())
+
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load as files of the table."""
         tasks = self._making.cut(load)

@@ -381,7 +381,7 @@ class Loading:
 
 def vacuum_hours(age: str | None) -> int | None:
     """An age such as "7d" in hours; None if there is none."""
-    return None if age is None else math.ceil(microseconds(age) / 3_600_000_000)
+    return None if age is None else math.ceil(microseconds(age, "vacuum (--vacuum)") / 3_600_000_000)
 
 
 def vacuumed(result: JobResult, hours: int | None, *lakes: Lake) -> JobResult:
