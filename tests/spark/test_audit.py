@@ -1,11 +1,13 @@
 """The audit: what was sent beside what is there, in the log and in a table."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
 import textwrap
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +22,9 @@ from mainstem.hub.counted import verified
 from mainstem.hub.hub import Hub
 from mainstem.spark.jobs.audit import audit
 from mainstem.spark.jobs.catalogue import loads_of
+from mainstem.spark.jobs.snapshot import snapshot
 from mainstem.spark.jobs.tasks import no_step
+from mainstem.spark.jobs.warehouse import warehouse
 from mainstem.testing.server import ServerProcess
 from tests.spark.lakes import CutShort, cut_at
 
@@ -353,3 +357,40 @@ def test_what_cannot_be_audited_says_why(spark, tmp_path):
         audit(folder, "orders", since=datetime(2026, 1, 1), spark=spark, settle="1s")  # noqa: DTZ001  # it is refused
     with pytest.raises(InvalidSetting, match=r"table .*/table cannot be compared and forgotten by the same audit"):
         audit(folder, "orders", tables=[table], forget=[table], spark=spark, settle="1s")
+
+
+def test_tables_that_have_not_each_record_are_refused(spark, tmp_path):
+    """What is of keys lacks records on purpose, and a table of another stream has none. What a program made of the
+    stream is counted, as is what jobs loaded of it beside others'; what was verified stays."""
+    folder, table = tmp_path / "data", tmp_path / "table"
+    with mainstem.open(folder) as hub:
+        fill(hub, 60, windows=2)
+        hub.streams.create("other")
+        with hub.producer() as producer:
+            producer.send("other", b"x", key=b"k", timestamp=START)
+        copy_to_table(hub, table)
+    given = {"spark": spark}
+    warehouse(folder, "orders", tmp_path / "newest", mode="upsert", **given)
+    snapshot(folder, "orders", tmp_path / "state", **given)
+    warehouse(folder, "other", tmp_path / "others", **given)
+    run = partial(audit, folder, "orders", spark=spark, settle="1s")
+    assert run(tables=[table]).is_good
+    refused = {
+        "newest": r"has one row for each key \(mode upsert\)",
+        "state/rows": "is of a snapshot",
+        "state/tombstones": "is of a snapshot",
+        "others": r"has loads of stream 'other', and none of 'orders'",
+    }
+    with mainstem.open(folder) as hub:
+        told = verified(hub)["orders"]
+    for name, words in refused.items():
+        with pytest.raises(InvalidRequest, match=words):
+            run(tables=[table, tmp_path / name])
+    with mainstem.open(folder) as hub:
+        assert verified(hub)["orders"] == told
+    shutil.rmtree(tmp_path / "others" / "_mainstem")
+    with pytest.raises(InvalidRequest, match="has loads of another stream, and none of 'orders'"):
+        run(tables=[tmp_path / "others"])
+    warehouse(folder, "orders", tmp_path / "others", **given)
+    # The record of the other stream is one too many there, and that is said.
+    assert differing(run(tables=[tmp_path / "others"], since=START)) == [(0, "table", 1)]

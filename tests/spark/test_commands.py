@@ -1,11 +1,13 @@
 """`mainstem sql` and the jobs of `mainstem job run`, as they are typed."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,46 @@ def test_an_upsert_takes_no_where(shop, tmp_path, capfd):
     assert "mainstem: mode='upsert' takes no where: a tombstone has no columns" in capfd.readouterr().err
 
 
+def test_what_is_wrong_is_told_by_its_option_before_anything_is_begun(shop, tmp_path, capfd, monkeypatch):
+    """Before Spark is started, where it is not needed to know; nothing is left in the folder."""
+    started: list[int] = []
+    for job in ("warehouse", "replay"):
+        module = importlib.import_module(f"mainstem.spark.jobs.{job}")
+        monkeypatch.setattr(module, "session", partial(_counted, started, module.session))
+
+    def said(job: str, *given: str, starts: bool = False) -> str:
+        table = tmp_path / "t"
+        started.clear()
+        where = ("stock",) if job in ("audit", "compact") else ("stock", str(table))
+        assert run(["job", "run", job, *where, *given, "--url", shop.url]) == 2
+        assert not table.exists()
+        assert bool(started) is starts
+        return capfd.readouterr().err
+
+    by_hour = ("--partition", "hour", "--time")
+    within = ("--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z")
+    query = ("--sql", "SELECT left FROM stock")
+    for job, given in (("warehouse", ()), ("replay", within)):
+        missing = said(job, *given, *by_hour, "nosuch")
+        assert "time (--time): the rows have no column 'nosuch' to partition by hour; there are item, left" in missing
+        assert "time (--time): column 'left' is int64, and to partition by hour takes" in said(
+            job, *given, *by_hour, "left"
+        )
+        assert "time (--time): column 'left' is int64" in said(job, *given, *by_hour, "left", *query, starts=True)
+    backwards = ("--since", within[3], "--until", within[1])
+    assert "since (--since) must be before until (--until)" in said("replay", *backwards)
+    assert "older_than (--older-than): '3' is no length of time" in said("compact", "--older-than", "3")
+    assert "vacuum (--vacuum): '3' is no length of time" in said("warehouse", "--vacuum", "3")
+    assert "window (--window): '1y' is no length of time" in said("audit", "--window", "1y")
+    assert "window (--window) is between 1 second and 24 hours, not 25h" in said("audit", "--window", "25h")
+    assert "settle (--settle): 'soon' is no length of time" in said("audit", "--settle", "soon")
+
+
+def _counted(started: list[int], session, *given, **options):
+    started.append(1)
+    return session(*given, **options)
+
+
 def test_how_long_ago_is_asked_once(shop, tmp_path, capfd):
     given = ("stock", str(tmp_path / "t"), "--start", "1h", "--url", shop.url)
     assert run(["job", "run", "warehouse", *given]) == 0
@@ -234,6 +276,8 @@ def test_replay_goes_into_a_table_or_another_stream(shop, tmp_path, capfd):
     for records in (100, 0):
         assert run(["job", "run", "replay", "stock", str(tmp_path / "notes"), *within, *into, "--json", *url]) == 0
         assert json.loads(capfd.readouterr().out)["rows_written"] == records
+    assert run(["job", "run", "replay", "stock", str(tmp_path / "notes"), *within, *into, *url]) == 0
+    assert "\nwrote 0 rows, to stream fixed\n" in capfd.readouterr().out
     with mainstem.connect(shop.url) as hub:
         assert hub.streams.get("fixed").records == 100
 

@@ -50,7 +50,7 @@ def test_a_job_is_run_and_its_loads_are_listed(tmp_path):
     assert sum(file["rows"] for file in load["files"]) == 100
     assert "1  done" in job("loads", str(tmp_path / "t")).stdout
     wrong = job(*given, "--partition", "week", code=2).stderr
-    assert wrong.startswith("mainstem: partition must be one of none, shard, day, hour, not 'week'")
+    assert wrong.startswith("mainstem: partition (--partition) must be one of none, shard, day, hour, not 'week'")
 
 
 @pytest.mark.slow("starts Spark in a process of its own, twice")
@@ -90,4 +90,6 @@ def test_a_cursor_that_is_none_is_told_by_its_option(tmp_path):
 
 def test_what_is_no_table_has_no_loads(tmp_path):
     assert job("loads", str(tmp_path)).stderr == f"no job has written {tmp_path}\n"
+    # Code 5, as for a table to audit that is not there.
+    assert f"there is no folder {tmp_path / 'not'}; name that" in job("loads", str(tmp_path / "not"), code=5).stderr
     assert "--since" in job("run", "replay", "clicks", str(Path(tmp_path)), code=2).stderr

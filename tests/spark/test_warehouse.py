@@ -500,6 +500,83 @@ def test_bytes_without_a_schema(tmp_path, spark):
     assert sorted(int(value) for value in table_of(tmp_path / "newest")["value"].to_pylist()) == list(range(93, 100))
 
 
+@pytest.mark.slow("several runs")
+def test_an_upsert_says_what_its_merge_did(tmp_path, spark):
+    """Not what its tasks found, each in its part: in the result and in the manifests, also of a run that was killed."""
+    table = tmp_path / "t"
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("stock", shards=1, schema={"item": "string", "left": "int64"}, key="item")
+
+        def write(*items: str | None, gone: str | None = None) -> None:
+            # Each in a block of its own, and so in a task of its own.
+            for item in items:
+                with hub.producer() as producer:
+                    producer.send("stock", {"item": item, "left": 1})
+            if gone is not None:
+                with hub.producer() as producer:
+                    producer.send("stock", None, key=gone.encode())
+
+        def run(**options: Any) -> tuple[int, int, int]:
+            done = warehouse(tmp_path / "log", "stock", table, mode="upsert", spark=spark, **options)
+            return done.rows_read, done.rows_written, done.rows_deleted
+
+        write("a", "a", "a", gone="b")
+        assert run() == (4, 1, 0)
+        write("a", "b", "b", "c", gone="c")
+        assert run() == (5, 2, 0)
+        write("a", "d", gone="b")
+        with pytest.raises(CutShort):
+            run(on_step=cut_at("committed"))
+        assert run() == (0, 0, 0)
+        write(gone="x")
+        with pytest.raises(CutShort):
+            run(on_step=cut_at("committed"))
+        write("y")
+        assert run() == (1, 1, 0)
+        name = f"warehouse-{hub.streams.get('stock').uuid}"
+    told = [(one.state, one.rows_written, one.rows_deleted) for one in Manifests(table, name).all()]
+    assert told == [("done", 1, 0), ("done", 2, 0), ("done", 2, 1), ("done", 0, 0), ("done", 1, 0)]
+    assert sorted(table_of(table)["item"].to_pylist()) == ["a", "d", "y"]
+
+
+@pytest.mark.slow("eight runs")
+def test_records_without_a_key_are_told_or_passed_over(tmp_path, spark):
+    """They are in no table of keys: bytes that were sent without one, rows in which the column of the key is null."""
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("raw", shards=2)
+        hub.streams.create("kv", schema={"k": "string", "v": "int64"}, key="k")
+        with hub.producer() as producer:
+            for at in range(10):
+                producer.send("raw", b"%d" % at, key=None if at % 3 else b"k")
+            for key in ("a", None, "b", "b", None):
+                producer.send("kv", {"k": key, "v": 1})
+            producer.send("kv", None, key=b"a")
+        keyless = {"raw": 6, "kv": 2}
+        jobs: dict[str, Any] = {
+            "keyed": lambda stream, **options: warehouse(
+                tmp_path / "log", stream, tmp_path / f"keyed-{stream}", mode="upsert", spark=spark, **options
+            ),
+            "state": lambda stream, **options: snapshot(
+                tmp_path / "log", stream, tmp_path / f"state-{stream}", spark=spark, **options
+            ),
+        }
+        for name, job in jobs.items():
+            for stream, count in keyless.items():
+                with pytest.raises(
+                    UndecodedRecords, match=r"record \d+ has no key, .*on_bad='skip' \(--on-bad skip\)"
+                ) as told:
+                    job(stream)
+                assert told.value.stream == stream
+                if stream == "kv":
+                    assert (told.value.shard, told.value.first, told.value.last) == (0, 1, 1)
+                done = job(stream, on_bad="skip")
+                assert (done.without_key, done.undecoded, table_of(Path(done.table)).num_rows) == (count, 0, 1)
+                (manifest,) = Manifests(tmp_path / f"{name}-{stream}", Path(done.manifests).name).all()
+                assert manifest.without_key == count
+        # Every record a row: there it needs no key.
+        assert warehouse(tmp_path / "log", "raw", tmp_path / "all", spark=spark).rows_written == 10
+
+
 def test_what_was_trimmed_is_told_or_passed_over(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, spark=spark)

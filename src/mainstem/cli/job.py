@@ -14,7 +14,7 @@ from mainstem.cli.job_command import Given, job_command
 from mainstem.cli.printing import counted, print_json, print_table, time_text
 from mainstem.cli.times import is_ago, parse_time
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidCursor
+from mainstem.core.errors import InvalidCursor, TableUnusable
 from mainstem.core.kinds import parse_bytes
 from mainstem.core.plain import size_text
 
@@ -41,7 +41,9 @@ LoadRows = Annotated[
     int | None, typer.Option(metavar="COUNT", min=1, help="Records that become visible together, at most.")
 ]
 FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get.", show_default=True)]
-OnBad = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
+OnBad = Annotated[
+    str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows, or have no key.")
+]
 OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
 Vacuum = Annotated[
     str | None, typer.Option(metavar="AGE", help="Delete files that the table has not needed for so long, such as 7d.")
@@ -81,6 +83,8 @@ def loads(
     from mainstem.spark.jobs.manifest import notes_folder
 
     folder = notes_folder(table)
+    if table is not None and not folder.is_dir():
+        raise TableUnusable(f"there is no folder {folder}; name that of a table, or of manifests")
     found = list(loads_of(folder))
     if json:
         print_json([msgspec.to_builtins(manifest) for manifest in found])
@@ -123,7 +127,7 @@ def show_loaded(result: "JobResult", json: bool) -> None:
         f"{result.job}: {counted(result.rows_read, 'record')} of {result.stream} in {counted(result.loads, 'load')}, "
         f"{result.seconds:.1f} s{rate}\n"
         f"wrote {counted(result.rows_written, 'row')}{_files_of(result)}, "
-        f"to {result.table}{version}"
+        f"to {f'stream {result.into}' if result.into else result.table}{version}"
     )
     if result.rows_deleted:
         print(f"{counted(result.rows_deleted, 'row')} deleted by tombstones")
@@ -136,6 +140,8 @@ def show_loaded(result: "JobResult", json: bool) -> None:
         print(f"{counted(result.vacuumed, 'file')} deleted that the table needed no more")
     if result.undecoded:
         print(f"passed over {counted(result.undecoded, 'record')} that are no rows of the schema", file=sys.stderr)
+    if result.without_key:
+        print(f"passed over {counted(result.without_key, 'record')} without a key", file=sys.stderr)
     for shard, first, end in result.lost:
         print(f"passed over records {first} to {end - 1} of shard {shard}, which are gone", file=sys.stderr)
     print(f"up to {result.end}")

@@ -8,16 +8,17 @@ from mainstem.core.errors import InvalidSetting
 from mainstem.core.kinds import parse_duration
 
 
-def microseconds(value: str | timedelta) -> int:
-    """The length in microseconds, or InvalidSetting."""
+def microseconds(value: str | timedelta, name: str = "") -> int:
+    """The length in microseconds, or InvalidSetting, with the name of what was to be so long."""
+    said = f"{name}: " if name else ""
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1)
     if not isinstance(value, str):
-        raise InvalidSetting(f"a length of time is a text like '7d' or a timedelta, not {type(value).__name__}")
+        raise InvalidSetting(f"{said}a length of time is a text like '7d' or a timedelta, not {type(value).__name__}")
     try:
         return _parsed(value)
     except ValueError as error:
-        raise InvalidSetting(f"{value[:40]!r} is no length of time like '7d': {error}") from None
+        raise InvalidSetting(f"{said}{value[:40]!r} is no length of time like '7d': {error}") from None
 
 
 def check_timeout(timeout: object) -> None:

@@ -23,3 +23,5 @@ def test_lengths():
 def test_what_is_none_is_named(text, problem):
     with pytest.raises(InvalidSetting, match=problem):
         microseconds(text)
+    with pytest.raises(InvalidSetting, match=f"^settle: .*{problem}"):
+        microseconds(text, "settle")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from mainstem.core.errors import InvalidSetting, SchemaMismatch
+from mainstem.core.errors import InvalidSetting
 from mainstem.spark.jobs.partitions import Partition, Partitioning
 
 TIMES = st.integers(-(10**9), 2 * 10**9).map(
@@ -59,11 +59,17 @@ def test_shards():
 
 def test_what_cannot_be():
     rows = pa.schema([("x", pa.int64()), ("_date", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
-    with pytest.raises(InvalidSetting, match="partition must be one of none, shard, day, hour, not 'week'"):
+    with pytest.raises(
+        InvalidSetting, match=r"partition \(--partition\) must be one of none, shard, day, hour, not 'week'"
+    ):
         Partitioning("week")  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="have a column '_date'"):
         Partitioning("day", "ts").check(rows)
-    with pytest.raises(InvalidSetting, match="needs the column '_shard'"):
+    with pytest.raises(InvalidSetting, match=r"partition \(--partition\): the rows have no column '_shard'"):
         Partitioning("shard").check(rows)
-    with pytest.raises(SchemaMismatch, match="column 'x' is int64; name another with time="):
+    with pytest.raises(
+        InvalidSetting, match=r"time \(--time\): the rows have no column 'at' to partition by hour; there are"
+    ):
+        Partitioning("hour", "at").check(rows.remove(1))
+    with pytest.raises(InvalidSetting, match=r"time \(--time\): column 'x' is int64, and to partition by hour takes a"):
         Partitioning("hour", "x").check(rows.remove(1))

@@ -36,7 +36,9 @@ from mainstem.core.times import from_us, to_us
 from mainstem.core.windows import WINDOW_US_MAX, WINDOW_US_MIN, Tally
 from mainstem.hub.counted import sent_counts, verified_tiers
 from mainstem.hub.hub import Hub
+from mainstem.spark.jobs.lake import Lake
 from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
+from mainstem.spark.jobs.owners import require_each
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
 from mainstem.spark.origin import Access, forget_near, opened
@@ -146,6 +148,8 @@ def audit(
     about = _About.of(tables, forget)
     if since is not None and since.tzinfo is None:
         raise InvalidSetting("since: a time needs a time zone, for example datetime(2026, 1, 31, tzinfo=UTC)")
+    asked_us = None if window is None else _window_us(window)
+    settle_us = microseconds(settle, "settle (--settle)")
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
     access = Access.to(str(hub), **shown)
     port = opened(access)
@@ -156,12 +160,12 @@ def audit(
         )
     audited = _Audit(access, port, Hub(port, str(hub)), info, on_step, clock)
     if not publish:
-        compared = audited.compared(spark, about, time, window, settle, since)
+        compared = audited.compared(spark, about, time, asked_us, settle_us, since)
         return AuditResult(compared.reconciliation, False, lost=compared.lost, behind=compared.behind)
     notes = Manifests(notes_folder(manifests), f"audit-{info.uuid}")
     with notes.locked():
         audited.settle(notes)
-        compared = audited.compared(spark, about, time, window, settle, since, notes)
+        compared = audited.compared(spark, about, time, asked_us, settle_us, since, notes)
         audited.publish(notes, compared)
     return AuditResult(compared.reconciliation, True, str(notes.folder), compared.lost, compared.behind)
 
@@ -230,8 +234,8 @@ class _Audit:
         spark: "SparkSession | None",
         about: _About,
         time: str,
-        window: str | timedelta | None,
-        settle: str | timedelta,
+        asked_us: int | None,
+        settle_us: int,
         since: datetime | None,
         notes: Manifests | None = None,
     ) -> _Compared:
@@ -246,8 +250,11 @@ class _Audit:
         # Before the stream is read for hours.
         for table in about.tables.values():
             _opened_table(table, time)
-        length = window_of(counts, None if window is None else _window_us(window))
-        settled_us = windows.start_of(self.clock.now_us() - microseconds(settle), length)
+            # Jobs write to folders only.
+            if "://" not in table:
+                require_each(Lake(Path(table)), self.info)
+        length = window_of(counts, asked_us)
+        settled_us = windows.start_of(self.clock.now_us() - settle_us, length)
         first_us = max(
             self._chosen_us(since, about, told, length),
             # Nobody counted before that; and of windows from before the first counts that are kept some may be gone.
@@ -400,9 +407,9 @@ def _name_of(table: str | Path) -> str:
 
 
 def _window_us(window: str | timedelta) -> int:
-    found = microseconds(window)
+    found = microseconds(window, "window (--window)")
     if not WINDOW_US_MIN <= found <= WINDOW_US_MAX:
-        raise InvalidSetting(f"window is between 1 second and 24 hours, not {window}")
+        raise InvalidSetting(f"window (--window) is between 1 second and 24 hours, not {window}")
     return found
 
 

@@ -99,7 +99,7 @@ def compact(
     `hub` is the address of the server that writes the log, or a folder that nobody writes. FolderUnusable if the log's
     folder is not to be seen from here. `manifests` is the folder for what the run has done, see `notes_folder`.
     """
-    before_us = clock.now_us() - microseconds(older_than)
+    before_us = clock.now_us() - microseconds(older_than, "older_than (--older-than)")
     spark = session() if spark is None else spark
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
     with closing(_opened(Access.to(hub, **shown))) as port:

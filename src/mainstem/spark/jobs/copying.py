@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from mainstem.spark.jobs.columns import table_schema
-from mainstem.spark.jobs.lake import Lake
+from mainstem.spark.jobs.lake import Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
@@ -36,6 +36,11 @@ class Copying:
         self._file_bytes = file_bytes
         self._overwrite = overwrite
 
+    def check(self) -> None:
+        """Say before anything is begun if the rows cannot be partitioned as is wanted."""
+        if self._partitioning.columns:
+            self._partitioning.check(self._making.schema())
+
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load as files of the table."""
         tasks = self._making.cut(load)
@@ -46,9 +51,9 @@ class Copying:
         target = attempt.target(self._lake, schema, self._partitioning, self._file_bytes)
         return Written(self._making.run(tasks, partial(_write, target)))
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite)
-        return 0
+        return Changed(written.rows, 0)
 
 
 def _write(target: Target, part: int, batches: Iterable[pa.RecordBatch]) -> Answer:

@@ -6,6 +6,7 @@ says whether it has the load. One that is delivered again all the same changes n
 rows is refused. So a load that was begun and that the log has not is done exactly as it was planned.
 """
 
+import dataclasses
 import pickle
 from collections.abc import Iterable
 from functools import partial
@@ -17,7 +18,8 @@ import pyarrow as pa
 from mainstem.core.cursor import Cursor
 from mainstem.spark.destination import Destination
 from mainstem.spark.frames import check_frame
-from mainstem.spark.jobs.loading import Attempt, Loading, Written
+from mainstem.spark.jobs.lake import Changed
+from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.records_copied import Copier, rows_of
@@ -33,6 +35,9 @@ class Redelivery(Loading):
     def __init__(self, destination: Destination, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._destination = destination
+
+    def _result(self, *args: Any) -> JobResult:
+        return dataclasses.replace(super()._result(*args), into=self._destination.stream)
 
     def _settled(self) -> int:
         done = [manifest.number for manifest in self.manifests.all() if manifest.state == "done"]
@@ -86,13 +91,13 @@ class Delivering:
             self._destination.discard_up_to(self._job, attempt.number)
             raise
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         """Make the load visible, once."""
         # From tasks of this run.
         rows = [pickle.loads(answer.staged) for answer in written.answers if answer.staged]  # noqa: S301
         deliver(self._destination, rows, self._job, number)
         self._destination.discard_up_to(self._job, number)
-        return 0
+        return Changed(written.rows, 0)
 
 
 def _stage(

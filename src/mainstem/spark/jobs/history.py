@@ -49,11 +49,13 @@ class Wanted:
 
 
 class Tally:
-    """What was met on the way: how many records were read, how many were no rows, which ranges were gone."""
+    """What was met on the way: how many records were read, how many were no rows, or had no key where a job is of keys,
+    which ranges were gone."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.undecoded = 0
+        self.without_key = 0
         self.lost: list[Lost] = []
 
 

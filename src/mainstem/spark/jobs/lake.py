@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -51,6 +52,14 @@ _LEFT_MAX: Final = 4
 _DISK: Final = LocalDisk()
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a merge did to a table: rows that are new or took the place of others, and rows that went away."""
+
+    written: int
+    deleted: int
+
+
 class Lake:
     """The table in `folder`; it need not exist yet. One thread."""
 
@@ -79,6 +88,23 @@ class Lake:
                 found = commit.get(END_NOTE)
                 return None if found is None else str(found)
         return None
+
+    def merged(self, number: int, job: str) -> "Changed | None":
+        """What the merge of a load did, as its commit says; None if it was none, or the table's history has it no
+        more."""
+        for commit in self._table().history():
+            if commit.get("mainstem.job") == job and commit.get("mainstem.number") == number:
+                return _changed(commit["operationMetrics"]) if commit.get("operation") == "MERGE" else None
+        return None
+
+    def jobs(self) -> set[str]:
+        """The jobs of which it has loads, as far as the table's history goes back."""
+        return {str(commit["mainstem.job"]) for commit in self._table().history() if "mainstem.job" in commit}
+
+    @property
+    def mode(self) -> str | None:
+        """How rows come to it; None if nobody knows."""
+        return self._mode(self._table())
 
     def ends(self) -> list[str]:
         """The cursors up to which loads went, of every job, as far as the table's history goes back."""
@@ -196,9 +222,9 @@ class Lake:
             )
         return self.make_durable(before, {file.path for file in files})
 
-    def upsert(self, rows: pa.Table, job: str, number: int, notes: dict[str, Any]) -> dict[str, Any]:
+    def upsert(self, rows: pa.Table, job: str, number: int, notes: dict[str, Any]) -> "Changed":
         """Put rows in the place of those of their keys; a row with `_deleted` takes that of its key away. No key occurs
-        twice in `rows`. What was done, as delta-rs counts it."""
+        twice in `rows`."""
         table = self._table()
         before = table.version()
         _require_next(table, self.folder, job, number)
@@ -219,7 +245,7 @@ class Lake:
         if self.number_of(job) < number:  # nothing was changed, and that was not noted
             self.append([], job, number, notes)
         self.make_durable(before)
-        return done
+        return _changed(done)
 
     def compact(self, file_bytes: int) -> int:
         """Make large files of many small ones, partition by partition; how many are gone. Readers and loads that run
@@ -290,6 +316,12 @@ class Lake:
 def _properties(job: str, number: int, notes: dict[str, Any]) -> CommitProperties:
     said = {"mainstem.job": job, "mainstem.number": number, **notes}
     return CommitProperties(custom_metadata=said, app_transactions=[Transaction(job, number)])
+
+
+def _changed(metrics: dict[str, Any]) -> Changed:
+    """As delta-rs counts it."""
+    written = metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]
+    return Changed(int(written), int(metrics["num_target_rows_deleted"]))
 
 
 def _require_next(table: DeltaTable, folder: Path, job: str, number: int, *, can_repeat: bool = False) -> None:

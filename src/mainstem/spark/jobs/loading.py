@@ -29,7 +29,7 @@ from mainstem.core.errors import InvalidSetting, TableUnusable
 from mainstem.core.times import from_us, to_us
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
-from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Lake
+from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Changed, Lake
 from mainstem.spark.jobs.loads import Bound, Load, plan_loads
 from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
@@ -64,6 +64,10 @@ class JobResult:
     compared: Compared | None = None
     # Files that were deleted because the table had not needed them for long.
     vacuumed: int = 0
+    # Records that were passed over because they have no key, in a table of keys.
+    without_key: int = 0
+    # The stream that rows were delivered to, where it was one; `table` then has the manifests alone.
+    into: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +105,20 @@ class Written:
         return tuple(file for answer in self.answers for file in answer.files)
 
     @property
+    def rows(self) -> int:
+        """Rows in the files, or delivered: what the tasks say."""
+        return sum(answer.rows_written for answer in self.answers)
+
+    @property
     def apart(self) -> tuple[WrittenFile, ...]:
         """Files of another table."""
         return tuple(file for answer in self.answers for file in answer.apart)
 
 
-# Write a load under an attempt, whose marker is there; commit what was written as a load's number, and say how many
-# rows went away.
+# Write a load under an attempt, whose marker is there; commit what was written as a load's number, and say what that
+# changed.
 Write = Callable[[Load, "Attempt"], Written]
-Commit = Callable[[Written, int, dict[str, Any]], int]
+Commit = Callable[[Written, int, dict[str, Any]], Changed]
 # What is different between two versions of the table.
 Compare = Callable[[int, int], Compared]
 
@@ -224,8 +233,13 @@ class Loading:
         """What the table has is on disk, and the manifest of its last load is of the run that committed it."""
         self.lake.make_durable()
         last = self.manifests.get(number)
-        if last is not None and last.state != "done" and self.lake.end_of(number, self.name) not in (None, last.end):
+        if last is None or last.state == "done":
+            return
+        if self.lake.end_of(number, self.name) not in (None, last.end):
             self.manifests.give_up(last, self._beside_files())
+        elif (changed := self.lake.merged(number, self.name)) is not None:
+            counts = {"rows_written": changed.written, "rows_deleted": changed.deleted}
+            self.manifests.advance(msgspec.structs.replace(last, **counts))
 
     def _beside_files(self) -> list[str]:
         """What the newest versions of the other tables name: who reads them needs it until a load takes its place."""
@@ -319,17 +333,20 @@ class Loading:
             manifest,
             state="written",
             files=() if written.is_staged else (*written.files, *written.apart),
+            # What is staged are no rows of the table yet: the merge says how many it makes of them.
+            rows_written=0 if written.is_staged else written.rows,
             **_counts(written.answers, [*lost, *self._history.pop_lost()]),
         )
         self.manifests.advance(manifest)
         self._on_step("written", number, number)
         with in_words_of_jobs():
-            deleted = commit(written, number, {START_NOTE: start, END_NOTE: end})
+            changed = commit(written, number, {START_NOTE: start, END_NOTE: end})
         self._on_step("committed", number, number)
         manifest = msgspec.structs.replace(
             manifest,
             state="done",
-            rows_deleted=deleted,
+            rows_written=changed.written,
+            rows_deleted=changed.deleted,
             table_version=self._version(),
             done_us=self._clock.now_us(),
         )
@@ -350,6 +367,7 @@ class Loading:
             rows_written=sum(manifest.rows_written for manifest in done),
             rows_deleted=sum(manifest.rows_deleted for manifest in done),
             undecoded=sum(manifest.undecoded for manifest in done),
+            without_key=sum(manifest.without_key for manifest in done),
             lost=tuple(lost for manifest in done for lost in manifest.lost),
             files=sum(len(manifest.files) for manifest in done),
             bytes=sum(manifest.bytes_written for manifest in done),
@@ -363,7 +381,7 @@ class Loading:
 
 def vacuum_hours(age: str | None) -> int | None:
     """An age such as "7d" in hours; None if there is none."""
-    return None if age is None else math.ceil(microseconds(age) / 3_600_000_000)
+    return None if age is None else math.ceil(microseconds(age, "vacuum (--vacuum)") / 3_600_000_000)
 
 
 def vacuumed(result: JobResult, hours: int | None, *lakes: Lake) -> JobResult:
@@ -378,7 +396,7 @@ def _counts(answers: Iterable[Answer], lost: Sequence[tuple[int, int, int]]) -> 
     found = list(answers)
     return {
         "rows_read": sum(answer.rows_read for answer in found),
-        "rows_written": sum(answer.rows_written for answer in found),
         "undecoded": sum(answer.undecoded for answer in found),
+        "without_key": sum(answer.without_key for answer in found),
         "lost": (*lost, *(gone for answer in found for gone in answer.lost)),
     }

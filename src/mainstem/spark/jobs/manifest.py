@@ -80,6 +80,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str = ""
     # Of `replay --replace`: the version of the table that its rows are to be compared with; -1 once they were.
     compare_with: int = -1
+    # Of jobs that are of keys: records that have none and were passed over.
+    without_key: int = 0
 
     @property
     def bytes_written(self) -> int:

@@ -34,7 +34,7 @@ def with_generation(rows: pa.RecordBatch, shard: int, generations: Generations) 
 
 
 def newest_of(rows: pa.Table) -> pa.Table:
-    """The newest row of each key. Rows without a key are nobody's: they are left out."""
+    """The newest row of each key. Rows without a key are nobody's: they are left out, and told by who reads them."""
     rows = rows.filter(pc.is_valid(rows["_key"]))
     if not rows.num_rows:
         return rows

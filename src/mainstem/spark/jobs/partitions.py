@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mainstem.core.errors import InvalidSetting, SchemaMismatch
+from mainstem.core.errors import InvalidSetting
 from mainstem.registry.types import type_text
 
 By = Literal["none", "shard", "day", "hour"]
@@ -54,7 +54,7 @@ class Partitioning:
 
     def __post_init__(self) -> None:
         if self.by not in CHOICES:
-            raise InvalidSetting(f"partition must be one of {', '.join(CHOICES)}, not {self.by!r}")
+            raise InvalidSetting(f"partition (--partition) must be one of {', '.join(CHOICES)}, not {self.by!r}")
 
     @property
     def columns(self) -> list[str]:
@@ -74,21 +74,22 @@ class Partitioning:
         for name in self.columns:
             if name in schema.names and name != SHARD_COLUMN:
                 raise InvalidSetting(
-                    f"the rows have a column {name!r}, which partition={self.by!r} would make: leave it out with "
-                    "columns=, or choose another partition"
+                    f"the rows have a column {name!r}, which partition (--partition) {self.by} would make: leave it "
+                    "out with columns (--columns), or choose another partition"
                 )
         for name in self.needs:
             if name not in schema.names:
+                asked = "time (--time)" if name == self.time else "partition (--partition)"
                 raise InvalidSetting(
-                    f"partition={self.by!r} needs the column {name!r}; there are {', '.join(schema.names)}"
+                    f"{asked}: the rows have no column {name!r} to partition by {self.by}; there are "
+                    f"{', '.join(schema.names)}"
                 )
         if self.by in _STEP_US:
             kind = schema.field(self.time).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-                raise SchemaMismatch(
-                    f"partition={self.by!r} needs a time, and column {self.time!r} is {type_text(kind)}; name another "
-                    "with time=",
-                    path=self.time,
+                raise InvalidSetting(
+                    f"time (--time): column {self.time!r} is {type_text(kind)}, and to partition by {self.by} takes a "
+                    "column of times or dates"
                 )
 
     def split(self, rows: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:

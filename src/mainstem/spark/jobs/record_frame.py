@@ -55,7 +55,8 @@ class RecordFrame:
                     # What cannot succeed is not tried again: the task ends well, and the driver raises its error.
                     found.add({part: failed(error)})
                     return
-                found.add({part: Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost))})
+                answer = Answer((), tally.rows, 0, tally.undecoded, tuple(tally.lost), without_key=tally.without_key)
+                found.add({part: answer})
 
         # A query may count nothing, too: one task at least.
         numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))

@@ -103,6 +103,7 @@ def replay(
     is_copy = into is not None and sql is None and function is None and bool(history.info.schema_bytes)
     names = history.names(columns, _beside(history, into, sql, function))
     wanted = Wanted(names, _within(since, until, where), on_bad, on_loss, is_deleted=is_copy)
+    _check_moved(partitioning, history, wanted, sql, found)
     job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
     recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     # The first record of that time or later: every one before it is older.
@@ -124,6 +125,7 @@ def replay(
         work = Delivering(making, destination, job=job, copier=copier)
     else:
         work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
+        work.check()
     if replace:
         if key:
             _check_key(key, making.schema().names)
@@ -166,12 +168,20 @@ def _check_key(key: Sequence[str], names: Sequence[str]) -> None:
             )
 
 
+def _check_moved(partitioning: Partitioning, history: History, wanted: Wanted, *makers: object) -> None:
+    """Whether rows that are only moved can be partitioned is known before Spark starts."""
+    if all(maker is None for maker in makers):
+        partitioning.check(history.schema(wanted))
+
+
 def _check_range(since: datetime, until: datetime) -> None:
     for what, time in (("since", since), ("until", until)):
         if time.tzinfo is None:
             raise InvalidSetting(f"{what}: a time needs a time zone, for example datetime(2026, 1, 31, tzinfo=UTC)")
     if since >= until:
-        raise InvalidSetting(f"since ({since.isoformat()}) must be before until ({until.isoformat()})")
+        raise InvalidSetting(
+            f"since (--since) must be before until (--until): {since.isoformat()} is not before {until.isoformat()}"
+        )
 
 
 def _within(since: datetime, until: datetime, where: str | None) -> str:

@@ -24,7 +24,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidCursor, InvalidSetting
 from mainstem.spark.jobs.columns import table_schema
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Tally, Wanted
-from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Lake
+from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written, vacuum_hours, vacuumed
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
@@ -68,7 +68,8 @@ def snapshot(
 
     `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
     `since` leaves out what was before it. Both may be text, as results have them. `rows_deleted` of the result are the
-    tombstones. `vacuum` is an age ("7d"): files of snapshots from longer ago are deleted.
+    tombstones. `on_bad="skip"` passes over records that are no rows, or have no key, and counts them. `vacuum` is an
+    age ("7d"): files of snapshots from longer ago are deleted.
     """
     hours = vacuum_hours(vacuum)
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
@@ -121,11 +122,11 @@ class _Snapshot:
         frame = RecordFrame(self.spark, tasks, schema, records, self.on_step)
         return Written(frame.write(_newest(frame.rows), partial(_write, targets)))
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True, can_repeat=True)
         self.on_step("tombstones", number, number)
         self.rows.append(written.files, self.job, number, {**notes, TOMBSTONES_NOTE: version}, overwrite=True)
-        return sum(file.rows for file in written.apart)
+        return Changed(written.rows, sum(file.rows for file in written.apart))
 
 
 def _offsets(history: History, name: str, cursor: Cursor | str) -> tuple[int, ...]:

@@ -50,6 +50,8 @@ class Answer(msgspec.Struct, frozen=True):
     tally: dict[int, int] = {}
     # What was staged for a stream, as only its job understands it.
     staged: bytes = b""
+    # Records that were passed over because they have no key, in a job that is of keys.
+    without_key: int = 0
 
 
 def no_step(step: str, done: int, total: int) -> None:

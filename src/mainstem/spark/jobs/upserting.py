@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mainstem.core.errors import UndecodedRecords
 from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema
 from mainstem.spark.jobs.history import History, Tally, Wanted, read
-from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
+from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Generations, Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN, newest_batches, newest_of, with_generation
@@ -52,18 +53,17 @@ class Upserting:
         work = partial(_stage, tasks, self._wanted, self._read_schema, self._history.info.generations, target)
         return Written(run_parts(self._spark, len(tasks), work, self._on_step), is_staged=True)
 
-    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> int:
-        """Merge what was staged; how many rows went away."""
+    def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
+        """Merge what was staged."""
         tables = [pq.read_table(self._lake.folder / file.path, partitioning=None) for file in written.files]
         if not tables:
             self._lake.append([], self._job, number, notes)
-            return 0
+            return Changed(0, 0)
         newest = newest_of(pa.concat_tables(tables)).drop_columns([GENERATION_COLUMN])
         schema = merged_schema(self._lake.schema(), newest.schema)
         schema = pa.schema([schema.field(name) for name in newest.column_names])
         rows = pa.Table.from_batches([as_table_rows(batch, schema) for batch in newest.to_batches()], schema)
-        done = self._lake.upsert(rows, self._job, number, notes)
-        return int(done["num_target_rows_deleted"])
+        return self._lake.upsert(rows, self._job, number, notes)
 
 
 def _stage(
@@ -78,7 +78,7 @@ def _stage(
     tally = Tally()
     records = newest_records(tasks[part], wanted, read_schema, generations, tally)
     files, count = write_parts(target, part, records)
-    return Answer(tuple(files), tally.rows, count, tally.undecoded, tuple(tally.lost))
+    return Answer(tuple(files), tally.rows, count, tally.undecoded, tuple(tally.lost), without_key=tally.without_key)
 
 
 def newest_records(
@@ -87,9 +87,31 @@ def newest_records(
     """The newest record of each key of these slices, with its generation; of very many keys, perhaps older ones
     before it."""
     records = (
-        with_generation(batch, piece.shard, generations)
+        with_generation(_keyed(batch, piece, wanted, tally), piece.shard, generations)
         for piece in pieces
         for batch in read(piece, wanted, read_schema, tally)
     )
     for table in newest_batches(records):
         yield from table.to_batches()
+
+
+def _keyed(rows: pa.RecordBatch, piece: Slice, wanted: Wanted, tally: Tally) -> pa.RecordBatch:
+    """The records that have a key. One that has none is in no table of keys: UndecodedRecords names it, unless such are
+    to be passed over. (A tombstone always has one.)"""
+    keys = rows.column(KEY_COLUMN)
+    if not keys.null_count:
+        return rows
+    if wanted.on_bad == "raise":
+        first = rows.column("_offset")[keys.is_null().index(True).as_py()].as_py()
+        raise UndecodedRecords(
+            f"stream {piece.stream!r} shard {piece.shard}: record {first} has no key, and the table has one row for "
+            "each; run the job with on_bad='skip' (--on-bad skip) to pass over such records, or make every record a "
+            "row (warehouse, mode='append')",
+            stream=piece.stream,
+            shard=piece.shard,
+            first=first,
+            last=first,
+            reason="no key",
+        )
+    tally.without_key += keys.null_count
+    return rows.filter(keys.is_valid())

@@ -74,9 +74,9 @@ def warehouse(
     The first run begins at `start`: an end of the stream, a time, how long ago ("15m"), or a cursor. Runs after it go
     on where it ended, also if it loaded nothing; until something is loaded, another start takes its place.
 
-    `on_bad="skip"` passes over records that are no rows of the schema, and `on_loss="skip"` over ranges that the stream
-    has lost; both are counted in the result. `vacuum` is an age ("7d"): files that the table has not needed for so long
-    are deleted at the end.
+    `on_bad="skip"` passes over records that are no rows of the schema, or have no key where the table is of keys, and
+    `on_loss="skip"` over ranges that the stream has lost; all are counted in the result. `vacuum` is an age ("7d"):
+    files that the table has not needed for so long are deleted at the end.
     """
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
@@ -91,6 +91,9 @@ def warehouse(
             "(streams.create(key=...)); mode='append' does not"
         )
     wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
+    if sql is None:
+        # Before Spark starts; what a query makes, Spark alone knows.
+        partitioning.check(history.schema(wanted))
     loading = Loading("warehouse", history, Path(table), on_step=on_step, on_loss=on_loss)
     loading.lake.require_kind(partitioning.columns, mode)
     if mode == "upsert" and not loading.lake.number_of(loading.name):
@@ -102,6 +105,7 @@ def warehouse(
     else:
         making = Making(spark, history, wanted, on_step=on_step, sql=sql)
         work = Copying(making, loading.lake, partitioning, job=loading.name, file_bytes=file_bytes)
+        work.check()
     rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
     bytes_max = UPSERT_BYTES if mode == "upsert" else None
     result = loading.run(start, work.write, work.commit, offsets_max=rows_max, bytes_max=bytes_max)
@@ -125,7 +129,7 @@ class _Options:
 
     def check(self) -> None:
         if self.mode not in ("append", "upsert"):
-            raise InvalidSetting(f"mode must be 'append' or 'upsert', not {self.mode!r}")
+            raise InvalidSetting(f"mode (--mode) must be 'append' or 'upsert', not {self.mode!r}")
         if self.mode == "upsert" and (self.partition != "none" or self.sql is not None):
             raise InvalidSetting("mode='upsert' takes neither partition nor sql: a row is replaced where its key is")
         if self.mode == "upsert" and self.where is not None:
