@@ -39,6 +39,14 @@ _ACTS: Final = tuple(
         *("plans.logical.ExecutableDuringAnalysis", "analysis.UnresolvedExecuteImmediate"),
     )
 )
+# Nodes of a plan that name each column which they need; any other they pass on as it is, or drop. Of a node that is not
+# among them, all that is below it counts as needed.
+_PASSING_ON: Final = frozenset(
+    {
+        *("Project", "Filter", "Aggregate", "Join", "Window", "WindowGroupLimit", "Generate", "Expand", "Sort"),
+        *("GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample", "Repartition", "RepartitionByExpression"),
+    }
+)
 _PART: Final = re.compile(r"`((?:[^`]|``)*)`")
 
 
@@ -144,6 +152,9 @@ class Views:
     def _stream_of(self, error: "AnalysisException") -> str:
         """The stream that Spark did not know; raises what is wrong if it is none."""
         if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+            # Of a statement with names that are not known yet, Spark may find something else wrong first.
+            if (other := self._not_made()) is not None:
+                return other
             raise InvalidRequest(in_one_line(error)) from None
         quoted = (error.getMessageParameters() or {}).get("relationName", "")
         parts = [part.replace("``", "`") for part in _PART.findall(quoted)]
@@ -157,6 +168,12 @@ class Views:
             raise InvalidRequest(f"a statement speaks of at most {STREAMS_MAX} streams") from None
         self._require_one_of_its_letters(found)
         return found
+
+    def _not_made(self) -> str | None:
+        """A stream that the statement names and that is no view yet."""
+        names = relations_of(self._spark, self._statement) or set()
+        waiting = {name for name in names if name in self._streams} - self.made.keys()
+        return next((name for name in sorted(waiting) if not self._spark.catalog.tableExists(f"`{name}`")), None)
 
     def _require_one_of_its_letters(self, stream: str) -> None:
         """InvalidRequest if the statement names another stream, too, of which the name differs in its capitals alone:
@@ -230,9 +247,9 @@ class Scan:
 def scans_of(plan: Any) -> dict[str, Scan]:
     """The streams in an optimised plan."""
     nodes = list(_nodes(plan))
-    used = {attribute.exprId().id() for attribute in _items(plan.output())}
+    used = set(_ids(plan.output()))
     for node in nodes:
-        used |= {attribute.exprId().id() for attribute in _items(node.references().toSeq())}
+        used.update(_taken_by(node))
     found: dict[str, Scan] = {}
     for node in nodes:
         stream = _stream_read_by(node)
@@ -241,6 +258,21 @@ def scans_of(plan: Any) -> dict[str, Scan]:
             scan.count += 1
             scan.columns |= {attribute.name() for attribute in _items(node.output()) if attribute.exprId().id() in used}
     return found
+
+
+def _taken_by(node: Any) -> Iterator[int]:
+    """The columns, by their numbers, that a node takes of what is below it."""
+    yield from _ids(node.references().toSeq())
+    for subquery in _items(node.subqueries()):
+        yield from _ids(subquery.output())
+    if node.getClass().getSimpleName() not in _PASSING_ON:
+        # A union takes columns by their places, and so may others.
+        for child in _items(node.children()):
+            yield from _ids(child.output())
+
+
+def _ids(attributes: Any) -> Iterator[int]:
+    return (attribute.exprId().id() for attribute in _items(attributes))
 
 
 def _read_once(analyzed: Any, java: Any) -> set[str]:
