@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -103,6 +104,35 @@ def test_more_shards_are_read_too(orders):
     assert ids(source, first, second) == list(range(1_000, 1_700))
     # Both in one batch.
     assert ids(source, source.initialOffset(), {**second, "begins": [0, 0]}) == list(range(1_700))
+
+
+def test_a_batch_ends_where_the_stream_got_more_shards(orders):
+    """Who merges the rows of a batch by their keys could not tell which of two shards had the older one."""
+    hub, folder = orders
+    hub.streams.alter("orders", shards=5)
+    append(hub, "orders", 1_000, 700, batch=50)
+    source = reader(folder, startingOffsets="earliest", partitions="3")
+    first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    second = source.latestOffset(first, ReadAllAvailable())
+    assert ids(source, source.initialOffset(), first) == list(range(1_000))
+    assert ids(source, first, second) == list(range(1_000, 1_700))
+    # One that was planned without an end there is in order, task by task.
+    both = source.partitions(source.initialOffset(), {**second, "begins": [0, 0]})
+    numbers = [number for part in both for batch in source.read(part) for number in batch.column(0).to_pylist()]
+    assert len(both) > 1
+    assert set(numbers[:1_000]) == set(range(1_000))
+
+
+def test_offsets_without_records_are_passed_at_once(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("people", schema={"id": "int64"}, key="id")
+        with hub.producer() as producer:
+            producer.send_many("people", [{"id": 7}] * 60)
+        hub.streams.erase("people", 7)
+        schema = pa.schema({"id": pa.int64()})
+        source = reader(str(tmp_path / "log"), schema, "people", startingOffsets="earliest", maxBytesPerTrigger="1000")
+        end = source.latestOffset(source.initialOffset(), source.getDefaultReadLimit())
+        assert end["offsets"] == [60]
 
 
 def test_another_stream_or_checkpoint_is_refused(orders):

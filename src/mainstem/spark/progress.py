@@ -94,17 +94,17 @@ def shared_out(begins: Sequence[int], ends: Sequence[int], rows_max: int) -> tup
     return tuple(begin + count for begin, count in zip(begins, taken, strict=True))
 
 
-def within_bytes(begin: int, runs: Iterable[Run], bytes_max: int) -> int:
+def within_bytes(begin: int, end: int, runs: Iterable[Run], bytes_max: int) -> int:
     """Where a shard's part of a batch ends that shall have at most so many bytes; behind one record at least, if there
-    is one."""
+    is one. `runs` are all from `begin` to before `end`: where there is none, there are no records."""
     left = bytes_max
-    end = begin
+    at = begin
     for run in runs:
         if run.bytes > left:
             records = (run.end - run.first) * left // run.bytes
-            return max(end, run.first + records) if end > begin else run.first + max(1, records)
+            return max(at, run.first + records) if at > begin else run.first + max(1, records)
         left -= run.bytes
-        end = run.end
+        at = run.end
     return end
 
 

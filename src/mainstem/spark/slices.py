@@ -20,6 +20,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidCursor
 from mainstem.core.limits import MIB
 from mainstem.core.schema import METADATA_COLUMNS
+from mainstem.spark.generations import stops
 from mainstem.spark.origin import Access, Origin, opened_near
 from mainstem.transport.port import Answer, GetStreamCall, Port, Run, RunsCall, StreamInfo
 
@@ -35,7 +36,7 @@ COALESCED_BYTES: Final = 4 * MIB
 @dataclass(frozen=True, slots=True)
 class Slice:
     """Offsets `first` to before `end` of a shard of the stream with this UUID, in this epoch of its log: about `rows`
-    records in `bytes` of blocks, none later than `time_high_us`."""
+    records in `bytes` of blocks, none later than `time_high_us`, all of one `generation` of the stream's shards."""
 
     origin: Origin
     stream: str
@@ -73,9 +74,13 @@ def slices_of(
     # About, but enough to have several slices for each part.
     run_bytes = min(_SLICE_BYTES, max(1, info.bytes * wanted // (8 * max(1, parts) * max(1, there))))
     found: list[Slice] = []
-    for shard in range(info.shards):
-        call = RunsCall(info.name, shard, firsts[shard], ends[shard], run_bytes, where)
-        found += _of_shard(port, access, info, call, on_loss)
+    at = tuple(firsts)
+    for generation, stop in enumerate(stops(ends, info.generations)):
+        for shard, limit in enumerate(stop):
+            if at[shard] < limit:
+                call = RunsCall(info.name, shard, at[shard], limit, run_bytes, where)
+                found += _of_shard(port, access, info, generation, call, on_loss)
+        at = tuple(map(max, at, stop))
     return found
 
 
@@ -98,14 +103,16 @@ def runs_of(port: Port, call: RunsCall, on_loss: OnLoss | None = None) -> Iterat
         at = answer.offsets[0]
 
 
-def _of_shard(port: Port, access: Access, info: StreamInfo, call: RunsCall, on_loss: OnLoss | None) -> Iterator[Slice]:
+def _of_shard(
+    port: Port, access: Access, info: StreamInfo, generation: int, call: RunsCall, on_loss: OnLoss | None
+) -> Iterator[Slice]:
     for run, answer in runs_of(port, call, on_loss):
         yield Slice(
             origin=Origin(access, answer.folder, answer.word, answer.flush),
             stream=info.name,
             uuid=info.uuid,
             epoch=info.epoch,
-            generation=info.generation,
+            generation=generation,
             shard=call.shard,
             first=run.first,
             end=run.end,
@@ -117,7 +124,8 @@ def _of_shard(port: Port, access: Access, info: StreamInfo, call: RunsCall, on_l
 
 def balance(slices: Iterable[Slice], parts: int) -> list[list[Slice]]:
     """The slices as `parts` lists of about the same bytes, or fewer. They are cut in the order of their places, so that
-    a list is one stretch of a shard where that is possible, and those next to each other are made one."""
+    a list is one stretch of a shard where that is possible, and those next to each other are made one. The records of a
+    key are in order, list by list."""
     ordered = sorted(slices, key=_place)
     total = sum(piece.bytes for piece in ordered)
     found: dict[int, list[Slice]] = {}
@@ -129,8 +137,8 @@ def balance(slices: Iterable[Slice], parts: int) -> list[list[Slice]]:
     return [joined(part) for part in found.values()]
 
 
-def _place(piece: Slice) -> tuple[str, int, int]:
-    return piece.uuid, piece.shard, piece.first
+def _place(piece: Slice) -> tuple[str, int, int, int]:
+    return piece.uuid, piece.generation, piece.shard, piece.first
 
 
 def joined(slices: Iterable[Slice]) -> list[Slice]:
@@ -138,7 +146,7 @@ def joined(slices: Iterable[Slice]) -> list[Slice]:
     found: list[Slice] = []
     for piece in sorted(slices, key=_place):
         last = found[-1] if found else None
-        if last is not None and (last.uuid, last.shard, last.end) == (piece.uuid, piece.shard, piece.first):
+        if last is not None and _place(replace(last, first=last.end)) == _place(piece):
             found[-1] = replace(
                 last,
                 origin=max(last.origin, piece.origin, key=lambda origin: origin.flush),

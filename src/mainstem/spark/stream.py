@@ -20,6 +20,7 @@ from mainstem.consume.view import with_metadata
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, StreamDeleted
 from mainstem.core.predicate import Predicate
+from mainstem.spark.generations import held_back
 from mainstem.spark.group import QueryGroup
 from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
@@ -152,7 +153,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 note_loss(loss)
                 lost.append((shard, begins[shard], start - 1))
                 begins[shard] = start
-        ends = tuple(map(max, begins, info.ends if self._target is None else self._bounded(info)))
+        there = info.ends if self._target is None else self._bounded(info)
+        # Whoever takes a batch as one need not ask which of two shards had the older record of a key.
+        ends = tuple(map(max, begins, held_back(begins, there, info.generations)))
         if is_limited and self._options.bytes_max is not None:
             ends = self._within_bytes(info, begins, ends, self._options.bytes_max)
         if is_limited and self._options.rows_max is not None:
@@ -181,7 +184,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 on_loss = None if self._options.fail_on_data_loss else _pass_over
                 runs = (run for run, _ in runs_of(port, call, on_loss))
                 with losses_for_spark():
-                    found[shard] = within_bytes(begins[shard], runs, share)
+                    found[shard] = within_bytes(begins[shard], ends[shard], runs, share)
         return tuple(found) if found != list(begins) else shared_out(begins, ends, 1)
 
     # Batches.

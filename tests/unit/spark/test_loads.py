@@ -3,7 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from mainstem.spark.jobs.loads import Bound, Load, generation_of, plan_loads
+from mainstem.spark.generations import generation_of
+from mainstem.spark.jobs.loads import Bound, Load, plan_loads
 
 
 def test_one_load_if_it_fits():

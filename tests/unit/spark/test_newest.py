@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pyarrow as pa
 from hypothesis import given
 
+from mainstem.spark.generations import generation_of
 from mainstem.spark.jobs import newest
-from mainstem.spark.jobs.loads import generation_of
 
 GENERATIONS = [(2, (10,)), (4, (20, 8))]
 PLACES = st.tuples(st.integers(0, 3), st.integers(0, 30))

@@ -8,8 +8,7 @@ are in earlier loads, or in the same one.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-# As StreamInfo has them: how many shards there are since a change, and where those from before it ended.
-Generations = Sequence[tuple[int, tuple[int, ...]]]
+from mainstem.spark.generations import Generations, stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ def plan_loads(start: Sequence[int], end: Sequence[int], generations: Generation
     shards changed, so that a later load has what came after it."""
     assert len(start) == len(end)
     place = tuple(start)
-    stops = [_barrier(generation, end) for generation in generations]
-    for stop in (*stops, tuple(end)):
+    for stop in stops(end, generations):
         while any(at < limit for at, limit in zip(place, stop, strict=True)):
             load = _bounded(place, stop, bound)
             yield load
@@ -55,17 +53,6 @@ def _bounded(place: tuple[int, ...], stop: Sequence[int], bound: Bound) -> Load:
         fitting = load.offsets * bound.bytes_max // size
         load = Load(place, _step(place, stop, max(1, min(fitting, load.offsets - 1))))
     return load
-
-
-def generation_of(shard: int, offset: int, generations: Generations) -> int:
-    """How many changes of the number of shards came before what stands at an offset."""
-    return sum(shard >= len(barriers) or offset >= barriers[shard] for _, barriers in generations)
-
-
-def _barrier(generation: tuple[int, tuple[int, ...]], end: Sequence[int]) -> tuple[int, ...]:
-    """Where a load has to stop before a change; shards that it brought have nothing before it."""
-    barriers = generation[1]
-    return tuple(min(limit, barriers[shard] if shard < len(barriers) else 0) for shard, limit in enumerate(end))
 
 
 def _step(place: Sequence[int], stop: Sequence[int], offsets_max: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mainstem.core.limits import MIB
-from mainstem.spark.jobs.loads import Generations, generation_of
+from mainstem.spark.generations import Generations, generation_of
 
 GENERATION_COLUMN: Final = "_generation"
 # What is held before the older records of each key are let go.

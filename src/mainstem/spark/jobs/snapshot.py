@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.spark.generations import Generations
 from mainstem.spark.jobs.columns import table_schema
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Tally, Wanted
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written, vacuum_hours, vacuumed
-from mainstem.spark.jobs.loads import Generations, Load
+from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN
 from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import PartFiles, Target

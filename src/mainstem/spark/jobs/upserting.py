@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mainstem.core.errors import UndecodedRecords
+from mainstem.spark.generations import Generations
 from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema
 from mainstem.spark.jobs.history import History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
-from mainstem.spark.jobs.loads import Generations, Load
+from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.newest import GENERATION_COLUMN, newest_batches, newest_of, with_generation
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, write_parts
 from mainstem.spark.jobs.partitions import Partitioning
