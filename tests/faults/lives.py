@@ -92,7 +92,7 @@ class Lives:
         self._log_port = LogPort(self.folder, OPTIONS, disk=disk)
         # Its thread would make every trial another one.
         self._log_port.log.upkeep.close()
-        self.hub = Hub(self._log_port, str(self.folder))
+        self.hub = Hub(self._log_port, str(self.folder), self._rng)
         self.count += 1
 
     @property

@@ -161,7 +161,8 @@ def test_deletions_are_copied_as_deletions(server, tmp_path, spark):
             ):
                 row = None if x is None else {"id": key, "x": x}
                 at = START + timedelta(seconds=number)
-                headers = None if x is None else {"number": b"%d" % number}
+                # Rows and tombstones, each with headers and without.
+                headers = {"number": b"%d" % number} if number in (0, 4, 5) else None
                 producer.send("clicks", row, key=key if x is None else None, timestamp=at, headers=headers)
         given = {"since": START, "until": START + HOUR, "spark": spark}
         for into in ("copy", "unkeyed"):

@@ -44,6 +44,7 @@ FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get
 OnBad = Annotated[
     str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows, or have no key.")
 ]
+OnBadRow = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
 OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
 Vacuum = Annotated[
     str | None, typer.Option(metavar="AGE", help="Delete files that the table has not needed for so long, such as 7d.")
@@ -304,7 +305,7 @@ def replay(
     no_compare: Annotated[
         bool, typer.Option("--no-compare", help="With --replace: do not say what is different.")
     ] = False,
-    on_bad: OnBad = "raise",
+    on_bad: OnBadRow = "raise",
     on_loss: OnLoss = "raise",
 ) -> "JobResult":
     """Run a time range of history through a function or a query into a table or a stream, exactly once.

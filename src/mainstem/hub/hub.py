@@ -20,7 +20,7 @@ from mainstem.core.clock import SYSTEM_CLOCK
 from mainstem.core.cursor import Cursors
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import FolderLocked, InvalidName, InvalidRecord, InvalidSetting, MainstemError
-from mainstem.core.identity import new_stream_uuid
+from mainstem.core.identity import RANDOMNESS, new_stream_uuid
 from mainstem.core.keys import check_key, key_of
 from mainstem.core.kinds import render_duration
 from mainstem.core.matching import names_before
@@ -53,6 +53,7 @@ from mainstem.transport.port import (
     StreamInfo,
     TrimStreamCall,
 )
+from mainstem.transport.retry import Randomness
 from mainstem.transport.sharing import OpenWriterCall
 
 Retention = str | timedelta
@@ -271,13 +272,15 @@ def _optional_us(length: Retention | None) -> int | None:
 class Hub:
     """An open log. Any thread. Close it, or use it as a context manager; one that was not closed never blocks exit."""
 
-    def __init__(self, port: Port, where: str) -> None:
+    def __init__(self, port: Port, where: str, randomness: Randomness = RANDOMNESS) -> None:
         self._port = port
         self._where = where
+        # Chooses the shards of records without a key.
+        self._randomness = randomness
         self.streams = Streams(port)
         self.access = Access(port)
         self.groups = Groups(port)
-        self._writings = Writings(port)
+        self._writings = Writings(port, randomness)
         # Names under which this hub writes transactions, and the epoch of each.
         self._writers: dict[str, int] = {}
         self._writers_lock = threading.Lock()
@@ -325,7 +328,7 @@ class Hub:
         )
         self._port.check_usable()
         self._port.check_writable()
-        producer = Producer(self._port, options, convoy=self._convoy_for(options))
+        producer = Producer(self._port, options, convoy=self._convoy_for(options), randomness=self._randomness)
         self._open.add(producer)
         return producer
 
@@ -335,7 +338,7 @@ class Hub:
         if not self._port.checks_values:
             return None
         alike = (options.delivery_timeout, options.linger, options.compression)
-        return self._convoys.setdefault(alike, Convoy(self._port, SYSTEM_CLOCK, options.compression))
+        return self._convoys.setdefault(alike, Convoy(self._port, SYSTEM_CLOCK, options.compression, self._randomness))
 
     @overload
     def consumer(

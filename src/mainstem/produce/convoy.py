@@ -33,6 +33,7 @@ from mainstem.core.limits import APPEND_BATCHES_MAX, KIB, SHARDS_PER_STREAM_MAX
 from mainstem.produce.chunk import Chunk, Parcel
 from mainstem.produce.numbering import Numbering
 from mainstem.transport.port import AppendResult, Port
+from mainstem.transport.retry import Randomness
 
 # What is larger is worth a batch of its own.
 _PARCEL_BYTES_MAX: Final = 8 * KIB
@@ -130,7 +131,7 @@ class Convoy:
     """What the producers of one hub that have the same options send together. Any thread comes aboard; the rest is for
     the hub's."""
 
-    def __init__(self, port: Port, clock: Clock, compression: str | None) -> None:
+    def __init__(self, port: Port, clock: Clock, compression: str | None, randomness: Randomness = RANDOMNESS) -> None:
         self._port = port
         self._clock = clock
         self._compression = compression
@@ -143,7 +144,7 @@ class Convoy:
         self._has_failed = False
         self._departed = 0.0
         # Records without a key go to one shard after the other, a convoy each.
-        self._sticky = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
+        self._sticky = int(randomness.uniform(0, SHARDS_PER_STREAM_MAX))
 
     def join(self, member: object) -> None:
         self._members.add(member)

@@ -13,7 +13,7 @@ from mainstem.core.delivery import Delivery, Fingerprint
 from mainstem.core.errors import TransactionAborted, UnknownTransaction
 from mainstem.core.limits import TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
-from mainstem.produce.producer import Producer
+from mainstem.produce.producer import Headers, Producer
 from mainstem.produce.transaction import StagingPort, quietly
 from mainstem.transport.port import Answer, Port
 from mainstem.transport.sharing import AbortDeliveryCall, AbortTransactionCall, CommitPartsCall, Staging
@@ -51,9 +51,11 @@ class Part:
         """Add a table: see Producer.send_batch."""
         self._producer.send_batch(stream, data, shard=shard)
 
-    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
+    def send_tombstone(
+        self, stream: str, key: bytes, headers: Headers, time_us: int, *, shard: int | None = None
+    ) -> None:
         """Add a tombstone, after what was added before: see Producer.send."""
-        self._producer.send(stream, None, key=key, timestamp=time_us, shard=shard)
+        self._producer.send(stream, None, key=key, headers=headers, timestamp=time_us, shard=shard)
 
     def finish(self) -> PartWritten:
         """Wait until all of it is durable; raises what went wrong."""

@@ -27,6 +27,7 @@ from mainstem.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
 )
+from mainstem.core.identity import RANDOMNESS
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.keys import check_key, key_of
 from mainstem.core.limits import (
@@ -60,6 +61,7 @@ from mainstem.produce.row_batches import as_row_batches, goes_as_it_is, keys_of
 from mainstem.produce.shipping import Shipping
 from mainstem.registry.rows import RowConverter, converter_of
 from mainstem.transport.port import Port, StreamInfo
+from mainstem.transport.retry import Randomness
 
 Headers = Mapping[str, bytes | str] | None
 # A tombstone of a stream whose key is made of several columns names all of them, as a tuple.
@@ -89,8 +91,10 @@ class Producer:
         *,
         known: Sequence[StreamInfo] = (),
         convoy: Convoy | None = None,
+        randomness: Randomness = RANDOMNESS,
     ) -> None:
-        """Streams that are `known` are not asked for. A `convoy` takes along what is small."""
+        """Streams that are `known` are not asked for. A `convoy` takes along what is small. The `randomness` chooses
+        the first shard of records without a key."""
         options.check()
         self._port = port
         self._options = options
@@ -100,7 +104,7 @@ class Producer:
         for info in known:
             self._streams.adopt(info)
         # Its lock also guards what is here.
-        self._shipping = Shipping(port, options, clock, self._streams, self._roll, convoy)
+        self._shipping = Shipping(port, options, clock, self._streams, self._roll, randomness, convoy)
         # What is being filled: the parcel, and in it the newest chunk of each stream.
         self._parcel = self._new_parcel()
         self._chunks: dict[str, Chunk] = {}

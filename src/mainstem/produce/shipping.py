@@ -24,7 +24,6 @@ from mainstem.core.errors import (
     OutOfSequence,
     UnknownProducer,
 )
-from mainstem.core.identity import RANDOMNESS
 from mainstem.core.interrupts import DeferredInterrupt
 from mainstem.core.limits import (
     APPEND_BATCHES_MAX,
@@ -40,6 +39,7 @@ from mainstem.produce.numbering import Numbering
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.returns import Returns
 from mainstem.transport.port import AppendResult, Port, StreamInfo
+from mainstem.transport.retry import Randomness
 
 _NEVER = threading.Event()
 _FAILED_MAX = 64
@@ -60,6 +60,7 @@ class Shipping:
         clock: Clock,
         streams: KnownStreams,
         roll: Callable[[], None],
+        randomness: Randomness,
         convoy: Convoy | None = None,
     ) -> None:
         self._port = port
@@ -87,7 +88,7 @@ class Shipping:
         # Those of them that travel in a convoy.
         self._aboard: set[Parcel] = set()
         # Records without a key go to one shard after the other, a parcel each. Many producers live for one parcel.
-        self._sticky = RANDOMNESS.randrange(SHARDS_PER_STREAM_MAX)
+        self._sticky = int(randomness.uniform(0, SHARDS_PER_STREAM_MAX))
         self._reset_wanted = False
         # Why the numbers of this epoch are void, once a batch has failed for good.
         self._void: MainstemError | None = None

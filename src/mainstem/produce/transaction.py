@@ -31,6 +31,7 @@ from mainstem.core.limits import APPEND_BATCHES_MAX, MIB, TRANSACTION_SECONDS_MA
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Headers, Key, Producer, Value
 from mainstem.transport.port import Answer, AppendDone, AppendResult, Call, Port, Query, StreamInfo, Subscription
+from mainstem.transport.retry import Randomness
 from mainstem.transport.sharing import (
     AbortTransactionCall,
     CommitCursorsCall,
@@ -179,16 +180,17 @@ class StagingPort:
 class Writing:
     """A producer for transactions, one after the other."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, randomness: Randomness) -> None:
         self.port = StagingPort(port)
-        self.producer = Producer(self.port, ProducerOptions(linger=_LINGER_SECONDS))
+        self.producer = Producer(self.port, ProducerOptions(linger=_LINGER_SECONDS), randomness=randomness)
 
 
 class Writings:
     """Producers that transactions of one hub have used and may use again: they know streams. Any thread."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, randomness: Randomness) -> None:
         self._port = port
+        self._randomness = randomness
         self._lock = threading.Lock()
         self._free: list[Writing] = []
 
@@ -196,7 +198,7 @@ class Writings:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return Writing(self._port)
+        return Writing(self._port, self._randomness)
 
     def give_back(self, writing: Writing) -> None:
         with self._lock:

@@ -188,9 +188,8 @@ def _without_views(array: pa.DictionaryArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(array.indices, plain)
 
 
-def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
-    """An array in the type of a field, or Misfit."""
-    kind = field.type
+def _unpacked(array: pa.Array) -> pa.Array:
+    """Every value in its place: without extension, dictionary or runs."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
@@ -201,6 +200,13 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         values, ends = array.values, array.run_ends.to_numpy()
         _check_unpacked(values, pa.array(np.arange(len(values))), np.diff(ends, prepend=0))
         array = pc.run_end_decode(array)
+    return array
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    """An array in the type of a field, or Misfit."""
+    kind = field.type
+    array = _unpacked(array)
     given = array.type
     if given.equals(kind):
         return array
@@ -210,6 +216,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         return _cast_struct(array, field)
     if (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) and _is_list(given):
         return _cast_list(array, field)
+    if pa.types.is_map(kind) and pa.types.is_map(given):
+        return _cast_map(array, field)
     if not any(is_from(given) and is_to(kind) for is_from, is_to in _CASTS):
         raise Misfit(f"must be {kind}, not {given}" + _cast_hint(given, kind))
     if pa.types.is_timestamp(kind) and (given.tz is None) != (kind.tz is None):
@@ -227,8 +235,6 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 def _has_overflown(given: pa.Array, found: pa.Array) -> bool:
     """Whether a number became infinite by a cast: Arrow does not look, as it does of whole numbers."""
-    if pa.types.is_map(found.type):
-        return _has_overflown(given.keys, found.keys) or _has_overflown(given.items, found.items)
     if not (pa.types.is_floating(found.type) and pa.types.is_floating(given.type)):
         return False
     return found.type.bit_width < given.type.bit_width and _infinities(found) > _infinities(given)
@@ -252,7 +258,7 @@ def _cast_struct(array: pa.StructArray, field: pa.Field) -> pa.Array:
             parts.append(_cast(flat[place_of[place]], part))
         except Misfit as misfit:
             raise misfit.inside(part.name) from None
-    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null() if array.null_count else None)
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=_mask(array))
 
 
 def _cast_list(array: pa.Array, field: pa.Field) -> pa.Array:
@@ -262,21 +268,43 @@ def _cast_list(array: pa.Array, field: pa.Field) -> pa.Array:
     except ARROW_ERRORS as error:
         raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
     # The values alone: those outside a slice, or under a null, are not there.
-    lengths = pc.fill_null(pc.list_value_length(plain), 0).to_numpy(zero_copy_only=False)
-    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     try:
         values = _cast(plain.flatten(), kind.value_field)
     except Misfit as misfit:
         raise misfit.inside("[]") from None
-    found = pa.ListArray.from_arrays(
-        pa.array(ends), values, pa.list_(kind.value_field), mask=plain.is_null() if plain.null_count else None
-    )
+    found = pa.ListArray.from_arrays(_ends(plain), values, pa.list_(kind.value_field), mask=_mask(plain))
     if pa.types.is_list(kind):
         return found
     try:
         return found.cast(kind)
     except ARROW_ERRORS as error:
         raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
+
+
+def _cast_map(array: pa.MapArray, field: pa.Field) -> pa.Array:
+    kind = field.type
+    entries = array.cast(_entries_of(array.type))
+    flat = entries.flatten()
+    parts: list[pa.Array] = []
+    for name, values, part in (("key", flat.field(0), kind.key_field), ("value", flat.field(1), kind.item_field)):
+        try:
+            parts.append(_cast(values, part))
+        except Misfit as misfit:
+            raise misfit.inside(name) from None
+    try:
+        return pa.MapArray.from_arrays(_ends(entries), *parts, type=kind, mask=_mask(entries))
+    except ARROW_ERRORS as error:  # a key that is null in its dictionary
+        raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
+
+
+def _ends(lists: pa.ListArray) -> pa.Array:
+    """Where each list ends among the values that are present."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+
+
+def _mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
 
 
 def _any_of(*kinds: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
@@ -305,7 +333,6 @@ _CASTS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType],
     (pa.types.is_time, pa.types.is_time),
     (pa.types.is_timestamp, pa.types.is_timestamp),
     (pa.types.is_duration, pa.types.is_duration),
-    (pa.types.is_map, pa.types.is_map),
 )
 
 

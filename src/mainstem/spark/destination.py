@@ -20,6 +20,7 @@ from mainstem.log import staging
 from mainstem.log.staging import StagedFile
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.parts import Part, PartWritten, abort_delivery, abort_parts, commit_parts, has_delivery
+from mainstem.produce.producer import Headers
 from mainstem.spark.origin import Access, opened
 from mainstem.transport.port import Answer, GetStreamCall, Port, StreamInfo
 
@@ -34,7 +35,9 @@ class PartWriter(Protocol):
 
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None: ...
 
-    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None: ...
+    def send_tombstone(
+        self, stream: str, key: bytes, headers: Headers, time_us: int, *, shard: int | None = None
+    ) -> None: ...
 
     def finish(self) -> Staged: ...
 
@@ -117,8 +120,10 @@ class _FilePart:
     def send_batch(self, stream: str, data: pa.Table, *, shard: int | None = None) -> None:
         self._part.send_batch(stream, data, shard=shard)
 
-    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
-        self._part.send_tombstone(stream, key, time_us, shard=shard)
+    def send_tombstone(
+        self, stream: str, key: bytes, headers: Headers, time_us: int, *, shard: int | None = None
+    ) -> None:
+        self._part.send_tombstone(stream, key, headers, time_us, shard=shard)
 
     def finish(self) -> StagedFile:
         try:

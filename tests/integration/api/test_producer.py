@@ -1,5 +1,6 @@
 """Producers: what can be sent, what is refused where, and what an acknowledgement says."""
 
+import random
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 import mainstem
 from mainstem.core import placement, tables
 from mainstem.core.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
+from mainstem.hub.embedded import LogPort
 from mainstem.hub.hub import Hub
 from mainstem.produce.chunk import Ack
 from tests.integration.api.conftest import read_all, values
@@ -111,6 +113,20 @@ def test_producers_that_live_for_one_record_do_not_all_choose_the_same_shard(hub
         with hub.producer() as producer:
             shards.add(producer.send("wide", b"v").result(10)[0])
     assert shards == {0, 1, 2, 3}
+
+
+def test_a_seed_repeats_the_shards_of_records_without_a_key(tmp_path):
+    def shards(name: str, seed: int) -> list[int]:
+        with Hub(LogPort(tmp_path / name), name, random.Random(seed)) as hub:
+            hub.streams.create("wide", shards=100)
+            for _ in range(5):
+                with hub.producer() as producer:
+                    producer.send("wide", b"v")
+            with hub.transaction() as tx:
+                tx.send("wide", b"v")
+            return [record.shard for record in read_all(hub, "wide")]
+
+    assert shards("a", 1) == shards("b", 1) != shards("c", 2)
 
 
 def test_headers(hub, orders):

@@ -129,7 +129,6 @@ def test_commands_show_a_certificate(tmp_path):
         assert "billing may not create 'orders'" in cli.error("stream", "create", "orders", code=5, **shown)
         # A token says who one is all the same.
         cli.run("stream", "create", "orders", "--token-file", "root.token", **shown)
-        assert "jobs show a token" in cli.error("job", "run", "warehouse", "invoices", "./table", code=2, **shown)
         alone = cli.error("stream", "list", "--tls-client-cert", certificate, code=2)
         assert "tls_client_cert (flag --tls-client-cert) is of no use without tls_client_key" in alone
 

@@ -1,5 +1,6 @@
 """Convoys on a port that is driven by hand: who travels with whom, and what each hears when something fails."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,14 +71,16 @@ class HandDriven:
 class Company:
     """Producers that share a convoy."""
 
-    def __init__(self, count: int, *streams: StreamInfo) -> None:
+    def __init__(self, count: int, *streams: StreamInfo, seed: int = 0) -> None:
         self.port = HandDriven()
         self.clock = SimulatedClock()
         port: Any = self.port
-        self.convoy = Convoy(port, self.clock, "lz4")
+        rng = random.Random(seed)
+        self.convoy = Convoy(port, self.clock, "lz4", rng)
         options = ProducerOptions(delivery_timeout=60.0)
         self.producers = [
-            Producer(port, options, self.clock, known=streams or (stream(),), convoy=self.convoy) for _ in range(count)
+            Producer(port, options, self.clock, known=streams or (stream(),), convoy=self.convoy, randomness=rng)
+            for _ in range(count)
         ]
 
     def send(self, name: str = "s1", key: bytes | None = None) -> list[Any]:
@@ -123,6 +126,22 @@ def test_one_is_on_its_way_at_a_time_and_in_a_crowd_the_next_waits_a_moment(comp
     assert company.under_way() == [(1, 5, 0, 1)]
     company.port.answer(5)
     assert more[4].result(0) == (0, 9)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_seed_repeats_the_shard_of_records_without_a_key(count):
+    """Of a producer that goes alone, and of a convoy."""
+
+    def shard(seed: int) -> int:
+        company = Company(count, stream(shards=1_000), seed=seed)
+        company.send()
+        company.port.turn()
+        ((batches, _),) = company.port.sent
+        return batches[0].header.shard
+
+    seeds = range(20)
+    assert [shard(seed) for seed in seeds] == [shard(seed) for seed in seeds]
+    assert len({shard(seed) for seed in seeds}) > 10
 
 
 def test_a_producer_without_company_goes_alone():

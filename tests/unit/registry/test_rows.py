@@ -527,6 +527,23 @@ def _loads(value: bytes) -> Any:
 # Tables
 
 
+def doubles(*maps: dict[str, float] | None) -> pa.Array:
+    """Maps of numbers that columns of `float32` may not have."""
+    return pa.array([None if each is None else list(each.items()) for each in maps], MAP_OF_DOUBLES)
+
+
+MAP_OF_DOUBLES = pa.map_(pa.string(), pa.float64())
+MAP_OF_FLOATS = pa.map_(pa.string(), pa.float32())
+INFINITY, TOO_LARGE = float("inf"), 1e39
+# The number stands under a null, where it is not there for anybody.
+UNDER_NULL = pa.Array.from_buffers(
+    MAP_OF_DOUBLES,
+    2,
+    [pa.py_buffer(b"\2"), pa.py_buffer(np.array([0, 1, 2], np.int32))],
+    children=[pa.StructArray.from_arrays([["a", "b"], [TOO_LARGE, 2.0]], fields=list(MAP_OF_DOUBLES.field(0).type))],
+)
+
+
 def cast(kind: pa.DataType, array: Any, nullable: bool = True) -> Any:
     table = one(kind, nullable).cast(pa.table({"x": array}))
     table.validate(full=True)
@@ -555,6 +572,21 @@ CAST: list[tuple[pa.DataType, pa.Array]] = [
     (pa.list_(pa.int64(), 2), pa.array([[1, 2]], pa.list_(pa.int8()))),
     (pa.struct([("a", pa.int64())]), pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())]))),
     (pa.map_(pa.string(), pa.int64()), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8()))),
+    (MAP_OF_FLOATS, doubles({"a": INFINITY, "b": -0.5}, None, {})),
+    (MAP_OF_FLOATS, doubles({"a": TOO_LARGE}, {"b": INFINITY}, None, {}, {"c": 1.0}).slice(1)),
+    (MAP_OF_FLOATS, UNDER_NULL),
+    (
+        pa.map_(pa.string(), pa.struct([("x", pa.float32())])),
+        pa.array([[("a", {"x": 0.5}), ("b", None)], None], pa.map_(pa.string(), pa.struct([("x", pa.float64())]))),
+    ),
+    (
+        pa.map_(pa.int64(), pa.list_(pa.float32())),
+        pa.array([[(1, [0.5, None]), (2, None)]], pa.map_(pa.int8(), pa.list_(pa.float64()))),
+    ),
+    (
+        pa.map_(pa.string(), MAP_OF_FLOATS),
+        pa.array([[("a", [("b", 0.5)])]], pa.map_(pa.large_string(), MAP_OF_DOUBLES)),
+    ),
 ]
 
 
@@ -577,7 +609,30 @@ NOT_CAST: list[tuple[pa.DataType, pa.Array]] = [
     (pa.bool_(), pa.array([1])),
     (pa.float64(), pa.array([2**60 + 1])),
     (pa.float32(), pa.array([float("inf"), None, float("nan"), 1e39])),
-    (pa.map_(pa.string(), pa.float32()), pa.array([[("a", -1e39)]], pa.map_(pa.string(), pa.float64()))),
+    (MAP_OF_FLOATS, doubles({"a": -TOO_LARGE})),
+    (MAP_OF_FLOATS, doubles({"a": INFINITY}, {"b": TOO_LARGE}).slice(1)),
+    (pa.map_(pa.float32(), pa.string()), pa.array([[(TOO_LARGE, "a")]], pa.map_(pa.float64(), pa.string()))),
+    (
+        pa.map_(pa.string(), pa.struct([("x", pa.float32())])),
+        pa.array([[("a", {"x": TOO_LARGE})]], pa.map_(pa.string(), pa.struct([("x", pa.float64())]))),
+    ),
+    (
+        pa.map_(pa.string(), pa.list_(pa.float32())),
+        pa.array([[("a", [TOO_LARGE])]], pa.map_(pa.string(), pa.list_(pa.float64()))),
+    ),
+    (
+        pa.map_(pa.string(), MAP_OF_FLOATS),
+        pa.array([[("a", [("b", TOO_LARGE)])]], pa.map_(pa.string(), MAP_OF_DOUBLES)),
+    ),
+    (pa.map_(pa.string(), pa.string()), pa.array([[(1, "a")]], pa.map_(pa.int64(), pa.string()))),
+    (
+        pa.map_(pa.string(), pa.int8()),
+        pa.MapArray.from_arrays(
+            pa.array([0, 1], pa.int32()),
+            pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([None], pa.string())),
+            pa.array([1], pa.int8()),
+        ),
+    ),
     (pa.decimal128(5, 2), pa.array([1.5])),
     (pa.decimal128(5, 2), pa.array([Decimal("1.234")])),
     (pa.timestamp("us", "UTC"), pa.array([datetime(2026, 1, 1)])),
@@ -597,6 +652,15 @@ def test_a_cast_that_would_change_a_value_is_refused(kind: pa.DataType, array: p
     with pytest.raises(SchemaMismatch) as caught:
         cast(kind, array)
     assert caught.value.path.startswith("x")
+
+
+def test_a_number_of_a_map_that_is_too_large_is_told_with_its_path_and_row() -> None:
+    kind = pa.map_(pa.string(), pa.struct([("x", pa.float64())]))
+    maps = [[("a", {"x": each})] for each in (TOO_LARGE, INFINITY, None, 1.0, TOO_LARGE)]
+    converter = one(pa.map_(pa.string(), pa.struct([("x", pa.float32())])))
+    with pytest.raises(SchemaMismatch, match=r"too large for it \(row 3\)") as caught:
+        converter.cast(pa.table({"x": pa.array(maps, kind).slice(1)}))
+    assert caught.value.path == "x.value.x"
 
 
 def test_tables_get_defaults_and_aliases_and_lose_nothing() -> None:

@@ -17,6 +17,7 @@ from mainstem.spark.destination import PartWriter
 from mainstem.spark.jobs.lake import KEY_COLUMN
 from mainstem.transport.port import StreamInfo
 
+_HEADERS: Final = "_headers"
 _TIME: Final = "_timestamp"
 
 
@@ -49,14 +50,15 @@ class Copier:
 
     def _send_tombstones(self, part: PartWriter, stream: StreamInfo, records: pa.Table, shard: int | None) -> None:
         times = records.column(_TIME).cast(pa.int64()).to_pylist()
-        for key, time_us in zip(records.column(KEY_COLUMN).to_pylist(), times, strict=True):
+        keys, headers = (records.column(name).to_pylist() for name in (KEY_COLUMN, _HEADERS))
+        for key, given, time_us in zip(keys, headers, times, strict=True):
             if stream.key not in ((), self._key) or key is None:
                 raise InvalidRecord(
                     f"stream {stream.name!r} cannot take the tombstone of {key!r}, because its keys are made of "
                     f"{', '.join(stream.key) or 'nothing'}; leave tombstones out, by a condition (where) that asks for "
                     "a column that is not null"
                 )
-            part.send_tombstone(stream.name, key, time_us, shard=shard)
+            part.send_tombstone(stream.name, key, given and dict(given), time_us, shard=shard)
 
 
 def _turns(keys: pa.ChunkedArray, is_deleted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
