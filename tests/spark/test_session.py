@@ -100,7 +100,7 @@ def test_what_the_user_says_wins():
 def test_an_old_java_is_not_asked_how_many_bytes_a_batch_has():
     """Java 17 takes longer to add them up after every row than for the row."""
     rows, size = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
-    for java, limits in ((17, ("2048", str(2**31 - 1))), (21, ("50000", str(16 << 20)))):
+    for java, limits in ((17, ("512", str(2**31 - 1))), (21, ("50000", str(16 << 20)))):
         made = settings(None, None, {}, {}, 8, 64 << 30, java)
         assert (made[rows], made[size]) == limits
         assert settings(None, None, {size: "64m"}, {}, 8, 64 << 30, java)[size] == "64m"

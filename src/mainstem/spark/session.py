@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,17 +35,13 @@ CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 _CANCEL_SECONDS: Final = 1.0
 # Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
-_BATCHES: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * MIB),
-}
+_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BATCHES: Final = {_ROWS: "50000", _BYTES: str(16 * MIB)}
 # To limit bytes, Spark adds up those of all columns after every row. Newer compilers make little of it; Java 17 spends
-# as much on it as on all else that is done to write a row, or twice as much. The largest number is Spark's word for no
-# such limit; so there are fewer rows.
-_BATCHES_OF_OLD_JAVA: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
-}
+# about as much on it as on all else that is done to write a row, or twice as much. The largest number is Spark's word
+# for no such limit; so there are few rows, as many as cost little.
+_BATCHES_OF_OLD_JAVA: Final = {_ROWS: "512", _BYTES: str((1 << 31) - 1)}
 _JAVA_THAT_ADDS_UP_WELL: Final = 21
 # The root's, too.
 _LOGGERS_OF_PY4J: Final = ("", "py4j.clientserver", "py4j.java_gateway")
@@ -110,6 +106,22 @@ def session(
     if signal.getsignal(signal.SIGINT) is not before:
         _interrupt_well(made.sparkContext)
     return made
+
+
+@contextlib.contextmanager
+def batches_bounded(spark: "SparkSession") -> Iterator[None]:
+    """While the block runs, batches to Python have a limit of bytes, also in a session that has none by itself."""
+    ours = _BATCHES_OF_OLD_JAVA
+    if any(spark.conf.get(key, None) != value for key, value in ours.items()):
+        yield
+        return
+    for key, value in _BATCHES.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in ours.items():
+            spark.conf.set(key, value)
 
 
 def _is_running(pyspark: Any) -> bool:

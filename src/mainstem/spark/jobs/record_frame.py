@@ -21,6 +21,7 @@ from mainstem.spark.jobs.tasks import (
     mapped,
     raise_first,
 )
+from mainstem.spark.session import batches_bounded
 from mainstem.spark.slices import Slice
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class RecordFrame:
             part = 0 if context is None else context.partitionId()
             yield guarded(lambda: write(part, batches))
 
-        answers = collect(self._spark, mapped(made, written, ANSWER), self._parts, self._on_step)
+        # Records are of any size, and so is what a query makes of them.
+        with batches_bounded(self._spark):
+            answers = collect(self._spark, mapped(made, written, ANSWER), self._parts, self._on_step)
         raise_first(self._found.value.values())
         return [*answers, *self._found.value.values()]
 
