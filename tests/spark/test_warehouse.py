@@ -444,6 +444,28 @@ def test_columns_that_the_stream_gets_are_added(log, tmp_path, spark):
     assert found["id"].to_pylist() == list(range(3_010))
 
 
+@pytest.mark.slow("three runs")
+def test_a_row_that_takes_the_place_of_another_has_nothing_of_it(tmp_path, spark):
+    """Columns that the stream has no more, or that a run leaves out, are null in rows of then."""
+    table = tmp_path / "t"
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("kv", schema={"k": "string", "old": "string", "n": "int64"}, key="k")
+
+        def run(*rows: dict[str, Any], **options: Any) -> dict[str, tuple[str | None, int | None]]:
+            with hub.producer() as producer:
+                for row in rows:
+                    producer.send("kv", row)
+            warehouse(tmp_path / "log", "kv", table, mode="upsert", spark=spark, **options)
+            return {row["k"]: (row["old"], row["n"]) for row in table_of(table).to_pylist()}
+
+        run({"k": "a", "old": "x", "n": 1}, {"k": "b", "old": "y", "n": 1}, {"k": "c", "old": "z", "n": 1})
+        hub.streams.set_schema("kv", {"k": "string", "n": "int64"})
+        found = run({"k": "a", "n": 2}, {"k": "d", "n": 2})
+        assert found == {"a": (None, 2), "b": ("y", 1), "c": ("z", 1), "d": (None, 2)}
+        found = run({"k": "b", "n": 3}, columns=["k"])
+        assert found == {"a": (None, 2), "b": (None, None), "c": ("z", 1), "d": (None, 2)}
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.slow("may be the first to use Spark's workers")
 @pytest.mark.parametrize(("kind", "wider", "large"), [("int32", "int64", 2**40), ("float32", "float64", 2.0**24 + 1)])

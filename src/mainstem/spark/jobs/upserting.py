@@ -61,8 +61,8 @@ class Upserting:
             self._lake.append([], self._job, number, notes)
             return Changed(0, 0)
         newest = newest_of(pa.concat_tables(tables)).drop_columns([GENERATION_COLUMN])
+        # Every column of the table, so that nothing of an older row stays where these have no value.
         schema = merged_schema(self._lake.schema(), newest.schema)
-        schema = pa.schema([schema.field(name) for name in newest.column_names])
         rows = pa.Table.from_batches([as_table_rows(batch, schema) for batch in newest.to_batches()], schema)
         return self._lake.upsert(rows, self._job, number, notes)
 
