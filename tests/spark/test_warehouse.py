@@ -467,6 +467,50 @@ def test_a_row_that_takes_the_place_of_another_has_nothing_of_it(tmp_path, spark
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.slow("six runs")
+def test_a_column_that_was_renamed_keeps_its_name_in_the_table(tmp_path, spark, mode):
+    """The key's, too; and however often it is renamed. A query's columns are its own: it says which it is."""
+    table, made = tmp_path / "t", tmp_path / "made"
+    page, path, place = (
+        {"id": "int64", "page": "string"},
+        {"no": {"type": "int64", "aliases": ["id"]}, "path": {"type": "string", "aliases": ["page"]}},
+        {"no": {"type": "int64", "aliases": ["id"]}, "place": {"type": "string", "aliases": ["path", "page"]}},
+    )
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("visits", schema=page, key="id")
+
+        def run(*rows: dict[str, Any]) -> dict[int, str]:
+            with hub.producer() as producer:
+                for row in rows:
+                    producer.send("visits", row)
+            warehouse(tmp_path / "log", "visits", table, mode=mode, spark=spark)
+            found = table_of(table)
+            assert set(found.column_names) - {"_key"} == {"id", "page", "_shard", "_offset", "_timestamp"}
+            return dict(zip(found["id"].to_pylist(), found["page"].to_pylist(), strict=True))
+
+        assert run({"id": 1, "page": "/"}, {"id": 2, "page": "/a"}) == {1: "/", 2: "/a"}
+        warehouse(tmp_path / "log", "visits", made, sql="SELECT page FROM visits", spark=spark)
+        hub.streams.set_schema("visits", path)
+        assert run({"no": 3, "path": "/b"}) == {1: "/", 2: "/a", 3: "/b"}
+        hub.streams.set_schema("visits", place)
+        assert run({"no": 4, "place": "/c"}) == {1: "/", 2: "/a", 3: "/b", 4: "/c"}
+        query: dict[str, Any] = {"sql": "SELECT place FROM visits", "spark": spark}
+        with pytest.raises(SchemaMismatch, match="column 'place' was called 'page', and is that in the table"):
+            warehouse(tmp_path / "log", "visits", made, **query)
+        query["sql"] = "SELECT place AS page FROM visits"
+        warehouse(tmp_path / "log", "visits", made, **query)
+        assert sorted(table_of(made)["page"].to_pylist()) == ["/", "/a", "/b", "/c"]
+        if mode == "append":
+            day = timedelta(days=1)
+            span: dict[str, Any] = {"since": datetime.now(UTC) - day, "until": datetime.now(UTC) + day, "replace": True}
+            done = replay(tmp_path / "log", "visits", table, **span, where="no > 1", spark=spark)
+            assert done.compared is not None
+            told = done.compared
+            assert (told.added, told.removed, told.changed, told.same) == (0, 1, 3, 0)  # it adds _key to every row
+            assert sorted(table_of(table)["page"].to_pylist()) == ["/a", "/b", "/c"]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.slow("may be the first to use Spark's workers")
 @pytest.mark.parametrize(("kind", "wider", "large"), [("int32", "int64", 2**40), ("float32", "float64", 2.0**24 + 1)])
 def test_a_value_that_is_too_wide_for_the_table_is_refused(tmp_path, spark, mode, kind, wider, large):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from mainstem.core.errors import SchemaMismatch
-from mainstem.spark.jobs.columns import as_table_rows, merged_schema, missing_columns, table_schema
+from mainstem.spark.jobs.columns import as_table_rows, merged_schema, missing_columns, renamed, table_schema
 
 KEPT = {
     "uint64": (pa.uint64(), [2**64 - 1, None], [Decimal(2**64 - 1), None]),
@@ -50,3 +50,11 @@ def test_a_column_keeps_its_type():
     assert as_table_rows(pa.record_batch({"a": pa.array([7], pa.int64())}), narrow)["a"].to_pylist() == [7]
     with pytest.raises(SchemaMismatch, match="column 'a': a value does not fit the table's int32"):
         as_table_rows(pa.record_batch({"a": pa.array([2**40], pa.int64())}), narrow)
+
+
+def test_a_column_of_which_the_table_has_two_names_is_refused():
+    has = ["id", "page", "path"]
+    with pytest.raises(SchemaMismatch, match="column 'place': the table has it under several of its names, page, path"):
+        renamed(["id", "place"], has, {"place": ["path", "page"]})
+    # One that the table has under its present name is that one.
+    assert renamed(["id", "path"], has, {"path": ["page"]}) == {}

@@ -4,7 +4,7 @@ Every type keeps its values or is refused with the column's name: a table is for
 nothing of where it came from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -35,6 +35,11 @@ def table_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, _table_type(field.type, field.name)) for field in schema])
 
 
+def with_names(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
+    """The columns, those of `names` called what it says."""
+    return pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])
+
+
 def as_table_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows with exactly these columns: cast, in this order, null where they have none."""
     if rows.schema.equals(schema):
@@ -60,6 +65,24 @@ def missing_columns(has: pa.Schema, wanted: pa.Schema) -> Sequence[pa.Field]:
                 path=field.name,
             )
     return [field for field in wanted if field.name not in has.names]
+
+
+def renamed(rows: Sequence[str], has: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """What a table calls those of these columns that the stream renamed after the table got them: it keeps its name for
+    each. SchemaMismatch if it has several names of one, and not the present one."""
+    found = {}
+    for name in rows:
+        older = [alias for alias in has if alias in aliases.get(name, ()) and alias not in rows]
+        if name in has or not older:
+            continue
+        if len(older) > 1:
+            raise SchemaMismatch(
+                f"column {name!r}: the table has it under several of its names, {', '.join(older)}, and nothing says "
+                "which one goes on; write to a new table",
+                path=name,
+            )
+        found[name] = older[0]
+    return found
 
 
 def merged_schema(has: pa.Schema, wanted: pa.Schema) -> pa.Schema:

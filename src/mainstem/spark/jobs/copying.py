@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mainstem.core.errors import SchemaMismatch
 from mainstem.spark.jobs.columns import table_schema
 from mainstem.spark.jobs.lake import Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
@@ -48,8 +49,20 @@ class Copying:
         self._partitioning.check(rows)
         fields = [field for field in table_schema(rows) if field.name not in self._partitioning.columns]
         schema = pa.schema([*fields, *self._partitioning.fields])
+        if not self._making.is_moved:
+            self._require_named(schema, attempt)
         target = attempt.target(self._lake, schema, self._partitioning, self._file_bytes)
         return Written(self._making.run(tasks, partial(_write, target)))
+
+    def _require_named(self, rows: pa.Schema, attempt: Attempt) -> None:
+        """Only who wrote a query or a function knows what a column of it is. SchemaMismatch if it has one under a name
+        that the stream's got after the table had it under another."""
+        for name, was in self._lake.renamed(rows.names, attempt.aliases).items():
+            raise SchemaMismatch(
+                f"column {name!r} was called {was!r}, and is that in the table: go on under that name ({name} AS "
+                f"{was}), give what is something else another name, or write to a new table",
+                path=name,
+            )
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite)

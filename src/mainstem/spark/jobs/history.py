@@ -17,6 +17,7 @@ from mainstem.consume.view import METADATA_SCHEMA, View
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch
 from mainstem.core.names import check_named_once
+from mainstem.core.schema import aliases_of
 from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.origin import Access, opened
@@ -68,6 +69,12 @@ class History:
         self.info: StreamInfo = self._port.call(GetStreamCall(stream)).streams[0]
         # Ranges that were gone when a load was cut, since that was last asked.
         self._lost: list[Lost] = []
+
+    @property
+    def aliases(self) -> dict[str, list[str]]:
+        """Other names of its columns, of those that have some."""
+        fields = [] if self.info.schema is None else list(self.info.schema.arrow)
+        return {field.name: found for field in fields if (found := aliases_of(field))}
 
     def cursor(self, offsets: Sequence[int]) -> Cursor:
         return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))

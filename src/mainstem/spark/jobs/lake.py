@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from mainstem.core.errors import SchemaMismatch, TableUnusable
 from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
-from mainstem.spark.jobs.columns import missing_columns
+from mainstem.spark.jobs.columns import missing_columns, renamed
 from mainstem.spark.jobs.part_files import WrittenFile
 
 # What pathlib leaves of one.
@@ -122,6 +122,10 @@ class Lake:
     def schema(self) -> pa.Schema:
         """Its columns, those of its partitions among them."""
         return _plain(pa.schema(self._table().schema().to_arrow()))
+
+    def renamed(self, rows: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """What it calls columns of these rows that were renamed since it got them; see columns.py."""
+        return renamed(rows, self.schema().names, aliases) if self.exists else {}
 
     def at(self, version: int) -> tuple[pa.Schema, list[Path]]:
         """The columns that the table had in a version, and its files then."""

@@ -13,8 +13,8 @@ A kill between any two leaves what `Manifests` describes; the next run goes on f
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.durations import microseconds
 from mainstem.core.errors import InvalidSetting, TableUnusable
 from mainstem.core.times import from_us, to_us
+from mainstem.spark.jobs.columns import with_names
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
 from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Changed, Lake
@@ -72,11 +73,13 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a load: its name, the file that is there as long as it may write, and the load's number."""
+    """One attempt at a load: its name, the file that is there as long as it may write, and the load's number; and other
+    names of the stream's columns, under which a table may have them."""
 
     name: str
     marker: str
     number: int
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def target(
         self,
@@ -86,10 +89,13 @@ class Attempt:
         file_bytes: int = FILE_BYTES,
     ) -> Target:
         """Where its tasks write rows of these columns, once the table has them."""
-        has = lake.prepare(rows, partitioning.columns)
+        names = lake.renamed(rows.names, self.aliases)
+        kept = with_names(rows, names)
+        has = lake.prepare(kept, partitioning.columns)
         # Columns that the table has and these rows lack are null in it: files need not have them.
-        kept = pa.schema([has.field(field.name) for field in rows])
-        return Target(str(lake.folder.absolute()), self.name, self.marker, kept, partitioning, file_bytes)
+        kept = pa.schema([has.field(name) for name in kept.names])
+        place = str(lake.folder.absolute())
+        return Target(place, self.name, self.marker, kept, partitioning, file_bytes, names=names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +334,7 @@ class Loading:
         self._on_step("planned", number, number)
         marker = self.manifests.marker(manifest.attempt).absolute()
         with in_words_of_jobs():
-            written = write(load, Attempt(manifest.attempt, str(marker), number))
+            written = write(load, Attempt(manifest.attempt, str(marker), number, self._history.aliases))
         manifest = msgspec.structs.replace(
             manifest,
             state="written",

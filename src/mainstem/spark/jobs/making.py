@@ -65,6 +65,11 @@ class Making:
             )
         return made.schema
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether the rows are records as they are."""
+        return self._sql is None and self._function is None
+
     def cut(self, load: Load) -> list[list[Slice]]:
         """A load as the work of tasks."""
         return self._history.cut(load, self._wanted, parts_of(self._spark))

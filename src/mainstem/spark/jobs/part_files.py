@@ -9,8 +9,8 @@ worker that outlives its driver leaves nothing behind.
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +65,8 @@ class Target:
     file_bytes: int = FILE_BYTES
     # A folder in that of the table, for files that only carry rows to a merge.
     within: str = ""
+    # What columns of the rows are called in the files, if not the same.
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def file_schema(self) -> pa.Schema:
@@ -113,10 +115,11 @@ class PartFiles:
         return len(self._open)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        schema = self._target.file_schema
+        schema, names = self._target.file_schema, self._target.names
         for partition, part in self._target.partitioning.split(rows):
             gathered = self._gathered.setdefault(partition, _Gathered())
-            self.gathered_bytes += gathered.add(as_table_rows(part, schema))
+            called = part.rename_columns([names.get(name, name) for name in part.schema.names]) if names else part
+            self.gathered_bytes += gathered.add(as_table_rows(called, schema))
             if gathered.is_group():
                 self._write_group(partition)
             while self.gathered_bytes >= _GATHERED_BYTES_MAX:

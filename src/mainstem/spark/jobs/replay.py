@@ -132,7 +132,9 @@ def replay(
 
         def compared(before: int, after: int) -> Compared:
             on_step("compare", 0, 1)
-            told = compare_versions(spark, loading.lake, before, after, key or history.info.key)
+            names = loading.lake.renamed(making.schema().names, history.aliases)
+            told_by = [names.get(name, name) for name in key or history.info.key]
+            told = compare_versions(spark, loading.lake, before, after, told_by)
             on_step("compare", 1, 1)
             return told
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from mainstem.core.errors import UndecodedRecords
 from mainstem.spark.generations import Generations
-from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema
+from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema, with_names
 from mainstem.spark.jobs.history import History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
@@ -45,12 +45,14 @@ class Upserting:
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The newest record of each key of a load, as files that are no part of the table."""
         tasks = self._history.cut(load, self._wanted, parts_of(self._spark))
-        table = table_schema(self._read_schema)
+        rows = table_schema(self._read_schema)
+        names = self._lake.renamed(rows.names, attempt.aliases)
+        table = with_names(rows, names)
         self._lake.prepare(pa.schema([field for field in table if field.name != DELETED_COLUMN]), [], "upsert")
         self._on_step("prepared", 0, 0)
         staged = pa.schema([*table, pa.field(GENERATION_COLUMN, pa.int32())])
         folder = str(self._lake.folder.absolute())
-        target = Target(folder, attempt.name, attempt.marker, staged, Partitioning("none"), FILE_BYTES, _STAGED)
+        target = Target(folder, attempt.name, attempt.marker, staged, Partitioning("none"), FILE_BYTES, _STAGED, names)
         work = partial(_stage, tasks, self._wanted, self._read_schema, self._history.info.generations, target)
         return Written(run_parts(self._spark, len(tasks), work, self._on_step), is_staged=True)
 
