@@ -126,9 +126,17 @@ def test_with_a_transaction_id_a_frame_is_written_once(spark, place):
     turned = frame(spark).withColumn("name", f.concat(f.lit("name "), f.lit(ROWS - 1) - f.col("id")))
     with pytest.raises(PySparkException, match="comes with 1000 others"):
         written(turned, place, transactionId="load of monday")
+    # A number is another one, beside one that is so large that their sum has no place for it.
+    large = frame(spark).withColumn("amount", f.when(f.col("id") == 1, 1e300).otherwise(f.col("amount")))
+    written(large, place, transactionId="large numbers")
+    damaged = large.withColumn("amount", f.when(f.col("id") == 2, 0.75).otherwise(f.col("amount")))
+    with pytest.raises(PySparkException, match="comes with 1000 others"):
+        written(damaged, place, transactionId="large numbers")
+    written(large.repartition(3), place, transactionId="large numbers")
+    assert len(place.rows("orders")) == 2 * ROWS
     written(frame(spark, first=1), place, transactionId="load of monday", onReplay="accept")
     written(frame(spark, first=1), place, transactionId="load of tuesday")
-    assert len(place.rows("orders")) == 2 * ROWS
+    assert len(place.rows("orders")) == 3 * ROWS
     assert place.left_behind() == []
 
 

@@ -12,6 +12,12 @@ There are two kinds. In the older one all of the digest was of sums over single 
 added as they are; it does not notice the same values in other rows. In the newer one the digest is a byte shorter: the
 first 8 bytes are those of the older one, and 7 are of sums over whole rows; floating-point numbers are weighed by their
 rows. Logs have both. Two of different kinds are compared by what they have in common.
+
+A sum has no place for a small number beside a large one, and none at all beyond the largest. So those of the newer kind
+also have sums of *levels*, in which each number counts about as much as any other: the level of x has its sign, and is
+the logarithm of 1 + |x| to the base 2, straight between the powers of 2, as the bits of a number have it. That of an
+infinite one is 1024, and of what is no number 1025. Logs have fingerprints without levels; with those only the rest is
+compared.
 """
 
 import math
@@ -24,6 +30,12 @@ from mainstem.core.limits import DELIVERY_JOB_CHARS_MAX
 
 # By which part of the sum of all magnitudes two sums of the same numbers may differ.
 _TOLERANCE: Final = 1e-9
+# By which part of their magnitude two sums of the same levels may differ: adding up a million, of which the last bits
+# were others, has made less than 1e-14 of it.
+_LEVELS_TOLERANCE: Final = 1e-12
+# And by how much at least: aggregates in which large numbers even out come to nothing up to a rounding that is small
+# only beside those numbers. Of 100,000 in the millions it is 1e-5.
+_LEVELS_DIFFERENCE: Final = 1e-3
 
 # Of a digest of the newer kind.
 COLUMN_DIGEST_BYTES: Final = 8
@@ -36,27 +48,35 @@ Digest = Annotated[bytes, msgspec.Meta(max_length=16)]
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is compared of two deliveries of one number: how many rows, a digest of everything that adds up exactly, and
-    of floating-point numbers their sum and that of their magnitudes."""
+    of floating-point numbers their sum and that of their magnitudes; and both of their levels."""
 
     rows: U63
     exact: Digest
     total: float = 0.0
     magnitude: float = 0.0
+    # None in what was made before there were any.
+    levels: float | None = None
+    levels_magnitude: float | None = None
 
     def matches(self, other: "Fingerprint") -> bool:
         if self.rows != other.rows:
             return False
         if {len(self.exact), len(other.exact)} == _DIGEST_BYTES_OF_BOTH_KINDS:
             same = self.exact[:COLUMN_DIGEST_BYTES] == other.exact[:COLUMN_DIGEST_BYTES]
-            difference = abs(self.magnitude - other.magnitude)
-        else:
-            same = self.exact == other.exact
-            difference = abs(self.total - other.total)
-        if not same:
-            return False
+            return same and self._has_sum(other, abs(self.magnitude - other.magnitude))
+        same = self.exact == other.exact and self._has_levels(other)
+        return same and self._has_sum(other, abs(self.total - other.total))
+
+    def _has_sum(self, other: "Fingerprint", difference: float) -> bool:
         if not (math.isfinite(self.magnitude) and math.isfinite(other.magnitude)):
             return math.isfinite(self.magnitude) == math.isfinite(other.magnitude)
         return difference <= _TOLERANCE * max(self.magnitude, other.magnitude)
+
+    def _has_levels(self, other: "Fingerprint") -> bool:
+        if self.levels is None or other.levels is None:
+            return True
+        magnitude = max(self.levels_magnitude or 0.0, other.levels_magnitude or 0.0)
+        return abs(self.levels - other.levels) <= max(_LEVELS_DIFFERENCE, _LEVELS_TOLERANCE * magnitude)
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):

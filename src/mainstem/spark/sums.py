@@ -4,8 +4,8 @@ A batch that Spark runs again must be known again, and one that has other rows m
 order after a shuffle, and are in other tasks; so what is compared are sums. Over each column: of values, of their
 squares, of lengths, of the bytes of texts and of their first and last eight. And over rows: of a hash of each
 (spark/row_hashes.py), without which the same values in other rows would not be noticed. They are numbers of 64 bits
-that wrap around, made by Arrow and NumPy a column at a time. Floating-point numbers are summed as such, each weighed by
-the hash of its row, in which they are not: see core/delivery.py.
+that wrap around, made by Arrow and NumPy a column at a time. Floating-point numbers are summed as such, and as levels,
+each weighed by the hash of its row, in which they are not: see core/delivery.py.
 """
 
 import hashlib
@@ -21,6 +21,10 @@ from mainstem.core.delivery import COLUMN_DIGEST_BYTES, ROW_DIGEST_BYTES, Finger
 from mainstem.spark.row_hashes import WORD, Numbers, Words, lengths_of, parts, row_hashes, weights_of, words_of
 
 _MASK: Final = (1 << 64) - 1
+# So many numbers at once stay in the cache of a core.
+_PIECE: Final = 1 << 15
+_ONE: Final = np.float64(1.0).view(np.int64)
+_LEVEL_OF_NONE: Final = 1025.0
 
 
 @dataclass(slots=True)
@@ -34,6 +38,8 @@ class Sums:
     # Weighed by the rows' hashes; magnitudes are not.
     total: float = 0.0
     magnitude: float = 0.0
+    levels: float = 0.0
+    levels_magnitude: float = 0.0
 
     def add(self, table: pa.Table) -> None:
         self.rows += table.num_rows
@@ -49,6 +55,8 @@ class Sums:
         self.hashes = (self.hashes + other.hashes) & _MASK
         self.total += other.total
         self.magnitude += other.magnitude
+        self.levels += other.levels
+        self.levels_magnitude += other.levels_magnitude
         for path, value in other.exact.items():
             self._add(path, value)
 
@@ -60,7 +68,7 @@ class Sums:
                 name = path.encode()
                 digest.update(struct.pack("<IQ", len(name), self.exact[path]) + name)
         exact = digest.digest()[:COLUMN_DIGEST_BYTES] + struct.pack("<Q", self.hashes)[-ROW_DIGEST_BYTES:]
-        return Fingerprint(self.rows, exact, self.total, self.magnitude)
+        return Fingerprint(self.rows, exact, self.total, self.magnitude, self.levels, self.levels_magnitude)
 
     def _add(self, path: str, value: int) -> None:
         self.exact[path] = (self.exact.get(path, 0) + value) & _MASK
@@ -97,6 +105,10 @@ class Sums:
         if array.null_count:
             weights = weights[array.is_valid().to_numpy(zero_copy_only=False)]
         values = array.drop_null().to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        for begin in range(0, len(values), _PIECE):
+            levels = _levels(values[begin : begin + _PIECE])
+            self.levels += place * float(np.dot(levels, weights[begin : begin + _PIECE]))
+            self.levels_magnitude += place * float(np.abs(levels).sum())
         is_finite = np.isfinite(values)
         finite = values
         if not is_finite.all():
@@ -126,3 +138,14 @@ class Sums:
                 first_bytes, ends = first_bytes[long], ends[long]
             self._add_words(f"{path}:head", words[first_bytes])
             self._add_words(f"{path}:tail", words[ends - WORD])
+
+
+def _levels(values: Numbers) -> Numbers:
+    """As core/delivery.py has them: what the bits of a number are as a whole number goes up like its logarithm."""
+    bits = (np.abs(values) + 1.0).view(np.int64) - _ONE
+    levels: Numbers = np.copysign(bits * 2.0**-52, values)
+    is_none = np.isnan(values)
+    if is_none.any():
+        # Its bits, its sign among them, say nothing.
+        levels[is_none] = _LEVEL_OF_NONE
+    return levels

@@ -30,6 +30,44 @@ def test_sums_beyond_all_numbers_say_nothing():
     assert not printed(magnitude=float("inf")).matches(printed(magnitude=1.0))
 
 
+def leveled(levels: float | None, magnitude: float | None, total: float = 0.0) -> Fingerprint:
+    return Fingerprint(3, b"x" * 15, total, 1e300, levels, magnitude)
+
+
+def test_levels_are_compared_where_both_have_them():
+    one = leveled(100.0, 1e6)
+    assert one.matches(leveled(100.0 + 1e-7, 1e6))
+    assert not one.matches(leveled(100.1, 1e6))
+    assert not one.matches(leveled(100.0, 1e6, total=1e299))
+    older = Fingerprint(3, b"x" * 15, 0.0, 1e300)
+    assert older.matches(one)
+    assert one.matches(older)
+    # The sums of values are beyond all numbers, those of levels never.
+    beyond = [Fingerprint(3, b"x" * 15, 0.0, float("inf"), levels, 1e6) for levels in (100.0, 100.1)]
+    assert beyond[0].matches(beyond[0])
+    assert not beyond[0].matches(beyond[1])
+
+
+def test_levels_of_very_many_numbers_may_differ_by_more():
+    assert leveled(1e11, 1e11).matches(leveled(1e11 + 0.01, 1e11))
+    assert not leveled(1e11, 1e11).matches(leveled(1e11 + 1.0, 1e11))
+
+
+def test_fingerprints_without_levels_are_read_and_read_those_with_them():
+    class Older(msgspec.Struct, frozen=True, array_like=True, gc=False):
+        rows: int
+        exact: bytes
+        total: float = 0.0
+        magnitude: float = 0.0
+
+    older, newer = Older(3, b"x" * 15, 1.0, 2.0), Fingerprint(3, b"x" * 15, 1.0, 2.0, 3.0, 4.0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(newer), type=Older) == older
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=Fingerprint)
+    assert read == Fingerprint(3, b"x" * 15, 1.0, 2.0)
+    assert read.levels is None
+    assert newer.matches(read)
+
+
 @pytest.mark.parametrize("job", ["", "j" * 257])
 def test_the_name_of_a_job_has_a_length(job):
     encoded = msgspec.msgpack.encode(Delivery(1, job, 0, printed()))

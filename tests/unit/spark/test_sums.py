@@ -4,7 +4,9 @@ import datetime as dt
 import decimal
 import pickle
 import random
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -12,6 +14,7 @@ from mainstem.core.delivery import Fingerprint
 from mainstem.spark.sums import Sums
 
 ROWS = 1_000
+MANY = 1_000_000
 
 
 def column_of(kind: str, rng: random.Random) -> pa.Array:
@@ -58,6 +61,10 @@ def sums_of(*tables: pa.Table) -> Sums:
     for table in tables:
         found.add(table)
     return found
+
+
+def numbered(values: Any) -> pa.Table:
+    return pa.table({"id": pa.array(range(len(values))), "x": pa.array(values, pa.float64())})
 
 
 def shuffled(table: pa.Table, rng: random.Random) -> pa.Table:
@@ -173,6 +180,59 @@ def test_fingerprints_of_the_older_kind_are_known_again():
     for row in ({"id": 7}, {"x": 0.75}, {"tags": ["c", "b"]}, {"in": {"a": 1, "b": 2.75}}):
         changed = pa.Table.from_pylist([{**table.to_pylist()[0], **row}, *table.to_pylist()[1:]], table.schema)
         assert not older.matches(sums_of(changed).fingerprint())
+
+
+@pytest.mark.parametrize("large", [1e9, 1e300, 1.7e308, float("inf")])
+@pytest.mark.parametrize("rows", [10, 1_000_000])
+def test_a_small_number_is_seen_beside_large_ones(large, rows):
+    """Also where the sum of all is no number any more."""
+    values = np.full(rows, large)
+    values[3] = 0.1
+    changed = values.copy()
+    changed[3] = 0.2
+    assert not sums_of(numbered(changed)).fingerprint().matches(sums_of(numbered(values)).fingerprint())
+
+
+@pytest.mark.parametrize("kind", ["price", "signed", "small", "large", "any size", "large among small", "not all are"])
+def test_a_million_numbers_may_differ_in_their_last_bits_and_come_in_any_pieces(kind):
+    rng = np.random.default_rng(7)
+    values = {
+        "price": lambda: np.round(rng.random(MANY) * 100, 2),
+        "signed": lambda: rng.uniform(-1e6, 1e6, MANY),
+        "small": lambda: rng.random(MANY) * 1e-12,
+        "large": lambda: np.full(MANY, 1e300),
+        "any size": lambda: np.exp(rng.normal(size=MANY) * 100),
+        "large among small": lambda: np.where(np.arange(MANY) % 1_000, 0.1, 1e300),
+        "not all are": lambda: np.where(np.arange(MANY) % 10, rng.random(MANY), rng.choice([np.nan, np.inf, -np.inf])),
+    }[kind]()
+    with np.errstate(invalid="ignore"):
+        noisy = values + np.spacing(np.abs(values)) * rng.integers(-2, 3, MANY)
+    table = numbered(np.where(np.isfinite(values), noisy, values)).take(rng.permutation(MANY))
+    pieces = [sums_of(table.slice(begin, 70_001)) for begin in range(0, MANY, 70_001)]
+    merged = Sums()
+    for piece in reversed(pieces):
+        merged.merge(piece)
+    assert merged.fingerprint().matches(sums_of(numbered(values)).fingerprint())
+
+
+def test_aggregates_that_come_to_nothing_may_differ_where_others_do_not():
+    """Debits and credits of a million that even out: added in another order, they do so up to a rounding which is no
+    last bit of the result."""
+    rng = np.random.default_rng(7)
+    debits = np.round(rng.random((5, 50_000)) * 1e6, 2)
+    amounts = np.concatenate([np.concatenate([debits, -debits], axis=1), debits.repeat(2, axis=1)])
+    once, again = (np.add.accumulate(rng.permuted(amounts, axis=1), axis=1)[:, -1] for _ in range(2))
+    assert np.abs(once[:5] - again[:5]).max() > 1e-9
+    assert sums_of(numbered(once)).fingerprint().matches(sums_of(numbered(again)).fingerprint())
+
+
+def test_numbers_that_are_none_are_told_apart():
+    """By their sign, and infinite ones from those that are no number, whose bits say nothing."""
+    inf, nan = float("inf"), float("nan")
+    prints = [sums_of(numbered([1.0, other, 2.0])).fingerprint() for other in (inf, -inf, nan)]
+    for place, one in enumerate(prints):
+        assert [one.matches(other) for other in prints] == [place == number for number in range(3)]
+    assert sums_of(numbered([1.0, -nan, 2.0])).fingerprint().matches(prints[2])
 
 
 def test_numbers_that_are_none_are_counted():
