@@ -280,6 +280,38 @@ def test_types_survive_there_and_back(spark, tmp_path):
         ).option("hub", folder).save("copy")
 
 
+def test_numbers_without_a_sign_beside_moments_survive_in_any_time_zone(spark, tmp_path):
+    """Spark hands moments to a sink in the time zone of its session."""
+    seen = pa.struct([("at", pa.timestamp("ms", "Europe/Berlin")), ("u64", pa.uint64())])
+    schema = pa.schema(
+        [
+            ("at", pa.timestamp("us", "UTC")),
+            ("seen", seen),
+            ("all", pa.list_(seen)),
+            ("by", pa.map_(pa.timestamp("us", "UTC"), pa.uint64())),
+        ]
+    )
+    # An hour that New York has twice.
+    at, most = dt.datetime(2026, 11, 1, 5, 30, tzinfo=dt.UTC), (1 << 64) - 1
+    one = {"at": at, "u64": most}
+    row = {"at": at, "seen": one, "all": [one, None, {"at": None, "u64": 0}], "by": [(at, most)]}
+    folder = str(tmp_path / "log")
+    with mainstem.open(folder) as hub:
+        for name in ("typed", "copy"):
+            hub.streams.create(name, schema=schema)
+        with hub.producer() as producer:
+            producer.send_batch("typed", pa.Table.from_pylist([row, dict.fromkeys(row)], schema))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        rows = table(spark, folder, "typed")
+        rows.write.format("mainstem").mode("append").option("hub", folder).save("copy")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    with mainstem.open(folder) as hub, hub.consumer("copy", start="earliest", follow=False) as consumer:
+        copied = [row for batch in consumer.batches() for row in batch.to_arrow().to_pylist()]
+    assert copied == [row, dict.fromkeys(row)]
+
+
 def test_avro_and_dictionaries_are_columns_of_their_values(spark, tmp_path):
     """Avro rows, and words by number, also within lists, structs and maps: to Spark, and from it."""
     word = pa.dictionary(pa.int32(), pa.string())

@@ -98,13 +98,13 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
 
 def unsigned_of(stream: pa.Schema, given: pa.Schema) -> list[pa.Field]:
     """The columns of a stream that a frame has as Spark reads them, though they are, or have in them, numbers without
-    a sign of 64 bits."""
+    a sign of 64 bits. Types are compared as Spark's: in Arrow, moments have the time zone of a session in theirs."""
     return [
         field
         for field in stream
         if given.names.count(field.name) == 1
         and "uint64" in str(field.type)
-        and given.field(field.name).type.equals(to_arrow(to_spark(pa.schema([field]))).field(0).type)
+        and _is_same(given.field(field.name), to_spark(pa.schema([field]))[0])
     ]
 
 
