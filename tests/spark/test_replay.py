@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DeliveryRefused, InvalidRecord, InvalidSetting
+from mainstem.core.errors import DataLoss, DeliveryRefused, InvalidRecord, InvalidSetting
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.replay import replay
 from mainstem.testing.server import ServerProcess
@@ -323,6 +323,47 @@ def test_a_time_without_records_takes_the_place_of_nothing(log, tmp_path, spark)
     assert (nothing.rows_read, nothing.rows_written) == (3_600, 0)
     assert ids(table) == []
     assert strays(table) == []
+
+
+@pytest.mark.slow("eight replays")
+def test_a_time_that_is_trimmed_in_part_is_told(tmp_path, spark):
+    """Rows that were made of it cannot be made again, so they are not replaced, unless that is asked for in as many
+    words. What is later than everything that was trimmed is all there."""
+    table = tmp_path / "t"
+    with mainstem.open(tmp_path / "log") as hub:
+        made(hub)
+        given = {"since": START, "until": START + HOUR, "spark": spark}
+        replay(tmp_path / "log", "clicks", table, replace=True, **given)
+        before = ids(table)
+        assert len(before) == 2_000
+        for shard in range(2):
+            hub.streams.trim("clicks", offset=400, shard=shard)
+
+        def run(place: Path = table, **more):
+            return replay(tmp_path / "log", "clicks", place, **{**given, **more})
+
+        with pytest.raises(DataLoss, match=r"'clicks' shard 0: records 0 to 399 were trimmed .*on_loss='skip'") as gone:
+            run(tmp_path / "added")
+        assert (gone.value.stream, gone.value.shard, gone.value.first, gone.value.last) == ("clicks", 0, 0, 399)
+        for on_loss in ("raise", "skip"):
+            with pytest.raises(DataLoss, match=r"nothing was replaced.*on_loss='drop'"):
+                run(replace=True, on_loss=on_loss)
+            assert ids(table) == before
+        added = run(tmp_path / "added", on_loss="skip")
+        assert (added.rows_written, added.lost) == (1_200, ((0, 0, 400), (1, 0, 400)))
+        assert run(tmp_path / "added").loads == 0, "what is done is not asked for again"
+        # Into a table that has nothing yet nothing is lost.
+        assert run(tmp_path / "new", replace=True, on_loss="skip").rows_written == 1_200
+        assert run(replace=True, on_loss="drop", compare=False).rows_written == 1_200
+        assert run(tmp_path / "later", since=START + timedelta(seconds=1_200)).rows_written == 800
+        with pytest.raises(InvalidSetting, match="on_loss='drop' is of replace"):
+            run(tmp_path / "added", on_loss="drop")
+        # Late records are behind what was trimmed, and of a time before it.
+        send(hub, range(-5, 0))
+        for shard, end in enumerate(hub.streams.get("clicks").ends):
+            hub.streams.trim("clicks", offset=end - 1, shard=shard)
+        with pytest.raises(DataLoss):
+            run(tmp_path / "late", since=START + timedelta(seconds=1_200))
 
 
 def test_a_worker_that_is_killed_is_replaced(log, tmp_path, spark):

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from deltalake import DeltaTable
 
 import mainstem
+from mainstem.core.batch import TIME_US_MAX
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
     DataLoss,
@@ -35,6 +37,7 @@ from mainstem.spark.jobs.reconciliation import tier_counts
 from mainstem.spark.jobs.replay import replay
 from mainstem.spark.jobs.snapshot import snapshot
 from mainstem.spark.jobs.warehouse import warehouse
+from mainstem.transport.port import MomentCall
 from tests.spark.lakes import STEPS, CutShort, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -412,6 +415,47 @@ def test_what_is_trimmed_after_a_first_run_that_was_killed_is_told_or_passed_ove
     done = warehouse(tmp_path / "log", "orders", table, on_loss="skip", spark=spark)
     assert (done.rows_read, len(ids(table))) == (200, 200)
     assert done.lost == tuple((shard, 0, end - 100) for shard, end in enumerate(ends))
+
+
+@pytest.mark.slow("four loads")
+def test_a_start_that_is_trimmed_is_told_or_passed_over(tmp_path, spark):
+    """Not where everything that was trimmed is older than it, or was written before."""
+    now = datetime.now(UTC)
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("timed", schema={"id": "int64"}, retention="3650d")
+        for number in range(100):
+            producer.send("timed", {"id": number}, timestamp=now - timedelta(minutes=200 - number))
+        producer.flush()
+        hub.streams.trim("timed", offset=50)
+
+        def run(name: str, start: datetime | str, **more):
+            return warehouse(tmp_path / "log", "timed", tmp_path / name, start=start, spark=spark, **more)
+
+        for start in (now - timedelta(minutes=180), "180m"):
+            with pytest.raises(DataLoss, match=r"shard 0: records 0 to 49 were trimmed .*some of them may be of"):
+                run("t", start)
+        done = run("t", now - timedelta(minutes=180), on_loss="skip")
+        assert (done.rows_read, done.lost) == (50, ((0, 0, 50),))
+        assert run("later", now - timedelta(minutes=140)).rows_read == 40
+        hub.streams.trim("timed", offset=100)
+        assert run("idle", "15m").rows_read == 0
+        with pytest.raises(DataLoss):
+            run("gone", "180m")
+        # The log knows when several shards stood where.
+        hub.streams.create("live", shards=2, schema={"id": "int64"})
+        for number in range(10):
+            producer.send("live", {"id": number}, shard=0)
+        producer.flush()
+        deadline = time.monotonic() + 30
+        while hub._port.call(MomentCall("live", TIME_US_MAX, settle=True)).offsets != (10, 0):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        hub.streams.trim("live", offset=10, shard=0)
+        middle = datetime.now(UTC)
+        producer.send("live", {"id": 10}, shard=0)
+        producer.flush()
+        done = warehouse(tmp_path / "log", "live", tmp_path / "live", start=middle, spark=spark)
+        assert done.rows_read == 1
 
 
 @pytest.mark.slow("may be the first to use Spark's workers")

@@ -46,6 +46,13 @@ OnBad = Annotated[
 ]
 OnBadRow = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows.")]
 OnLoss = Annotated[str, typer.Option(metavar="raise|skip", help="What to do about records that are gone.")]
+OnReplayLoss = Annotated[
+    str,
+    typer.Option(
+        metavar="raise|skip|drop",
+        help="What to do about records that are gone; drop: with --replace, also let rows go that were made of them.",
+    ),
+]
 Vacuum = Annotated[
     str | None, typer.Option(metavar="AGE", help="Delete files that the table has not needed for so long, such as 7d.")
 ]
@@ -306,7 +313,7 @@ def replay(
         bool, typer.Option("--no-compare", help="With --replace: do not say what is different.")
     ] = False,
     on_bad: OnBadRow = "raise",
-    on_loss: OnLoss = "raise",
+    on_loss: OnReplayLoss = "raise",
 ) -> "JobResult":
     """Run a time range of history through a function or a query into a table or a stream, exactly once.
 

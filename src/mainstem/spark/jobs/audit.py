@@ -18,7 +18,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -41,9 +40,10 @@ from mainstem.spark.jobs.manifest import Manifest, Manifests, notes_folder
 from mainstem.spark.jobs.owners import require_each
 from mainstem.spark.jobs.reconciliation import READ, Reconciliation, reconcile, summed, tier_counts, window_of
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of, run_parts
+from mainstem.spark.jobs.trimmed import BEGINNING_US, left_of
 from mainstem.spark.origin import Access, forget_near, opened
 from mainstem.spark.session import session
-from mainstem.spark.slices import OnLoss, Slice, balance, read, runs_of, slices_of
+from mainstem.spark.slices import OnLoss, Slice, balance, read, slices_of
 from mainstem.transport.counting import (
     COUNTS_STREAM,
     LOG_TIER,
@@ -52,7 +52,7 @@ from mainstem.transport.counting import (
     NoteVerifiedCall,
     Verified,
 )
-from mainstem.transport.port import GetStreamCall, Port, RunsCall, StreamInfo
+from mainstem.transport.port import GetStreamCall, Port, StreamInfo
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 SETTLE: Final = "10m"
 # The column of a table that has the times of the records, as the warehouse job writes it.
 TIME_COLUMN: Final = "_timestamp"
-# Nobody has counted a record from before.
-_BEGINNING_US: Final = -(1 << 60)
 # Records that cannot be read: their shard, the first offset, the one after the last.
 Lost = tuple[int, int, int]
 
@@ -319,7 +317,7 @@ class _Audit:
         it is the very first."""
         if since is not None:
             return windows.start_of(to_us(since), window_us)
-        throughs = (told[tier].through_us if tier in told else _BEGINNING_US for tier in about.tiers)
+        throughs = (told[tier].through_us if tier in told else BEGINNING_US for tier in about.tiers)
         return windows.start_of(min(throughs), window_us)
 
     def _whole_us(self, name: str, window_us: int) -> int:
@@ -329,20 +327,8 @@ class _Audit:
             found = self.port.call(GetStreamCall(name)).streams[0]
             # Trimmed in this very moment: it begins elsewhere now.
             with contextlib.suppress(DataLoss):
-                latest = max(map(partial(self._trimmed_us, found), range(found.shards)))
-                return latest if latest == _BEGINNING_US else windows.start_of(latest, window_us) + window_us
-
-    def _trimmed_us(self, info: StreamInfo, shard: int) -> int:
-        """No record that was trimmed from a shard is later. The first entry that is left knows the highest time up to
-        it; where none is left, the shard knows its own."""
-        start, end = info.starts[shard], info.ends[shard]
-        if not start:
-            return _BEGINNING_US
-        left = next(runs_of(self.port, RunsCall(info.name, shard, start, end, run_bytes=1)), None)
-        if left is not None:
-            return left[0].time_high_us
-        told = self.port.call(RunsCall(info.name, shard, end, end)).runs
-        return told[0].time_high_us if told else _BEGINNING_US
+                latest = max(left_of(self.port, found, shard).latest_us for shard in range(found.shards))
+                return latest if latest == BEGINNING_US else windows.start_of(latest, window_us) + window_us
 
     def _begun(self, notes: Manifests, wanted: Sequence[Slice], about: _About) -> Manifest:
         last = notes.last()

@@ -4,6 +4,7 @@ The driver looks the stream up once: its ends and its newest schema are of one m
 can be read in that schema, whatever is written or changed meanwhile.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,8 +19,10 @@ from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch
 from mainstem.core.names import check_named_once
 from mainstem.core.schema import aliases_of
+from mainstem.core.times import to_us
 from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
+from mainstem.spark.jobs.trimmed import trimmed_since
 from mainstem.spark.origin import Access, opened
 from mainstem.spark.slices import Slice, balance, consumer_of, look_up, slices_of
 from mainstem.transport.port import GetStreamCall
@@ -34,6 +37,8 @@ OnLoss = Literal["raise", "skip"]
 Lost = tuple[int, int, int]
 # Beside the columns of a row, what says where a record stands.
 PLACE_COLUMNS: Final = ("_shard", "_offset", "_timestamp")
+# What can be done about records that are gone.
+GO_ON: Final = "run the job with on_loss='skip' (--on-loss skip) to go on after them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,19 @@ class History:
         return Cursor(self.info.uuid, self.info.epoch, tuple(offsets))
 
     def offsets(self, start: Start | str) -> tuple[int, ...]:
-        """Where a start is in every shard. InvalidCursor if it is a cursor of something else."""
-        found = offsets_at(self._port, start, self.info)
+        """Where a start is in every shard. InvalidCursor if it is a cursor of something else. A time of which records
+        may be trimmed begins before what is left."""
+        found = self._since(start) if isinstance(start, datetime) else offsets_at(self._port, start, self.info)
         return tuple(min(offset, end) for offset, end in zip(found, self.info.ends, strict=False))
+
+    def _since(self, time: datetime) -> Sequence[int]:
+        while True:
+            info = self._port.call(GetStreamCall(self.info.name)).streams[0]
+            found = offsets_at(self._port, time, info)
+            # Trimmed in this very moment: more of it may be gone.
+            with contextlib.suppress(DataLoss):
+                firsts = trimmed_since(self._port, info, found, to_us(time))
+                return [at if first is None else first for at, first in zip(found, firsts, strict=True)]
 
     def cut(self, load: Load, wanted: "Wanted", parts: int) -> list[list[Slice]]:
         """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted. What
@@ -138,13 +153,15 @@ def lost_before(load_start: Sequence[int], starts: Sequence[int]) -> list[Lost]:
     return [(shard, at, start) for shard, (at, start) in enumerate(zip(load_start, starts, strict=True)) if at < start]
 
 
-def require_kept(stream: str, lost: Sequence[Lost], on_loss: OnLoss) -> None:
-    """DataLoss names the first range that is gone, unless that is to be passed over."""
+def require_kept(stream: str, lost: Sequence[Lost], on_loss: OnLoss, since: datetime | None = None) -> None:
+    """DataLoss names the first range that is gone, unless that is to be passed over. Of what is wanted `since` a time
+    it is not known which records of the range are of it."""
     if lost and on_loss == "raise":
         shard, first, end = lost[0]
+        perhaps = "" if since is None else f", and some of them may be of {since.isoformat()} or later"
         raise DataLoss(
-            f"stream {stream!r} shard {shard}: records {first} to {end - 1} were trimmed before this job read them; "
-            "run it with on_loss='skip' to go on after them, and keep them longer next time (retention)",
+            f"stream {stream!r} shard {shard}: records {first} to {end - 1} were trimmed before this job read "
+            f"them{perhaps}; {GO_ON}, and keep them longer next time (retention)",
             stream=stream,
             shard=shard,
             first=first,

@@ -177,7 +177,7 @@ class Loading:
             self._require_same(number)
             place = self._place(number, start)
             stop = tuple(info.ends)
-            first, lost = self._kept(place)
+            first, lost = self._kept(place, None if number else start)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []
             again = self._again(number)
@@ -200,7 +200,7 @@ class Loading:
         with self.manifests.locked():
             number = self._settled()
             before = -1 if compare is None else self._before(number)
-            first, lost = self._kept(self._history.offsets(start))
+            first, lost = self._kept(self._history.offsets(start), start)
             done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit, compare_with=before)
             if compare is not None and before >= 0:
                 told = compare(before, done.table_version)
@@ -261,11 +261,16 @@ class Loading:
                 "rows to those, or use another folder; replace (--replace) puts its rows in the place of a table's"
             )
 
-    def _kept(self, place: Sequence[int]) -> tuple[tuple[int, ...], list[tuple[int, int, int]]]:
-        """Where a load can begin, and what is gone before that. DataLoss unless it may be passed over."""
+    def _kept(
+        self, place: Sequence[int], start: Start | str | None
+    ) -> tuple[tuple[int, ...], list[tuple[int, int, int]]]:
+        """Where a load can begin, and what is gone before that: of a start, if it is one. DataLoss unless it may be
+        passed over."""
         starts = self._history.info.starts
         lost = lost_before(place, starts)
-        require_kept(self._history.info.name, lost, self._on_loss)
+        meant = None if start is None else self._meant(start)
+        since = meant if isinstance(meant, datetime) else None
+        require_kept(self._history.info.name, lost, self._on_loss, since)
         return tuple(max(at, kept) for at, kept in zip(place, starts, strict=True)), lost
 
     def _place(self, number: int, start: Start | str) -> tuple[int, ...]:

@@ -6,21 +6,22 @@ that is run again does nothing, but for records that came late meanwhile. One th
 more is refused: what is there of it is neither gone on with nor taken for what is asked now.
 """
 
+import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
-from mainstem.core.errors import InvalidSetting
+from mainstem.core.errors import DataLoss, InvalidSetting
 from mainstem.spark.destination import Destination
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.comparing import compare as compare_versions
 from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.delivering import Delivering, Redelivery
-from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
-from mainstem.spark.jobs.lake import KEY_COLUMN
+from mainstem.spark.jobs.history import GO_ON, PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
+from mainstem.spark.jobs.lake import KEY_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Write, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Function, Making
@@ -35,6 +36,14 @@ from mainstem.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Beside what every job does about records that are gone: rows of the table that were made of them may go, too.
+OnReplayLoss = OnLoss | Literal["drop"]
+_DROP: Final = (
+    "nothing was replaced, because rows of the table that were made of them could not be made again: use another table "
+    "with on_loss='skip' (--on-loss skip), or let them go with on_loss='drop' (--on-loss drop)"
+)
 
 
 def replay(
@@ -54,7 +63,7 @@ def replay(
     partition: By = "none",
     time: str = "_timestamp",
     on_bad: OnBad = "raise",
-    on_loss: OnLoss = "raise",
+    on_loss: OnReplayLoss = "raise",
     load_rows: int = LOAD_ROWS,
     file_bytes: int = FILE_BYTES,
     compare: bool = True,
@@ -83,18 +92,12 @@ def replay(
 
     Without it, rows are added, load by load; `name` then tells replays into one table apart: another name is another
     replay, which adds its rows too.
+
+    `on_loss="skip"` goes on without records of that time that the stream has no more. With `replace` a table that has
+    rows then stays as it is; `on_loss="drop"` replaces them all the same.
     """
     _check_range(since, until)
-    if replace and name is not None:
-        raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
-    if key is not None and not replace:
-        raise InvalidSetting("key tells rows apart where two versions are compared, which replace=True does")
-    if into is not None and (replace or partition != "none"):
-        raise InvalidSetting("into delivers rows to a stream, which has nothing to replace and no partitions")
-    if into == stream:
-        raise InvalidSetting(f"a replay of {stream!r} into itself would read what it writes; name another stream")
-    if sql is not None and function is not None:
-        raise InvalidSetting("give sql or a function, not both")
+    _check_given(stream, name, into, key, sql, function, partition, replace=replace, on_loss=on_loss)
     check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
@@ -102,15 +105,15 @@ def replay(
     history = History(hub, stream, **shown)
     is_copy = into is not None and sql is None and function is None and bool(history.info.schema_bytes)
     names = history.names(columns, _beside(history, into, sql, function))
-    wanted = Wanted(names, _within(since, until, where), on_bad, on_loss, is_deleted=is_copy)
+    passes = on_loss == "drop" or (on_loss == "skip" and not (replace and Lake(Path(table)).has_files))
+    about_loss: OnLoss = "skip" if passes else "raise"
+    wanted = Wanted(names, _within(since, until, where), on_bad, about_loss, is_deleted=is_copy)
     _check_moved(partitioning, history, wanted, sql, found)
     job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
     recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
-    # The first record of that time or later: every one before it is older.
-    start = history.cursor(history.offsets(since))
     destination = None if into is None else Destination(history.access, into)
     kind = Loading if destination is None else partial(Redelivery, destination)
-    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=on_loss)
+    loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=about_loss)
     if destination is not None:
         destination.check_free()
     else:
@@ -141,8 +144,9 @@ def replay(
         chosen = "" if where is None else f" for which {where} is true"
         none = f"there are no records from {since.isoformat()} to before {until.isoformat()}{chosen}"
         write = partial(_unless_empty, loading, work.write, none)
-        return loading.run_whole(start, history.info.ends, write, work.commit, compared if compare else None)
-    return loading.run(start, work.write, work.commit, offsets_max=load_rows)
+        with _words_of_replacing() if loading.lake.has_files else contextlib.nullcontext():
+            return loading.run_whole(since, history.info.ends, write, work.commit, compared if compare else None)
+    return loading.run(since, work.write, work.commit, offsets_max=load_rows)
 
 
 def _beside(history: History, into: str | None, sql: str | None, function: Function | str | None) -> tuple[str, ...]:
@@ -153,6 +157,15 @@ def _beside(history: History, into: str | None, sql: str | None, function: Funct
     return (KEY_COLUMN, "_headers", "_timestamp") if history.info.schema_bytes else ()
 
 
+@contextlib.contextmanager
+def _words_of_replacing() -> Iterator[None]:
+    """What is gone is not passed over where rows would go with it."""
+    try:
+        yield
+    except DataLoss as loss:
+        raise DataLoss(str(loss).replace(GO_ON, _DROP), **loss.facts()) from loss.__cause__
+
+
 def _unless_empty(loading: Loading, write: Write, none: str, load: Load, attempt: Attempt) -> Written:
     """Write a load that is to take the place of what is in a table. One without records leaves it as it is."""
     written = write(load, attempt)
@@ -160,6 +173,33 @@ def _unless_empty(loading: Loading, write: Write, none: str, load: Load, attempt
         loading.give_up(attempt)
         raise InvalidSetting(f"{none}, and table {loading.lake.folder} has rows; nothing was replaced")
     return written
+
+
+def _check_given(
+    stream: str,
+    name: str | None,
+    into: str | None,
+    key: Sequence[str] | None,
+    sql: str | None,
+    function: Function | str | None,
+    partition: str,
+    *,
+    replace: bool,
+    on_loss: str,
+) -> None:
+    """InvalidSetting where one thing that was asked for excludes another."""
+    if replace and name is not None:
+        raise InvalidSetting("name tells replays apart that add to a table; replace=True adds nothing")
+    if key is not None and not replace:
+        raise InvalidSetting("key tells rows apart where two versions are compared, which replace=True does")
+    if into is not None and (replace or partition != "none"):
+        raise InvalidSetting("into delivers rows to a stream, which has nothing to replace and no partitions")
+    if into == stream:
+        raise InvalidSetting(f"a replay of {stream!r} into itself would read what it writes; name another stream")
+    if sql is not None and function is not None:
+        raise InvalidSetting("give sql or a function, not both")
+    if on_loss == "drop" and not replace:
+        raise InvalidSetting("on_loss='drop' is of replace=True, which lets rows of the table go; use on_loss='skip'")
 
 
 def _check_key(key: Sequence[str], names: Sequence[str]) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from mainstem.core.errors import DataLoss, DeliveryRefused, UndecodedRecords
+from mainstem.spark.jobs.history import GO_ON
 
 # What is said elsewhere, and what there is instead of it here.
 _SAID_HERE: Final = {
-    "reading goes on after them if you call the consumer again": (
-        "run the job with on_loss='skip' (--on-loss skip) to go on after them"
-    ),
+    "reading goes on after them if you call the consumer again": GO_ON,
     "reading goes on after it if you call the consumer again, or opens with on_bad='skip'": (
         "run the job with on_bad='skip' (--on-bad skip) to go on after it"
     ),
