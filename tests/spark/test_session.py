@@ -65,21 +65,61 @@ def test_a_thread_that_has_called_it_can_write(spark, tmp_path):
 
 
 AGAIN = """
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 import mainstem.spark
-first = mainstem.spark.session("one", "local[1]", {"spark.sql.session.timeZone": "Asia/Kolkata"})
-first.stop()
-second = mainstem.spark.session()
-print(second.sparkContext.master, second.conf.get("spark.sql.session.timeZone"), second.sparkContext.appName)
-second.stop()
+
+class Planned(DataSource, DataSourceReader):
+    name = classmethod(lambda cls: "planned")
+    schema = lambda self: "cores int"
+    reader = lambda self, schema: self
+
+    def partitions(self):
+        from mainstem.spark.reading import cores
+        return [InputPartition(cores())]
+
+    def read(self, partition):
+        yield (partition.value,)
+
+def show(spark):
+    spark.dataSource.register(Planned)
+    planned = spark.read.format("planned").load().collect()[0].cores
+    names = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions")
+    level = spark._jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString()
+    settings = [spark.conf.get(name) for name in names]
+    print("of", spark.sparkContext.appName, spark.sparkContext.master, planned, *settings, level)
+    spark.sparkContext.setLogLevel("INFO")
+    spark.stop()
+
+show({first})
+show(mainstem.spark.session(master="local[3]"))
+show(mainstem.spark.session("third", "local[5]", {{"spark.sql.shuffle.partitions": 7}}))
 """
+OURS = 'mainstem.spark.session("one", "local[1]", {"spark.sql.session.timeZone": "Asia/Kolkata"})'
+PLAIN = """SparkSession.builder.appName("one").master("local[1]").config("spark.sql.session.timeZone", "Asia/Kolkata")\\
+    .config("spark.sql.shuffle.partitions", "9").getOrCreate()"""
 
 
-@pytest.mark.slow("starts Spark twice in a process of its own")
-def test_a_session_after_another_has_its_own_settings():
-    done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, timeout=300, check=False)
-    master, zone, name = done.stdout.split()[-3:]
-    assert (master, name) == ("local[*,4]", "mainstem"), done.stderr
-    assert zone != "Asia/Kolkata"
+@pytest.mark.slow("starts Spark three times in a process of its own")
+@pytest.mark.parametrize("first", [OURS, PLAIN], ids=["ours", "plain"])
+def test_a_session_after_another_has_its_own_settings(first):
+    """The JVM of the first is that of the others; neither settings stay nor the level of its log."""
+    program = AGAIN.format(first=first)
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=380, check=False
+    )
+    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("of ")]
+    assert [line[0] for line in told] == ["one", "mainstem", "third"], done.stderr
+    assert told[0][3] == "Asia/Kolkata"
+    assert "Asia/Kolkata" not in (told[1][3], told[2][3])
+    later = [(master, shuffles, level) for _, master, _, _, shuffles, level in told[1:]]
+    assert later == [("local[3]", "3", "ERROR"), ("local[5]", "7", "ERROR")]
+    # A JVM that was not started here leads to no file with the cores: then it is those of the machine.
+    machine = str(os.cpu_count() or 1)
+    assert [line[2] for line in told] == (["1", "3", "5"] if first == OURS else [machine] * 3)
+    # What Spark tells first when it starts.
+    assert "Running Spark version" not in done.stderr
 
 
 def test_what_the_user_says_wins():
@@ -91,7 +131,7 @@ def test_what_the_user_says_wins():
     # A cluster keeps Spark's own number of partitions, and an address that others can reach.
     assert "spark.sql.shuffle.partitions" not in made
     assert "spark.driver.host" not in made
-    local = settings(None, None, {}, {}, 8, 64 << 30, 21)
+    local = settings(None, None, {}, None, 8, 64 << 30, 21)
     assert local["spark.master"] == "local[*,4]"
     assert local["spark.driver.memory"] == "8192m"
     assert local["spark.sql.shuffle.partitions"] == "8"
@@ -101,26 +141,26 @@ def test_an_old_java_is_not_asked_how_many_bytes_a_batch_has():
     """Java 17 takes longer to add them up after every row than for the row."""
     rows, size = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
     for java, limits in ((17, ("512", str(2**31 - 1))), (21, ("50000", str(16 << 20)))):
-        made = settings(None, None, {}, {}, 8, 64 << 30, java)
+        made = settings(None, None, {}, None, 8, 64 << 30, java)
         assert (made[rows], made[size]) == limits
-        assert settings(None, None, {size: "64m"}, {}, 8, 64 << 30, java)[size] == "64m"
+        assert settings(None, None, {size: "64m"}, None, 8, 64 << 30, java)[size] == "64m"
 
 
 def test_the_java_that_runs_decides(spark):
     java = int(spark._jvm.System.getProperty("java.specification.version"))
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    assert spark.conf.get(name) == settings(None, None, {}, {}, 8, 64 << 30, java)[name]
+    assert spark.conf.get(name) == settings(None, None, {}, None, 8, 64 << 30, java)[name]
 
 
 def test_only_a_jvm_that_does_not_know_the_quiet_file_is_told_its_level():
     """Spark writes a line about a level that it is told."""
-    fresh = settings(None, None, {}, {}, 8, 64 << 30, 21)
+    fresh = settings(None, None, {}, None, 8, 64 << 30, 21)
     assert "spark.log.level" not in fresh
     options = "spark.driver.extraJavaOptions"
     again = {"spark.master": "local[2]", options: fresh[options]}
     assert "spark.log.level" not in settings(None, None, {}, again, 8, 64 << 30, 21)
     assert settings(None, None, {}, {"spark.master": "yarn"}, 8, 64 << 30, 21)["spark.log.level"] == "ERROR"
-    assert settings(None, None, {options: "-Xss4m"}, {}, 8, 64 << 30, 21)["spark.log.level"] == "ERROR"
+    assert settings(None, None, {options: "-Xss4m"}, None, 8, 64 << 30, 21)["spark.log.level"] == "ERROR"
 
 
 def test_too_old_a_java_is_passed_over():

@@ -18,7 +18,7 @@ from mainstem.core.layouts import FULL_SCHEMA
 from mainstem.core.limits import MIB
 from mainstem.spark import types
 from mainstem.spark.options import ReadOptions
-from mainstem.spark.session import CORES_VARIABLE
+from mainstem.spark.session import cores_told
 from mainstem.spark.slices import Slice, balance, read
 from mainstem.transport.port import StreamInfo
 
@@ -99,8 +99,7 @@ def parts_for(size: int, cores: int) -> int:
 
 def cores() -> int:
     """Of the session, as far as that is known here: a planning process is told nothing of it by Spark."""
-    said = os.environ.get(CORES_VARIABLE, "")
-    return int(said) if said.isdigit() and int(said) else os.cpu_count() or 1
+    return cores_told() or os.cpu_count() or 1
 
 
 def batches_of(partition: Partition, shape: Shape, options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -1,14 +1,19 @@
 """A Spark session that runs as it is: its Java found, its settings fit for the machine, streams readable by name."""
 
+import atexit
 import contextlib
+import functools
+import itertools
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
+import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +35,9 @@ _OF_PANDAS: Final = "PySpark does not yet fully support pandas"
 # Of the machine's memory the driver of a local session, which is also its only executor, gets a quarter within these.
 _DRIVER_BYTES_MIN: Final = 1_024 * MIB
 _DRIVER_BYTES_MAX: Final = 8_192 * MIB
-# Tells processes that plan a read how many cores the session has: Spark does not.
-CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
+# Names the file that tells processes which plan a read how many cores the session has: Spark does not. A number would
+# not do, because they have the variables with which the JVM was started, it may be for a session before.
+_CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 _CANCEL_SECONDS: Final = 1.0
 # Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
@@ -60,9 +66,7 @@ _OF_START: Final = {
 }
 
 
-# With what the JVM of this process was started: the settings of one session, and nothing that is given to the next.
-_started: dict[str, str] = {}
-# Those that hold as long as the JVM runs.
+# Settings that hold as long as the JVM runs.
 _OF_JVM: Final = ("spark.driver.memory", _JAVA_OPTIONS)
 
 
@@ -94,13 +98,10 @@ def session(
     else:
         version = int(pyspark.SparkContext._jvm.System.getProperty("java.specification.version"))
     builder = pyspark.sql.SparkSession.builder
-    machine = settings(name, master, chosen, given or {}, os.cpu_count() or 1, _memory_bytes(), version)
-    if (cores := local_cores(machine["spark.master"], os.cpu_count() or 1)) is not None:
-        os.environ[CORES_VARIABLE] = str(cores)
+    machine = settings(name, master, chosen, given, os.cpu_count() or 1, _memory_bytes(), version)
+    _tell_cores(local_cores(machine["spark.master"], os.cpu_count() or 1))
     for key, value in machine.items():
         builder = builder.config(key, value)
-    if given is None:
-        _started.update(machine)
     before = signal.getsignal(signal.SIGINT)
     made: SparkSession = builder.getOrCreate()
     if signal.getsignal(signal.SIGINT) is not before:
@@ -178,12 +179,14 @@ def settings(
     name: str | None,
     master: str | None,
     config: Mapping[str, str],
-    given: Mapping[str, str],
+    given: Mapping[str, str] | None,
     cores: int,
     memory_bytes: int,
     java: int,
 ) -> dict[str, str]:
-    """What a new session is started with: `config` wins over what was `given` to spark-submit, and that over ours."""
+    """What a new session is started with: `config` wins over what was `given` to the JVM that runs, None if there is
+    none, and that over ours."""
+    is_fresh, given = given is None, given or {}
     where = master or config.get("spark.master") or given.get("spark.master") or _MASTER
     batches = _BATCHES if java >= _JAVA_THAT_ADDS_UP_WELL else _BATCHES_OF_OLD_JAVA
     ours = {"spark.app.name": _NAME, "spark.master": where, **_OF_SESSION, **_OF_START, **batches}
@@ -200,7 +203,7 @@ def settings(
     if _JAVA_OPTIONS not in {**given, **config}:
         ours[_JAVA_OPTIONS] = _QUIETLY
     # What was given is what a JVM runs with already.
-    if _QUIETLY not in (given or {**ours, **config}).get(_JAVA_OPTIONS, ""):
+    if _QUIETLY not in ({**ours, **config} if is_fresh else given).get(_JAVA_OPTIONS, ""):
         # Spark writes a line about it.
         ours["spark.log.level"] = "ERROR"
     chosen = {**ours, **given, **config, "spark.master": where}
@@ -238,15 +241,51 @@ def _adjusted(running: "SparkSession", master: str | None, config: Mapping[str, 
 
 
 def _given(pyspark: Any) -> dict[str, str] | None:
-    """The settings that the JVM was started with, if there is one already: spark-submit has, or a session before."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and pyspark.SparkContext._gateway is None:
+    """The settings that the JVM was started with, if there is one already: spark-submit has, or a session before, of
+    which nothing else is to stay."""
+    context = pyspark.SparkContext
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and context._gateway is None:
         return None
-    pyspark.SparkContext._ensure_initialized()
-    properties = pyspark.SparkContext._jvm.System
-    for key, value in _started.items():
-        if key not in _OF_JVM and properties.getProperty(key) == value:
-            properties.clearProperty(key)
+    context._ensure_initialized()
+    if context._gateway.proc is not None and context._active_spark_context is None:
+        for key, value in _settings_in(context._gateway.proc.args):
+            if key not in _OF_JVM and context._jvm.System.getProperty(key) == value:
+                context._jvm.System.clearProperty(key)
+        # Whatever level its log was given: what Spark tells of its start comes before `spark.log.level` is heeded.
+        level = context._jvm.org.apache.logging.log4j.Level.ERROR
+        context._jvm.org.apache.logging.log4j.core.config.Configurator.setRootLevel(level)
     return dict(pyspark.SparkConf().getAll())
+
+
+def _tell_cores(cores: int | None) -> None:
+    """To the processes that plan reads, of the session that is about to start; None: it is on a cluster."""
+    _cores_file().write_text("" if cores is None else str(cores))
+
+
+@functools.cache
+def _cores_file() -> Path:
+    """Of this process, whatever one there is of a process that has started it."""
+    descriptor, name = tempfile.mkstemp(prefix="mainstem-cores-")
+    os.close(descriptor)
+    os.environ[_CORES_VARIABLE] = name
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)
+
+
+def cores_told() -> int | None:
+    """In a process that plans a read: how many cores the session has; None if it is on a cluster, or its JVM was not
+    started here."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(os.environ.get(_CORES_VARIABLE, os.devnull)).read_text())
+    return None
+
+
+def _settings_in(command: Sequence[str]) -> list[tuple[str, str]]:
+    """Those of the session for which PySpark has started a JVM. What PYSPARK_SUBMIT_ARGS has comes behind them, and is
+    of every session."""
+    own = command[: len(command) - len(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")))]
+    pairs = [text.partition("=") for option, text in itertools.pairwise(own) if option == "--conf"]
+    return [(key, value) for key, _, value in pairs]
 
 
 def _require_pyspark() -> Any:
