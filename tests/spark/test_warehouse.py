@@ -574,6 +574,55 @@ def test_a_value_that_is_too_wide_for_the_table_is_refused(tmp_path, spark, mode
     assert sorted(table_of(tmp_path / "t")["v"].to_pylist()) == [1, 2]
 
 
+# Microseconds since 1970: nearly the ends of what a time can be, beyond which Spark cannot ask; and those of the years
+# that dates have, with what is next to them.
+EXTREMES = (
+    -9 * 10**18,
+    -62_135_596_800_000_001,
+    -62_135_596_800_000_000,
+    START_US + 7,
+    253_402_300_799_999_999,
+    253_402_300_800_000_000,
+    9 * 10**18,
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "partition"), [("append", "none"), ("append", "day"), ("append", "hour"), ("upsert", "none")]
+)
+@pytest.mark.slow("two runs, and a query for each row")
+def test_times_that_a_tables_log_cannot_say_are_found(tmp_path, spark, mode, partition):
+    """Its files have no bounds of them there, also once they were compacted, nor a partition of their day. Streams have
+    none outside of the years 1 to 9999; a query can make them."""
+    table = tmp_path / "t"
+    moments = EXTREMES if mode == "append" else EXTREMES[2:5]
+    given: dict[str, Any] = {"mode": mode, "partition": partition, "time": "at", "spark": spark}
+    schema = pa.schema([("id", pa.int64()), ("us", pa.int64()), ("at", TIME), ("text", pa.string())])
+    if mode == "append":
+        day = "date_from_unix_date(CAST(us div 86400000000 AS INT)) AS day"
+        given["sql"] = f"SELECT id, text, timestamp_micros(us) AS at, {day} FROM wide"
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("wide", shards=1, schema=schema, key="id")
+        for again in range(2):
+            for place, us in enumerate(moments):
+                at = pa.array([us if mode == "upsert" else None], pa.int64()).cast(TIME)
+                send(hub, pa.table([[place + 10 * again], [us], at, [f"t{place}"]], schema=schema), "wide")
+            warehouse(tmp_path / "log", "wide", table, **given)
+    for _ in range(2):
+        lake = DeltaTable(str(table)).to_pyarrow_dataset()
+        for place, moment in enumerate(moments):
+            # Spark reads the files of which the log says that they may have such rows.
+            chosen = lake.get_fragments(filter=pc.field("at") == pa.scalar(moment, TIME))
+            names = {Path(one.path).name for one in chosen}
+            files = [str(path) for path in table.rglob("*.parquet") if path.name in names]
+            frame = spark.read.option("basePath", str(table)).parquet(*files)
+            found = frame.where(f"at = timestamp_micros({moment})").select("id", "text").collect()
+            assert sorted(map(tuple, found)) == [(place, f"t{place}"), (place + 10, f"t{place}")], moment
+            same = pl.col("at") == pl.lit(moment).cast(pl.Datetime("us", "UTC"))
+            assert sorted(pl.scan_delta(str(table)).filter(same).collect()["id"]) == [place, place + 10], moment
+        DeltaTable(str(table)).optimize.compact()
+
+
 @pytest.mark.slow("twenty loads")
 def test_it_compacts_what_it_wrote(log, tmp_path, spark):
     """Of each partition with many small files it makes one; what it read and what it wrote is the same."""

@@ -44,6 +44,18 @@ def test_days_of_dates_and_of_local_times():
     assert [part.path for part, _ in Partitioning("day", "l").split(rows)] == ["_date=2026-01-31"]
 
 
+def test_a_time_outside_of_the_years_of_dates_has_no_partition():
+    """A table whose log has such a date cannot be opened by anybody."""
+    first, last = -62_135_596_800_000_000, 253_402_300_799_999_999
+    times = pa.array([-(2**63), first - 1, first, last, last + 1, 2**63 - 1, None], pa.int64()).cast(pa.timestamp("us"))
+    days = pa.array([-(2**31), -719_163, -719_162, 2_932_896, 2_932_897, 2**31 - 1, None], pa.int32()).cast(pa.date32())
+    rows = pa.record_batch({"t": times, "d": days, "place": pa.array(range(7))})
+    wanted = {"_date=0001-01-01": [2], "_date=9999-12-31": [3], "_date=__HIVE_DEFAULT_PARTITION__": [0, 1, 4, 5, 6]}
+    for name in ("t", "d"):
+        found = {part.path: part_rows["place"].to_pylist() for part, part_rows in Partitioning("day", name).split(rows)}
+        assert {path: sorted(places) for path, places in found.items()} == wanted
+
+
 def test_rows_of_one_partition_are_not_copied():
     rows = _rows([datetime(2026, 1, 31, 5, tzinfo=UTC) + timedelta(minutes=minute) for minute in range(50)])
     ((partition, found),) = Partitioning("hour", "ts").split(rows)

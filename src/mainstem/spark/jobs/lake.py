@@ -30,7 +30,7 @@ from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
 from mainstem.spark.jobs.columns import missing_columns, renamed
-from mainstem.spark.jobs.part_files import WrittenFile
+from mainstem.spark.jobs.part_files import WrittenFile, unbounded_times
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
@@ -42,6 +42,11 @@ KEY_COLUMN: Final = "_key"
 # Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
 Mode = Literal["append", "upsert"]
 _MODE_PROPERTY: Final = "mainstem.mode"
+# Columns of which there are values that have no bound in the table's log, and those of which there are bounds: as many
+# as there are of a table of which nothing is said.
+_UNBOUNDED_PROPERTY: Final = "mainstem.unbounded"
+_BOUNDED_PROPERTY: Final = "delta.dataSkippingStatsColumns"
+_BOUNDED_MAX: Final = 32
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
@@ -160,6 +165,8 @@ class Lake:
             with _translated(self.folder):
                 table.alter.add_columns(fields)
             self.make_durable(before)
+            if _UNBOUNDED_PROPERTY in table.metadata().configuration:
+                self._leave_unbounded(())
         return self.schema()
 
     def require_kind(self, partition_by: Sequence[str], mode: Mode) -> None:
@@ -214,6 +221,10 @@ class Lake:
         table = self._table()
         before = table.version()
         _require_next(table, self.folder, job, number, can_repeat=can_repeat)
+        schema = self.schema()
+        unbounded = {name for file in files for name in unbounded_times(file, schema)}
+        if unbounded and self._leave_unbounded(unbounded):
+            table = self._table()
         now_ms = self._clock.now_us() // 1_000
         actions = [AddAction(file.path, file.bytes, file.partition, now_ms, True, file.stats) for file in files]
         with _translated(self.folder):
@@ -250,6 +261,26 @@ class Lake:
             self.append([], job, number, notes)
         self.make_durable(before)
         return _changed(done)
+
+    def _leave_unbounded(self, names: Collection[str]) -> bool:
+        """From now on nobody writes or expects bounds of these columns, which some files lack: delta-rs cannot write
+        them where it compacts, and some of its readers take a bound that is missing for one that no row keeps. Whether
+        there was anything to do."""
+        table = self._table()
+        known = table.metadata().configuration.get(_UNBOUNDED_PROPERTY)
+        left = sorted({*(json.loads(known) if known else ()), *names})
+        bounded = [name for name in self.schema().names if name not in left]
+        said = {
+            _UNBOUNDED_PROPERTY: json.dumps(left),
+            _BOUNDED_PROPERTY: ",".join(f"`{name.replace('`', '``')}`" for name in bounded[:_BOUNDED_MAX]),
+        }
+        if not left or said.items() <= table.metadata().configuration.items():
+            return False
+        before = table.version()
+        with _translated(self.folder):
+            table.alter.set_table_properties(said, raise_if_not_exists=False)
+        self.make_durable(before)
+        return True
 
     def compact(self, file_bytes: int) -> int:
         """Make large files of many small ones, partition by partition; how many are gone. Readers and loads that run

@@ -6,6 +6,7 @@ file first and looks for the marker then: either the file is found by who delete
 worker that outlives its driver leaves nothing behind.
 """
 
+import contextlib
 import json
 import math
 from collections import OrderedDict
@@ -274,10 +275,21 @@ def footer_statistics(footer: pq.FileMetaData) -> dict[str, Any]:
         known = [part for part in column if part is not None and part.has_min_max]
         # A group of nulls alone has no bounds, and needs none.
         if known and all(part is not None and (part.has_min_max or part.num_values == 0) for part in column):
-            least, most = min(part.min for part in known), max(part.max for part in known)
-            if _is_bound(least) and _is_bound(most):
-                low[name], high[name] = _bound_text(least, is_upper=False), _bound_text(most, is_upper=True)
+            # A time outside of the years 1 to 9999 has no text there, nor has one that is rounded up beyond them.
+            with contextlib.suppress(OverflowError):
+                least, most = min(part.min for part in known), max(part.max for part in known)
+                if _is_bound(least) and _is_bound(most):
+                    bounds = _bound_text(least, is_upper=False), _bound_text(most, is_upper=True)
+                    low[name], high[name] = bounds
     return {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def unbounded_times(file: WrittenFile, schema: pa.Schema) -> list[str]:
+    """Columns of times and dates of which a file has values, and no bounds."""
+    stats = json.loads(file.stats)
+    times = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
+    found = {name: stats["nullCount"].get(name, 0) for name in times if name in stats["nullCount"]}
+    return [name for name, nulls in found.items() if nulls < file.rows and name not in stats["minValues"]]
 
 
 def _plain_columns(footer: pq.FileMetaData) -> Iterator[tuple[str, list[Any]]]:

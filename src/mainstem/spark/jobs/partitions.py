@@ -6,6 +6,7 @@ row that comes late goes where its time says, whatever the others of its load ar
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Final, Literal
 
 import numpy as np
@@ -30,7 +31,11 @@ _COLUMNS: Final[dict[str, tuple[pa.Field, ...]]] = {
     "day": (pa.field(DATE_COLUMN, pa.date32()),),
     "hour": (pa.field(DATE_COLUMN, pa.date32()), pa.field(HOUR_COLUMN, pa.int32())),
 }
-_STEP_US: Final = {"day": 86_400_000_000, "hour": 3_600_000_000}
+_DAY_US: Final = 86_400_000_000
+_STEP_US: Final = {"day": _DAY_US, "hour": _DAY_US // 24}
+# The years 1 to 9999, in days since 1970: a table whose log has a date outside of them cannot be opened any more.
+_DAYS_MIN: Final = (date.min - date(1970, 1, 1)).days
+_DAYS_MAX: Final = (date.max - date(1970, 1, 1)).days
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +116,31 @@ class Partitioning:
         if self.by == "shard":
             return Partition(((SHARD_COLUMN, str(step)),))
         hours = step if self.by == "hour" else step * 24
-        date = str(np.datetime64(hours // 24, "D"))
-        values = ((DATE_COLUMN, date),)
+        values = ((DATE_COLUMN, str(np.datetime64(hours // 24, "D"))),)
         return Partition(values if self.by == "day" else (*values, (HOUR_COLUMN, str(hours % 24))))
 
 
 def _steps(times: pa.Array, step_us: int) -> pa.Array:
-    """Which day or hour since 1970 each time is in; before it, too."""
-    zone = times.type.tz if pa.types.is_timestamp(times.type) else None
-    moments = times.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+    """Which day or hour since 1970 each time is in; before it, too. None of one whose day no log can say."""
+    if pa.types.is_timestamp(times.type):
+        # Finer ones only become coarser. A coarser one that is too large is refused with the table's other columns.
+        found = times.cast(pa.timestamp("us", times.type.tz), safe=False).cast(pa.int64())
+        moments = _within(found, _DAYS_MIN * _DAY_US, (_DAYS_MAX + 1) * _DAY_US - 1)
+    else:
+        days = times.cast(pa.date32(), safe=False).cast(pa.int32()).cast(pa.int64())
+        moments = pc.multiply(_within(days, _DAYS_MIN, _DAYS_MAX), _DAY_US)
     # Arrow divides towards zero.
     before = pc.multiply(pc.less(moments, 0).cast(pa.int64()), step_us - 1)
     return pc.divide(pc.subtract(moments, before), step_us)
+
+
+def _within(numbers: pa.Array, least: int, most: int) -> pa.Array:
+    """The numbers, null in the place of those outside of these bounds."""
+    bounds = pc.min_max(numbers)
+    if len(numbers) == numbers.null_count or (bounds["min"].as_py() >= least and bounds["max"].as_py() <= most):
+        return numbers
+    is_within = pc.and_(pc.greater_equal(numbers, least), pc.less_equal(numbers, most))
+    return pc.if_else(is_within, numbers, pa.scalar(None, pa.int64()))
 
 
 def _by_step(rows: pa.RecordBatch, steps: pa.Array) -> Iterator[tuple[int | None, pa.RecordBatch]]:
