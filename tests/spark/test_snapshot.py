@@ -1,13 +1,14 @@
 """The job `snapshot`: the newest row of each key as of a cursor, and only what changed since another."""
 
 import random
+import time
 
 import pytest
 from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting
 from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
@@ -173,6 +174,81 @@ def test_cursors_are_taken_as_results_have_them(tmp_path, spark):
             snapshot(tmp_path / "log", "stock", tmp_path / "c", since=done.end, at=Cursor.parse(first), spark=spark)
         with pytest.raises(InvalidCursor, match=r"^since: not a cursor: 'ms1:abc'"):
             snapshot(tmp_path / "log", "stock", tmp_path / "c", since="ms1:abc", spark=spark)
+
+
+def test_a_state_of_before_needs_all_that_was_before(tmp_path, spark):
+    """Also what was trimmed before the cursor, or beyond it. The state of now is of what the stream has."""
+    with mainstem.open(tmp_path / "log") as hub:
+        shop = Shop(hub)
+        first = shop.change(200, 30)
+        later = shop.change(200, 30)
+        shop.change(20, 5)
+
+        def run(name: str, **more):
+            return snapshot(tmp_path / "log", "stock", tmp_path / name, spark=spark, **more)
+
+        for shard in range(2):
+            hub.streams.trim("stock", offset=later.offsets[shard] - 1, shard=shard)
+        starts = hub.streams.get("stock").starts
+        for cursor in (first, later):
+            with pytest.raises(DataLoss, match=rf"shard 0: records 0 to {starts[0] - 1} were trimmed") as gone:
+                run("t", at=cursor)
+            assert (gone.value.stream, gone.value.shard, gone.value.first) == ("stock", 0, 0)
+        with pytest.raises(DataLoss):
+            run("t", since=first, at=later)
+        assert not (tmp_path / "t" / ROWS / "_delta_log").exists()
+        done = run("t", at=later, on_loss="skip")
+        assert (done.rows_read, done.lost) == (2, tuple((shard, 0, start) for shard, start in enumerate(starts)))
+        done = run("t", at=first, on_loss="skip")
+        assert (done.rows_read, done.lost) == (0, tuple((shard, 0, at) for shard, at in enumerate(first.offsets)))
+        assert run("t", since=later).rows_read == 20
+        assert run("t").rows_read == 22
+
+
+@pytest.mark.slow("the log is compacted at its own pace")
+def test_a_state_of_before_is_refused_once_it_is_compacted(tmp_path, spark):
+    """A key that was written again after the cursor has no record from before it."""
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("stock", schema={"item": "string", "text": "string"}, key="item", cleanup="compact")
+
+        def write(text: str) -> Cursor:
+            with hub.producer() as producer:
+                for number in range(200):
+                    producer.send("stock", {"item": f"item{number}", "text": random.randbytes(400).hex() + text})
+            info = hub.streams.get("stock")
+            return Cursor(info.uuid, info.epoch, info.ends)
+
+        def run(**more):
+            return snapshot(tmp_path / "log", "stock", tmp_path / "t", spark=spark, **more)
+
+        first = write("old")
+        end = write("new")
+        deadline = time.monotonic() + 150
+        while hub.streams.get("stock").records > 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        with pytest.raises(InvalidCursor, match=r"^at: the cursor stands at offset 200 of shard 0 .* was compacted"):
+            run(at=first)
+        assert not (tmp_path / "t" / ROWS / "_delta_log").exists()
+        for given in ({}, {"at": end}):
+            assert run(**given).rows_written == 200
+
+        # While it is read, too.
+        hub.streams.create("again", schema={"item": "string", "text": "string"}, key="item", cleanup="compact")
+        with hub.producer() as producer:
+            producer.send("again", {"item": "a", "text": "old"})
+        info = hub.streams.get("again")
+        first = Cursor(info.uuid, info.epoch, info.ends)
+        with hub.producer() as producer:
+            producer.send("again", {"item": "a", "text": "new"})
+
+        def erase(step: str, done: int, total: int) -> None:
+            if step == "prepared":  # as a compaction does, and at once
+                hub.streams.erase("again", b"a")
+
+        assert snapshot(tmp_path / "log", "again", tmp_path / "u", at=first, spark=spark).rows_written == 1
+        with pytest.raises(InvalidCursor, match="was compacted"):
+            snapshot(tmp_path / "log", "again", tmp_path / "u", at=first, spark=spark, on_step=erase)
 
 
 def test_an_empty_stream_is_an_empty_table(tmp_path, spark):

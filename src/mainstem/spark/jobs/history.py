@@ -16,7 +16,7 @@ from mainstem.consume.consumer import Consumer
 from mainstem.consume.places import offsets_at
 from mainstem.consume.view import METADATA_SCHEMA, View
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, InvalidSetting, SchemaMismatch
+from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting, SchemaMismatch
 from mainstem.core.names import check_named_once
 from mainstem.core.schema import aliases_of
 from mainstem.core.times import to_us
@@ -128,6 +128,20 @@ class History:
         check_named_once("columns", columns or ())
         names = list(self.schema(Wanted()).names if columns is None else columns)
         return (*names, *(name for name in beside if name not in names))
+
+    def require_uncompacted(self, end: Sequence[int]) -> None:
+        """InvalidCursor if the log may lack records from before `end` because there are newer ones of their keys. Up to
+        where a shard is compacted only the log knows: any record that it lacks counts."""
+        info = self._port.call(GetStreamCall(self.info.name, details=True)).streams[0]
+        if "compact" not in info.cleanup:
+            return
+        for shard, missing in enumerate(info.missing):
+            if missing and info.starts[shard] < end[shard] < self.info.ends[shard]:
+                raise InvalidCursor(
+                    f"the cursor stands at offset {end[shard]} of shard {shard} of {info.name!r}, which was compacted: "
+                    f"{missing} records are gone from it because their keys have newer ones, perhaps from after the "
+                    "cursor, so what the stream said then is not known any more; what it says now is"
+                )
 
     def pop_lost(self) -> list[Lost]:
         """What `cut` had to leave out since this was asked last."""

@@ -201,6 +201,9 @@ class Loading:
             number = self._settled()
             before = -1 if compare is None else self._before(number)
             first, lost = self._kept(self._history.offsets(start), start)
+            # Of what is gone, too, only what is before the end is of this load.
+            first = tuple(map(min, first, end))
+            lost = [(shard, begin, min(stop, end[shard])) for shard, begin, stop in lost if begin < end[shard]]
             done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit, compare_with=before)
             if compare is not None and before >= 0:
                 told = compare(before, done.table_version)

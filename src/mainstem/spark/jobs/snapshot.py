@@ -67,7 +67,9 @@ def snapshot(
 ) -> JobResult:
     """The newest row of each key of a stream, in `folder`; see the module for what is there.
 
-    `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor.
+    `at` is the cursor up to which records count, the stream's end if not said; the result's `end` is that cursor. Of
+    one from before the end all records from before it are needed: DataLoss says which were trimmed, InvalidCursor that
+    the stream was compacted.
     `since` leaves out what was before it. Both may be text, as results have them. `rows_deleted` of the result are the
     tombstones. `on_bad="skip"` passes over records that are no rows, or have no key, and counts them. `vacuum` is an
     age ("7d"): files of snapshots from longer ago are deleted.
@@ -75,7 +77,7 @@ def snapshot(
     hours = vacuum_hours(vacuum)
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
     history = History(hub, stream, **shown)
-    end = history.info.ends if at is None else _offsets(history, "at", at)
+    end = tuple(history.info.ends) if at is None else _offsets(history, "at", at)
     first = None if since is None else _offsets(history, "since", since)
     if first is not None and any(begin > stop for begin, stop in zip(first, end, strict=True)):
         raise InvalidSetting("since is a later cursor than at: a snapshot is of what came after since, up to at")
@@ -89,8 +91,15 @@ def snapshot(
     )
     if not loading.lake.number_of(loading.name):
         require_own(loading.lake, place, history.info, "snapshot")
-    work = _Snapshot(spark or session(), history, wanted, loading.lake, tombstones, loading.name, on_step)
-    start: Start = "earliest" if first is None else history.cursor(first)
+    past = None if end == tuple(history.info.ends) else end
+    _require_past(history, past)
+    work = _Snapshot(spark or session(), history, wanted, loading.lake, tombstones, loading.name, on_step, past)
+    start: Start = "earliest"
+    if first is not None:
+        start = history.cursor(first)
+    elif past is not None and at is not None:
+        # What was trimmed since is of that state, too. Shards that came after it had nothing.
+        start = history.cursor([0] * len(_parsed(at).offsets))
     result = loading.run_whole(start, end, work.write, work.commit)
     return vacuumed(result, hours, loading.lake, tombstones)
 
@@ -106,6 +115,8 @@ class _Snapshot:
     tombstones: Lake
     job: str
     on_step: OnStep
+    # Where the shards stood then, if it is of a state from before the stream's end.
+    past: tuple[int, ...] | None
 
     def write(self, load: Load, attempt: Attempt) -> Written:
         tasks = self.history.cut(load, self.wanted, parts_of(self.spark))
@@ -121,7 +132,10 @@ class _Snapshot:
 
         schema = read_schema.append(pa.field(GENERATION_COLUMN, pa.int32()))
         frame = RecordFrame(self.spark, tasks, schema, records, self.on_step)
-        return Written(frame.write(_newest(frame.rows), partial(_write, targets)))
+        written = Written(frame.write(_newest(frame.rows), partial(_write, targets)))
+        # The log may have been compacted while it was read.
+        _require_past(self.history, self.past)
+        return written
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         version = self.tombstones.append(written.apart, self.job, number, notes, overwrite=True, can_repeat=True)
@@ -133,9 +147,22 @@ class _Snapshot:
 def _offsets(history: History, name: str, cursor: Cursor | str) -> tuple[int, ...]:
     """Where a cursor is in every shard."""
     try:
-        return history.offsets(Cursor.parse(cursor) if isinstance(cursor, str) else cursor)
+        return history.offsets(_parsed(cursor))
     except InvalidCursor as error:
         raise InvalidCursor(f"{name}: {error}") from None
+
+
+def _parsed(cursor: Cursor | str) -> Cursor:
+    return Cursor.parse(cursor) if isinstance(cursor, str) else cursor
+
+
+def _require_past(history: History, past: Sequence[int] | None) -> None:
+    """InvalidCursor if the log was compacted, and the state is not one of now."""
+    try:
+        if past is not None:
+            history.require_uncompacted(past)
+    except InvalidCursor as error:
+        raise InvalidCursor(f"at: {error}") from None
 
 
 def _newest(records: "DataFrame") -> "DataFrame":
