@@ -510,6 +510,36 @@ def test_a_row_that_takes_the_place_of_another_has_nothing_of_it(tmp_path, spark
         assert found == {"a": (None, 2), "b": (None, None), "c": ("z", 1), "d": (None, 2)}
 
 
+@pytest.mark.slow("six runs")
+def test_a_default_is_filled_in_by_loading_again(tmp_path, spark):
+    """The stream has it in rows from before the column, too; rows that were loaded before it are null until then."""
+    now, day = datetime.now(UTC), timedelta(days=1)
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.streams.create("kv", shards=1, schema={"k": "string"}, key="k")
+
+        def run(*keys: str, into: str, mode: Mode = "append") -> dict[str, str | None]:
+            with hub.producer() as producer:
+                for key in keys:
+                    producer.send("kv", {"k": key})
+            warehouse(tmp_path / "log", "kv", tmp_path / into, mode=mode, spark=spark)
+            return {row["k"]: row.get("land") for row in table_of(tmp_path / into).to_pylist()}
+
+        run("a", into="t")
+        run(into="u", mode="upsert")
+        # Written without the column, loaded with it.
+        with hub.producer() as producer:
+            producer.send("kv", {"k": "b"})
+        hub.streams.set_schema("kv", {"k": "string", "land": {"type": "string", "default": "DE"}})
+        cases: tuple[tuple[str, Mode], ...] = (("t", "append"), ("u", "upsert"))
+        for into, mode in cases:
+            assert run(into=into, mode=mode) == {"a": None, "b": "DE"}
+        replay(tmp_path / "log", "kv", tmp_path / "t", since=now - day, until=now + day, replace=True, spark=spark)
+        assert run("c", into="t") == {"a": "DE", "b": "DE", "c": "DE"}
+        assert run(into="u2", mode="upsert") == {"a": "DE", "b": "DE", "c": "DE"}
+        with pytest.raises(TableUnusable, match="one row for each key"):
+            replay(tmp_path / "log", "kv", tmp_path / "u", since=now - day, until=now + day, replace=True, spark=spark)
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.slow("six runs")
 def test_a_column_that_was_renamed_keeps_its_name_in_the_table(tmp_path, spark, mode):
