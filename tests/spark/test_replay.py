@@ -5,7 +5,7 @@ import json
 import os
 import re
 import signal
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +415,17 @@ def test_what_a_function_raises_is_said_with_its_place(log, tmp_path, spark, cap
         )
     with pytest.raises(InvalidSetting, match=r"failed: KeyError: .*nothing"):
         replay(tmp_path / "log", "clicks", tmp_path / "u", function=lambda rows: rows["nothing"], **given)
+
+
+def test_the_same_time_in_another_zone_is_the_same_replay(log, tmp_path, spark):
+    """By itself, and of a name."""
+    zone = timezone(timedelta(hours=2))
+    for name in (None, "n"):
+        given = {"name": name, "spark": spark}
+        for since in (START, START.astimezone(zone)):
+            until = since + timedelta(minutes=1)
+            replay(tmp_path / "log", "clicks", tmp_path / f"{name}", since=since, until=until, **given)
+        assert ids(tmp_path / f"{name}") == list(range(60))
 
 
 def test_what_cannot_be_done_is_said(log, tmp_path, spark):

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -293,13 +293,14 @@ class Loading:
         """Where the first run began, if it was asked for this start: while no load is done, nothing else says so, and
         the same start may be another place by now."""
         noted = self.manifests.beginning()
-        if noted is not None and noted.asked == str(start) and noted.start:
+        asked = str(start.astimezone(UTC) if isinstance(start, datetime) and start.tzinfo is not None else start)
+        if noted is not None and noted.asked == asked and noted.start:
             return self._history.offsets(Cursor.parse(noted.start))
         meant = self._meant(start)
         found = self._history.offsets(meant)
         # What comes before such a time is not wanted: where it will be is not known yet.
         is_ahead = isinstance(meant, datetime) and to_us(meant) > self._clock.now_us()
-        self.manifests.begin_at(Beginning(str(start), "" if is_ahead else str(self._history.cursor(found))))
+        self.manifests.begin_at(Beginning(asked, "" if is_ahead else str(self._history.cursor(found))))
         return found
 
     def _meant(self, start: Start | str) -> Start | str:

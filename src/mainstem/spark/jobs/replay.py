@@ -9,7 +9,7 @@ more is refused: what is there of it is neither gone on with nor taken for what 
 import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -97,6 +97,8 @@ def replay(
     rows then stays as it is; `on_loss="drop"` replaces them all the same.
     """
     _check_range(since, until)
+    # A time is the same in every zone, and so is what says that a replay is the same.
+    since, until = since.astimezone(UTC), until.astimezone(UTC)
     _check_given(stream, name, into, key, sql, function, partition, replace=replace, on_loss=on_loss)
     check_file_bytes(file_bytes)
     partitioning = Partitioning(partition, time)
