@@ -417,6 +417,7 @@ def test_what_a_function_raises_is_said_with_its_place(log, tmp_path, spark, cap
         replay(tmp_path / "log", "clicks", tmp_path / "u", function=lambda rows: rows["nothing"], **given)
 
 
+@pytest.mark.slow("four replays")
 def test_the_same_time_in_another_zone_is_the_same_replay(log, tmp_path, spark):
     """By itself, and of a name."""
     zone = timezone(timedelta(hours=2))
@@ -444,6 +445,9 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
         run(into="clicks")
     with pytest.raises(InvalidSetting, match="function 'nowhere:f' cannot be found"):
         run(function="nowhere:f")
+    for rows in (0, -5):
+        with pytest.raises(InvalidSetting, match=rf"load_rows \(--load-rows\) must be at least 1, not {rows}"):
+            run(load_rows=rows)
     with pytest.raises(InvalidSetting, match=r"file_bytes \(--file-size\) must be at least"):
         run(file_bytes=12)
     with pytest.raises(InvalidSetting, match="key tells rows apart where two versions are compared"):

@@ -901,6 +901,9 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
     send(log, orders(3_000, 10))
     with pytest.raises(TableUnusable, match="is partitioned by nothing, not by _shard"):
         warehouse(tmp_path / "log", "orders", table, partition="shard", spark=spark)
+    for rows in (0, -1):
+        with pytest.raises(InvalidSetting, match=rf"load_rows \(--load-rows\) must be at least 1, not {rows}"):
+            warehouse(tmp_path / "log", "orders", table, load_rows=rows, spark=spark)
     with pytest.raises(
         InvalidSetting, match=r"file_bytes \(--file-size\) must be at least 1,048,576 bytes \(1MiB\), not 12"
     ):

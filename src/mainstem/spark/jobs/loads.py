@@ -8,6 +8,7 @@ are in earlier loads, or in the same one.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from mainstem.core.errors import InvalidSetting
 from mainstem.spark.generations import Generations, stops
 
 
@@ -32,10 +33,17 @@ class Bound:
     bytes_of: Callable[[Load], int] = lambda load: 0
 
 
+def check_load_rows(load_rows: int | None) -> None:
+    """InvalidSetting for loads that would have nothing, of which there would be no end."""
+    if load_rows is not None and load_rows < 1:
+        raise InvalidSetting(f"load_rows (--load-rows) must be at least 1, not {load_rows:,}")
+
+
 def plan_loads(start: Sequence[int], end: Sequence[int], generations: Generations, bound: Bound) -> Iterator[Load]:
     """The loads from `start` to `end`, none of more than `bound`, one after the other. A load ends where the number of
     shards changed, so that a later load has what came after it."""
     assert len(start) == len(end)
+    assert bound.offsets_max > 0
     place = tuple(start)
     for stop in stops(end, generations):
         while any(at < limit for at, limit in zip(place, stop, strict=True)):

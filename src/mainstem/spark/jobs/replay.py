@@ -23,7 +23,7 @@ from mainstem.spark.jobs.delivering import Delivering, Redelivery
 from mainstem.spark.jobs.history import GO_ON, PLACE_COLUMNS, History, OnBad, OnLoss, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Write, Written
-from mainstem.spark.jobs.loads import Load
+from mainstem.spark.jobs.loads import Load, check_load_rows
 from mainstem.spark.jobs.making import Function, Making
 from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import FILE_BYTES, check_file_bytes
@@ -101,6 +101,7 @@ def replay(
     since, until = since.astimezone(UTC), until.astimezone(UTC)
     _check_given(stream, name, into, key, sql, function, partition, replace=replace, on_loss=on_loss)
     check_file_bytes(file_bytes)
+    check_load_rows(load_rows)
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}

@@ -16,6 +16,7 @@ from mainstem.spark.jobs.copying import Copying
 from mainstem.spark.jobs.history import PLACE_COLUMNS, History, OnBad, OnLoss, Start, Wanted
 from mainstem.spark.jobs.lake import KEY_COLUMN, Mode
 from mainstem.spark.jobs.loading import JobResult, Loading, vacuum_hours, vacuumed
+from mainstem.spark.jobs.loads import check_load_rows
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import FILE_BYTES, check_file_bytes
@@ -81,6 +82,7 @@ def warehouse(
     options = _Options(mode, partition, sql, tuple(columns) if columns is not None else None, where)
     options.check()
     check_file_bytes(file_bytes)
+    check_load_rows(load_rows)
     partitioning = Partitioning(partition, time)
     hours = vacuum_hours(vacuum)
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
