@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import partial
 
 import pytest
 from deltalake import DeltaTable
@@ -10,6 +11,7 @@ import mainstem
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting
 from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
+from mainstem.spark.jobs.warehouse import warehouse
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -249,6 +251,30 @@ def test_a_state_of_before_is_refused_once_it_is_compacted(tmp_path, spark):
         assert snapshot(tmp_path / "log", "again", tmp_path / "u", at=first, spark=spark).rows_written == 1
         with pytest.raises(InvalidCursor, match="was compacted"):
             snapshot(tmp_path / "log", "again", tmp_path / "u", at=first, spark=spark, on_step=erase)
+
+
+@pytest.mark.slow("two kinds of job")
+def test_columns_may_not_have_the_names_that_jobs_of_keys_use(tmp_path, spark):
+    """In capitals neither: tables and Spark take them for the same. Without them both jobs do what they do."""
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        for name in ("_deleted", "_Generation", "_KEY"):
+            stream = name.strip("_")
+            hub.streams.create(stream, schema={"id": "int64", name: "bool"}, key="id")
+            for number in range(3):
+                producer.send(stream, {"id": number, name: True})
+            producer.send(stream, None, key=b"1")
+            producer.flush()
+            jobs = {
+                "warehouse": partial(warehouse, tmp_path / "log", stream, mode="upsert", spark=spark),
+                "snapshot": partial(snapshot, tmp_path / "log", stream, spark=spark),
+            }
+            for job, run in jobs.items():
+                with pytest.raises(
+                    InvalidSetting, match=rf"'{stream}' has a column '{name}', .* columns \(--columns\)"
+                ):
+                    run(tmp_path / f"{stream} {job}")
+                assert not (tmp_path / f"{stream} {job}").exists()
+                assert run(tmp_path / f"{stream} {job}", columns=["id"]).rows_written == 2
 
 
 def test_an_empty_stream_is_an_empty_table(tmp_path, spark):

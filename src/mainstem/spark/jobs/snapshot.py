@@ -33,7 +33,7 @@ from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import PartFiles, Target
 from mainstem.spark.jobs.record_frame import RecordFrame
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step, parts_of
-from mainstem.spark.jobs.upserting import newest_records
+from mainstem.spark.jobs.upserting import check_names, newest_records
 from mainstem.spark.session import session
 from mainstem.spark.slices import Slice
 
@@ -83,7 +83,9 @@ def snapshot(
         raise InvalidSetting("since is a later cursor than at: a snapshot is of what came after since, up to at")
     if not (history.info.key or history.info.schema is None):
         raise InvalidSetting(f"stream {stream!r} has no key: there is no newest row of each (streams.create(key=...))")
-    wanted = Wanted(history.names(columns, (KEY_COLUMN, *PLACE_COLUMNS)), None, on_bad, on_loss, is_deleted=True)
+    names = history.names(columns, (KEY_COLUMN, *PLACE_COLUMNS))
+    check_names(history, names)
+    wanted = Wanted(names, None, on_bad, on_loss, is_deleted=True)
     place = Path(folder)
     tombstones = Lake(place / TOMBSTONES)
     loading = Loading(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mainstem.core.errors import UndecodedRecords
+from mainstem.core.errors import InvalidSetting, UndecodedRecords
 from mainstem.spark.generations import Generations
 from mainstem.spark.jobs.columns import as_table_rows, merged_schema, table_schema, with_names
-from mainstem.spark.jobs.history import History, Tally, Wanted, read
+from mainstem.spark.jobs.history import PLACE_COLUMNS, History, Tally, Wanted, read
 from mainstem.spark.jobs.lake import DELETED_COLUMN, KEY_COLUMN, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, Written
 from mainstem.spark.jobs.loads import Load
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 
 # Next to the manifests: what is here is no part of the table.
 _STAGED: Final = "_mainstem/staged"
+
+
+# What stands beside the rows while the newest is found, and in the table.
+_OWN_NAMES: Final = (*PLACE_COLUMNS, KEY_COLUMN, DELETED_COLUMN, GENERATION_COLUMN)
+
+
+def check_names(history: History, names: Sequence[str]) -> None:
+    """InvalidSetting if a column of the stream has a name that a job of keys uses. Tables and Spark take it for the
+    same in capitals."""
+    columns = {*history.schema(Wanted()).names}
+    for name in names:
+        if name in columns and name.lower() in _OWN_NAMES:
+            raise InvalidSetting(
+                f"stream {history.info.name!r} has a column {name!r}, and {name.lower()} is a name that this job uses "
+                "itself: leave the column out with columns (--columns), or give it another name"
+            )
 
 
 class Upserting:

@@ -22,7 +22,7 @@ from mainstem.spark.jobs.owners import require_own
 from mainstem.spark.jobs.part_files import FILE_BYTES, check_file_bytes
 from mainstem.spark.jobs.partitions import SHARD_COLUMN, By, Partitioning
 from mainstem.spark.jobs.tasks import OnStep, no_step
-from mainstem.spark.jobs.upserting import Upserting
+from mainstem.spark.jobs.upserting import Upserting, check_names
 from mainstem.spark.session import session
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def warehouse(
             f"stream {stream!r} has no key, so there is nothing to tell its rows apart by: mode='upsert' needs one "
             "(streams.create(key=...)); mode='append' does not"
         )
-    wanted = Wanted(options.names(history, places), where, on_bad, on_loss, is_deleted=mode == "upsert")
+    names = options.names(history, places)
+    if mode == "upsert":
+        check_names(history, names)
+    wanted = Wanted(names, where, on_bad, on_loss, is_deleted=mode == "upsert")
     if sql is None:
         # Before Spark starts; what a query makes, Spark alone knows.
         partitioning.check(history.schema(wanted))
