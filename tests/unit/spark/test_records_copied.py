@@ -12,6 +12,7 @@ from mainstem.core.errors import InvalidRecord
 from mainstem.spark.jobs.records_copied import Copier
 
 Said = tuple[bytes | None, int]
+HEADERS = pa.map_(pa.string(), pa.binary())
 
 
 class Part:
@@ -27,8 +28,16 @@ class Part:
             assert "_deleted" not in row
             self.said.append((None if row["id"] is None else row["id"].encode(), row["at"]))
 
-    def send_tombstone(self, stream: str, key: bytes, time_us: int, *, shard: int | None = None) -> None:
+    def send_tombstone(
+        self, stream: str, key: bytes, headers: dict[str, bytes] | None, time_us: int, *, shard: int | None = None
+    ) -> None:
+        assert headers == headers_of(time_us)
         self.said.append((key, time_us))
+
+
+def headers_of(place: int) -> dict[str, bytes] | None:
+    """Of every third record none."""
+    return {"place": b"%d" % place} if place % 3 else None
 
 
 def sent(records: Sequence[tuple[str | None, bool]], key: tuple[str, ...] = ("id",)) -> Part:
@@ -39,6 +48,7 @@ def sent(records: Sequence[tuple[str | None, bool]], key: tuple[str, ...] = ("id
             "id": pa.array([None if is_deleted else key for key, is_deleted in records], pa.string()),
             "at": pa.array(places, pa.int64()),
             "_key": pa.array([None if key is None else key.encode() for key, _ in records], pa.binary()),
+            "_headers": pa.array([headers and list(headers.items()) for headers in map(headers_of, places)], HEADERS),
             "_timestamp": pa.array(places, pa.timestamp("us", "UTC")),
             "_deleted": [is_deleted for _, is_deleted in records],
         }
