@@ -452,6 +452,16 @@ def test_what_cannot_be_done_is_said(log, tmp_path, spark):
         run(file_bytes=12)
     with pytest.raises(InvalidSetting, match="key tells rows apart where two versions are compared"):
         run(function=doubled, key=["id"])
+    for given, what in (
+        ({"time": "_timestamp"}, r"time \(--time\) is what partition .* has no effect with none: choose"),
+        ({"time": "_timestamp", "partition": "shard"}, "has no effect with shard: choose"),
+        ({"load_rows": 5, "replace": True}, r"load_rows \(--load-rows\) has no effect with replace"),
+        ({"file_bytes": 1 << 27, "into": "other"}, r"file_bytes \(--file-size\) has no effect with into"),
+        ({"compare": False}, r"compare=False \(--no-compare\) has no effect without replace"),
+        ({"compare": False, "replace": True, "key": ["id"]}, r"key \(--key\) is for the comparison.*leave one"),
+    ):
+        with pytest.raises(InvalidSetting, match=what):
+            run(function=doubled, **given)
     with pytest.raises(InvalidSetting, match=r"key: the rows have no column 'zz' .*; there are id, twice"):
         run(function=doubled, replace=True, key=["id", "zz"])
     with pytest.raises(InvalidSetting, match="must make a pyarrow RecordBatch or Table of a batch without rows"):

@@ -36,11 +36,13 @@ Sql = Annotated[
 Partition = Annotated[
     str, typer.Option(metavar="none|shard|day|hour", help="What the table is partitioned by.", show_default=True)
 ]
-Time = Annotated[str, typer.Option(metavar="COLUMN", help="The time that day and hour are of.", show_default=True)]
+Time = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="The time that day and hour are of; the record's own if not said.")
+]
 LoadRows = Annotated[
     int | None, typer.Option(metavar="COUNT", min=1, help="Records that become visible together, at most.")
 ]
-FileSize = Annotated[str, typer.Option(metavar="SIZE", help="How large files get.", show_default=True)]
+FileSize = Annotated[str | None, typer.Option(metavar="SIZE", help="How large files get; 128MiB if not said.")]
 OnBad = Annotated[
     str, typer.Option(metavar="raise|skip", help="What to do about records that are no rows, or have no key.")
 ]
@@ -179,7 +181,7 @@ def warehouse(
         str, typer.Option(metavar="append|upsert", help="Every record a row, or one row for each key.")
     ] = "append",
     partition: Partition = "none",
-    time: Time = "_timestamp",
+    time: Time = None,
     columns: Columns = None,
     where: Where = None,
     sql: Sql = None,
@@ -192,7 +194,7 @@ def warehouse(
     no_places: Annotated[bool, typer.Option("--no-places", help="Leave out _shard, _offset and _timestamp.")] = False,
     no_compact: Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")] = False,
     load_rows: LoadRows = None,
-    file_size: FileSize = "128MiB",
+    file_size: FileSize = None,
     vacuum: Vacuum = None,
     on_bad: OnBad = "raise",
     on_loss: OnLoss = "raise",
@@ -202,6 +204,7 @@ def warehouse(
     A run that was killed is simply run again. Late rows go to the partition of their time; columns that the stream gets
     are added to the table; small files are made into large ones.
     """
+    from mainstem.spark.jobs.part_files import FILE_BYTES
     from mainstem.spark.jobs.warehouse import warehouse as job
 
     return job(
@@ -218,7 +221,7 @@ def warehouse(
         compact=not no_compact,
         vacuum=vacuum,
         load_rows=load_rows,
-        file_bytes=_bytes("--file-size", file_size),
+        file_bytes=FILE_BYTES if file_size is None else _bytes("--file-size", file_size),
         on_bad=on_bad,  # type: ignore[arg-type]
         on_loss=on_loss,  # type: ignore[arg-type]
         **given,
@@ -300,9 +303,9 @@ def replay(
     columns: Columns = None,
     where: Where = None,
     partition: Partition = "none",
-    time: Time = "_timestamp",
+    time: Time = None,
     load_rows: LoadRows = None,
-    file_size: FileSize = "128MiB",
+    file_size: FileSize = None,
     key: Annotated[
         str | None,
         typer.Option(
@@ -321,7 +324,6 @@ def replay(
     see the old rows or the new ones, never both; it says how many are different.
     """
     from mainstem.spark.jobs.replay import replay as job
-    from mainstem.spark.jobs.warehouse import LOAD_ROWS
 
     return job(
         stream=stream,
@@ -337,8 +339,8 @@ def replay(
         where=where,
         partition=partition,  # type: ignore[arg-type]
         time=time,
-        load_rows=load_rows or LOAD_ROWS,
-        file_bytes=_bytes("--file-size", file_size),
+        load_rows=load_rows,
+        file_bytes=None if file_size is None else _bytes("--file-size", file_size),
         compare=not no_compare,
         key=_names(key),
         on_bad=on_bad,  # type: ignore[arg-type]

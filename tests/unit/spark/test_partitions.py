@@ -85,3 +85,6 @@ def test_what_cannot_be():
         Partitioning("hour", "at").check(rows.remove(1))
     with pytest.raises(InvalidSetting, match=r"time \(--time\): column 'x' is int64, and to partition by hour takes a"):
         Partitioning("hour", "x").check(rows.remove(1))
+    with pytest.raises(InvalidSetting, match=r"time \(--time\) .* has no effect with none: choose one of these"):
+        Partitioning("none", "ts")
+    Partitioning("day").check(pa.schema([("_timestamp", pa.timestamp("us", "UTC"))]))

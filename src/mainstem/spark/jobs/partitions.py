@@ -22,6 +22,7 @@ CHOICES: Final[tuple[By, ...]] = ("none", "shard", "day", "hour")
 DATE_COLUMN: Final = "_date"
 HOUR_COLUMN: Final = "_hour"
 SHARD_COLUMN: Final = "_shard"
+_TIME_COLUMN: Final = "_timestamp"
 # What the table calls the partition of rows without a time.
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -52,14 +53,23 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How a table is partitioned. `time` is the column with the time of the event."""
+    """How a table is partitioned. `time` is the column with the time of the event; None: that of the record."""
 
     by: By = "none"
-    time: str = "_timestamp"
+    time: str | None = None
 
     def __post_init__(self) -> None:
         if self.by not in CHOICES:
             raise InvalidSetting(f"partition (--partition) must be one of {', '.join(CHOICES)}, not {self.by!r}")
+        if self.time is not None and self.by not in _STEP_US:
+            raise InvalidSetting(
+                f"time (--time) is what partition (--partition) day and hour are of, and has no effect with {self.by}: "
+                "choose one of these, or leave time out"
+            )
+
+    @property
+    def time_column(self) -> str:
+        return _TIME_COLUMN if self.time is None else self.time
 
     @property
     def columns(self) -> list[str]:
@@ -72,7 +82,7 @@ class Partitioning:
     @property
     def needs(self) -> tuple[str, ...]:
         """Columns that rows must have to be told apart."""
-        return {"none": (), "shard": (SHARD_COLUMN,)}.get(self.by, (self.time,))
+        return {"none": (), "shard": (SHARD_COLUMN,)}.get(self.by, (self.time_column,))
 
     def check(self, schema: pa.Schema) -> None:
         """Say what is wrong with these columns, if rows of them cannot be told apart."""
@@ -84,17 +94,17 @@ class Partitioning:
                 )
         for name in self.needs:
             if name not in schema.names:
-                asked = "time (--time)" if name == self.time else "partition (--partition)"
+                asked = "time (--time)" if name == self.time_column else "partition (--partition)"
                 raise InvalidSetting(
                     f"{asked}: the rows have no column {name!r} to partition by {self.by}; there are "
                     f"{', '.join(schema.names)}"
                 )
         if self.by in _STEP_US:
-            kind = schema.field(self.time).type
+            kind = schema.field(self.time_column).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
                 raise InvalidSetting(
-                    f"time (--time): column {self.time!r} is {type_text(kind)}, and to partition by {self.by} takes a "
-                    "column of times or dates"
+                    f"time (--time): column {self.time_column!r} is {type_text(kind)}, and to partition by {self.by} "
+                    "takes a column of times or dates"
                 )
 
     def split(self, rows: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:
@@ -106,7 +116,7 @@ class Partitioning:
         if self.by == "shard":
             steps = rows.column(SHARD_COLUMN).cast(pa.int64())
         else:
-            steps = _steps(rows.column(self.time), _STEP_US[self.by])
+            steps = _steps(rows.column(self.time_column), _STEP_US[self.by])
         for step, part in _by_step(rows, steps):
             yield self._partition(step), part
 

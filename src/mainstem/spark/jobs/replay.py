@@ -61,11 +61,11 @@ def replay(
     columns: Sequence[str] | None = None,
     where: str | None = None,
     partition: By = "none",
-    time: str = "_timestamp",
+    time: str | None = None,
     on_bad: OnBad = "raise",
     on_loss: OnReplayLoss = "raise",
-    load_rows: int = LOAD_ROWS,
-    file_bytes: int = FILE_BYTES,
+    load_rows: int | None = None,
+    file_bytes: int | None = None,
     compare: bool = True,
     key: Sequence[str] | None = None,
     token: str | None = None,
@@ -100,6 +100,8 @@ def replay(
     # A time is the same in every zone, and so is what says that a replay is the same.
     since, until = since.astimezone(UTC), until.astimezone(UTC)
     _check_given(stream, name, into, key, sql, function, partition, replace=replace, on_loss=on_loss)
+    _check_used(replace=replace, into=into, load_rows=load_rows, file_bytes=file_bytes, compare=compare, key=key)
+    file_bytes = FILE_BYTES if file_bytes is None else file_bytes
     check_file_bytes(file_bytes)
     check_load_rows(load_rows)
     partitioning = Partitioning(partition, time)
@@ -149,7 +151,36 @@ def replay(
         write = partial(_unless_empty, loading, work.write, none)
         with _words_of_replacing() if loading.lake.has_files else contextlib.nullcontext():
             return loading.run_whole(since, history.info.ends, write, work.commit, compared if compare else None)
-    return loading.run(since, work.write, work.commit, offsets_max=load_rows)
+    return loading.run(since, work.write, work.commit, offsets_max=load_rows or LOAD_ROWS)
+
+
+def _check_used(
+    *,
+    replace: bool,
+    into: str | None,
+    load_rows: int | None,
+    file_bytes: int | None,
+    compare: bool,
+    key: Sequence[str] | None,
+) -> None:
+    """Nothing is given that would change nothing."""
+    if load_rows is not None and replace:
+        raise InvalidSetting(
+            "load_rows (--load-rows) has no effect with replace (--replace), which makes one load of everything: leave "
+            "one of them out"
+        )
+    if file_bytes is not None and into is not None:
+        raise InvalidSetting(
+            "file_bytes (--file-size) has no effect with into (--into), which writes no table: leave one of them out"
+        )
+    if not compare and not replace:
+        raise InvalidSetting(
+            "compare=False (--no-compare) has no effect without replace (--replace), which alone compares: leave it out"
+        )
+    if not compare and key is not None:
+        raise InvalidSetting(
+            "key (--key) is for the comparison, which compare=False (--no-compare) leaves out: leave one of them out"
+        )
 
 
 def _beside(history: History, into: str | None, sql: str | None, function: Function | str | None) -> tuple[str, ...]:

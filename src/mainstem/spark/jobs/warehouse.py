@@ -42,7 +42,7 @@ def warehouse(
     *,
     mode: Mode = "append",
     partition: By = "none",
-    time: str = "_timestamp",
+    time: str | None = None,
     sql: str | None = None,
     columns: Sequence[str] | None = None,
     where: str | None = None,
@@ -66,8 +66,8 @@ def warehouse(
 
     `hub` is a folder or an address. The table has the stream's columns, or those of `columns`, or what `sql` makes of
     them; `where` takes some of the records. `places` adds _shard, _offset and _timestamp, so that every row says where
-    it is from. `partition` is "day" or "hour" of the column `time`, or "shard". Columns that the stream gets later are
-    added to the table.
+    it is from. `partition` is "day" or "hour" of the column `time`, the record's own time if not said, or "shard".
+    Columns that the stream gets later are added to the table.
 
     `sql` is a query over the stream by its name; it sees the records of one load at a time, at most `load_rows`.
     `mode="upsert"` keeps the newest row of each key, in a table that has the key as `_key`; it takes no `where`.
