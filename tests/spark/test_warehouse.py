@@ -33,6 +33,7 @@ from mainstem.spark.jobs.audit import audit
 from mainstem.spark.jobs.lake import SMALL_FILES_MAX, Mode
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
+from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.reconciliation import tier_counts
 from mainstem.spark.jobs.replay import replay
 from mainstem.spark.jobs.snapshot import snapshot
@@ -98,6 +99,20 @@ def test_every_run_loads_what_is_new(log, tmp_path, spark):
     assert [(one.number, one.state, one.rows_written) for one in manifests] == [(1, "done", 3_000), (2, "done", 500)]
     assert sum(file.rows for one in manifests for file in one.files) == 3_500
     assert strays(table) == []
+
+
+@pytest.mark.slow("two runs of several loads")
+@pytest.mark.parametrize("sql", [None, "SELECT id, ts FROM orders"])
+def test_the_partitions_are_checked_once_in_a_run(log, tmp_path, spark, monkeypatch, sql):
+    checked = []
+    check = Partitioning.check
+    monkeypatch.setattr(Partitioning, "check", lambda self, schema: checked.append(schema) or check(self, schema))
+    done = warehouse(
+        tmp_path / "log", "orders", tmp_path / "t", partition="hour", time="ts", sql=sql, load_rows=1_000, spark=spark
+    )
+    assert done.loads > 2
+    assert done.rows_written == 3_000
+    assert len(checked) == 1
 
 
 @pytest.mark.slow("three engines")
