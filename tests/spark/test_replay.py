@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 import mainstem
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, DeliveryRefused, InvalidRecord, InvalidSetting
+from mainstem.spark.jobs.catalogue import loads_of
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.replay import replay
 from mainstem.testing.server import ServerProcess
@@ -137,6 +138,16 @@ def test_into_another_stream(server, tmp_path, spark):
         assert "give the replay another name (--name)" in str(refused.value)
         assert not {"checkpoint", "onReplay"} & set(re.findall(r"\w+", str(refused.value)))
         assert len(delivered(hub, "twice")) == 1_500
+        # The same rows have the same checksums, whichever tasks had them; also after a kill.
+        replay(server.url, "clicks", tmp_path / "again", **into, name="again")
+        first, again, other = (checksums(tmp_path / name) for name in ("state", "again", "as is"))
+        assert first == again
+        # In the last load of both is nothing of that time.
+        assert len({*first, *other, ""}) == 6
+
+
+def checksums(folder: Path) -> list[str]:
+    return [manifest.checksum for manifest in loads_of(folder)]
 
 
 def delivered(hub, stream: str) -> list[dict]:

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.batch import TIME_US_MAX
+from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
     DataLoss,
@@ -740,9 +741,18 @@ def test_an_upsert_says_what_its_merge_did(tmp_path, spark):
         write("y")
         assert run() == (1, 1, 0)
         name = f"warehouse-{hub.streams.get('stock').uuid}"
-    told = [(one.state, one.rows_written, one.rows_deleted) for one in Manifests(table, name).all()]
+    manifests = list(Manifests(table, name).all())
+    told = [(one.state, one.rows_written, one.rows_deleted) for one in manifests]
     assert told == [("done", 1, 0), ("done", 2, 0), ("done", 2, 1), ("done", 0, 0), ("done", 1, 0)]
     assert sorted(table_of(table)["item"].to_pylist()) == ["a", "d", "y"]
+    # Files of the merges, those of runs that were killed among them, each with its checksum.
+    assert [sum(file.rows for file in one.files) for one in manifests[:2]] == [1, 2]
+    assert [bool(one.files) for one in manifests] == [True, True, True, False, True]
+    for file in (file for one in manifests for file in one.files):
+        content = (table / file.path).read_bytes()
+        assert (file.bytes, file.crc32c) == (len(content), crc32c(content))
+    newest = {file.path for file in manifests[-1].files}
+    assert newest <= {Path(path).name for path in DeltaTable(str(table)).file_uris()}
 
 
 @pytest.mark.slow("eight runs")

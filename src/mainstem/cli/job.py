@@ -121,7 +121,7 @@ def loads(
 
 
 def _files_of(result: "JobResult") -> str:
-    """What is merged into a table becomes files of the table's own making, which are not counted."""
+    """In how many files; rows that were delivered to a stream are in none."""
     return f" in {counted(result.files, 'file')}, {size_text(result.bytes)}" if result.files else ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mainstem.core.delivery import Delivery
+from mainstem.core.delivery import Delivery, Fingerprint
 from mainstem.spark.destination import Destination, PartWriter, Staged
 from mainstem.spark.frames import by_shard, gathered
 from mainstem.spark.sums import Sums
@@ -55,6 +55,14 @@ def stage(
         raise
 
 
+def fingerprint_of(rows: Sequence[StagedRows]) -> Fingerprint:
+    """What the log compares of all that tasks have staged."""
+    sums = Sums()
+    for each in rows:
+        sums.merge(each.sums)
+    return sums.fingerprint()
+
+
 def deliver(
     destination: Destination, rows: Sequence[StagedRows], job: str | None, number: int, *, accepts: bool = False
 ) -> None:
@@ -62,10 +70,7 @@ def deliver(
     compared. Refused, nothing of it is left."""
     delivery = None
     if job is not None:
-        sums = Sums()
-        for each in rows:
-            sums.merge(each.sums)
-        delivery = Delivery(destination.look_up().id, job, number, sums.fingerprint(), accepts)
+        delivery = Delivery(destination.look_up().id, job, number, fingerprint_of(rows), accepts)
     staged = [each.staged for each in rows]
     try:
         destination.commit(staged, delivery)

@@ -24,7 +24,7 @@ from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.records_copied import Copier, rows_of
 from mainstem.spark.jobs.tasks import Answer
-from mainstem.spark.staged_rows import Send, deliver, send_rows, stage
+from mainstem.spark.staged_rows import Send, StagedRows, deliver, fingerprint_of, send_rows, stage
 from mainstem.transport.port import StreamInfo
 
 
@@ -85,7 +85,8 @@ class Delivering:
         tasks = self._making.cut(load)
         given = (self._destination, stream, self._copier or send_rows, self._job, attempt.number)
         try:
-            return Written(self._making.run(tasks, partial(_stage, *given)))
+            answers = self._making.run(tasks, partial(_stage, *given))
+            return Written(answers, checksum=fingerprint_of(_staged(answers)).exact.hex())
         except (Exception, KeyboardInterrupt):
             # Of tasks that were done by then; the load may come again, so not for good.
             self._destination.discard_up_to(self._job, attempt.number)
@@ -93,11 +94,14 @@ class Delivering:
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         """Make the load visible, once."""
-        # From tasks of this run.
-        rows = [pickle.loads(answer.staged) for answer in written.answers if answer.staged]  # noqa: S301
-        deliver(self._destination, rows, self._job, number)
+        deliver(self._destination, _staged(written.answers), self._job, number)
         self._destination.discard_up_to(self._job, number)
         return Changed(written.rows, 0)
+
+
+def _staged(answers: Iterable[Answer]) -> list[StagedRows]:
+    """What the tasks of this run have staged."""
+    return [pickle.loads(answer.staged) for answer in answers if answer.staged]  # noqa: S301
 
 
 def _stage(

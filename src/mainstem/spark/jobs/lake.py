@@ -30,7 +30,7 @@ from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
 from mainstem.spark.jobs.columns import missing_columns, renamed
-from mainstem.spark.jobs.part_files import WrittenFile, unbounded_times
+from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded_times
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
@@ -59,10 +59,12 @@ _DISK: Final = LocalDisk()
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a merge did to a table: rows that are new or took the place of others, and rows that went away."""
+    """What a load did to a table: rows that are new or took the place of others, and rows that went away. Of a merge
+    also the files that it wrote, which have the rows beside those, too."""
 
     written: int
     deleted: int
+    files: tuple[WrittenFile, ...] = ()
 
 
 class Lake:
@@ -99,7 +101,9 @@ class Lake:
         more."""
         for commit in self._table().history():
             if commit.get("mainstem.job") == job and commit.get("mainstem.number") == number:
-                return _changed(commit["operationMetrics"]) if commit.get("operation") == "MERGE" else None
+                if commit.get("operation") != "MERGE":
+                    return None
+                return _changed(commit["operationMetrics"], self._added(int(commit["version"])))
         return None
 
     def jobs(self) -> set[str]:
@@ -259,8 +263,28 @@ class Lake:
             )
         if self.number_of(job) < number:  # nothing was changed, and that was not noted
             self.append([], job, number, notes)
-        self.make_durable(before)
-        return _changed(done)
+        last = self.make_durable(before)
+        mine = [version for version in range(before + 1, last + 1) if self._has_load(version, job, number)]
+        return _changed(done, tuple(file for version in mine for file in self._added(version)))
+
+    def _has_load(self, version: int, job: str, number: int) -> bool:
+        """Whether this load was committed in a version."""
+        found = (action.get("txn", {}) for action in _actions(self._commit(version)))
+        return any((each.get("appId"), each.get("version")) == (job, number) for each in found)
+
+    def _added(self, version: int) -> tuple[WrittenFile, ...]:
+        """The files that a commit made part of the table, of those that are still there."""
+        found = []
+        for add in _adds(self._commit(version)):
+            path, stats = unquote(add["path"]), add["stats"]
+            with contextlib.suppress(FileNotFoundError):
+                size, crc32c = checksummed(self.folder / path)
+                rows = json.loads(stats)["numRecords"]
+                found.append(WrittenFile(path, rows, size, crc32c, add["partitionValues"], stats))
+        return tuple(found)
+
+    def _commit(self, version: int) -> Path:
+        return self.folder / "_delta_log" / f"{version:020d}.json"
 
     def _leave_unbounded(self, names: Collection[str]) -> bool:
         """From now on nobody writes or expects bounds of these columns, which some files lack: delta-rs cannot write
@@ -327,7 +351,7 @@ class Lake:
         log = self.folder / "_delta_log"
         # The commits, and with them what sums the log up.
         notes = [log / name for name in sorted(os.listdir(log)) if _version_of(name) >= max(0, first)]
-        added = {path for note in notes if note.suffix == ".json" for path in _added(note)}
+        added = {unquote(add["path"]) for note in notes if note.suffix == ".json" for add in _adds(note)}
         folders = {
             self.folder.absolute().parent,
             self.folder,
@@ -353,10 +377,10 @@ def _properties(job: str, number: int, notes: dict[str, Any]) -> CommitPropertie
     return CommitProperties(custom_metadata=said, app_transactions=[Transaction(job, number)])
 
 
-def _changed(metrics: dict[str, Any]) -> Changed:
+def _changed(metrics: dict[str, Any], files: tuple[WrittenFile, ...]) -> Changed:
     """As delta-rs counts it."""
     written = metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]
-    return Changed(int(written), int(metrics["num_target_rows_deleted"]))
+    return Changed(int(written), int(metrics["num_target_rows_deleted"]), files)
 
 
 def _require_next(table: DeltaTable, folder: Path, job: str, number: int, *, can_repeat: bool = False) -> None:
@@ -373,11 +397,15 @@ def _version_of(name: str) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _added(commit: Path) -> Iterator[str]:
-    """The files that a commit made part of the table, from its folder."""
-    for line in commit.read_text().splitlines():
-        if (action := json.loads(line).get("add")) is not None:
-            yield unquote(action["path"])
+def _actions(commit: Path) -> Iterator[dict[str, Any]]:
+    """What a commit says; nothing if the table's log has it no more."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from map(json.loads, commit.read_text().splitlines())
+
+
+def _adds(commit: Path) -> Iterator[dict[str, Any]]:
+    """The files that a commit made part of the table."""
+    return (action["add"] for action in _actions(commit) if "add" in action)
 
 
 def _value_text(value: object) -> str:

@@ -105,6 +105,8 @@ class Written:
     answers: Sequence[Answer]
     # Files that become part of the table; those of an upsert only carry its rows to the merge.
     is_staged: bool = False
+    # Of rows that are delivered to a stream: what the log has of them to know them again.
+    checksum: str = ""
 
     @property
     def files(self) -> tuple[WrittenFile, ...]:
@@ -247,7 +249,7 @@ class Loading:
         if self.lake.end_of(number, self.name) not in (None, last.end):
             self.manifests.give_up(last, self._beside_files())
         elif (changed := self.lake.merged(number, self.name)) is not None:
-            counts = {"rows_written": changed.written, "rows_deleted": changed.deleted}
+            counts = {"rows_written": changed.written, "rows_deleted": changed.deleted, "files": changed.files}
             self.manifests.advance(msgspec.structs.replace(last, **counts))
 
     def _beside_files(self) -> list[str]:
@@ -350,6 +352,7 @@ class Loading:
             files=() if written.is_staged else (*written.files, *written.apart),
             # What is staged are no rows of the table yet: the merge says how many it makes of them.
             rows_written=0 if written.is_staged else written.rows,
+            checksum=written.checksum,
             **_counts(written.answers, [*lost, *self._history.pop_lost()]),
         )
         self.manifests.advance(manifest)
@@ -360,6 +363,7 @@ class Loading:
         manifest = msgspec.structs.replace(
             manifest,
             state="done",
+            files=changed.files or manifest.files,
             rows_written=changed.written,
             rows_deleted=changed.deleted,
             table_version=self._version(),

@@ -82,6 +82,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     compare_with: int = -1
     # Of jobs that are of keys: records that have none and were passed over.
     without_key: int = 0
+    # Of `replay --into`: a checksum of the rows, whatever their order; of floating-point numbers it has nothing.
+    checksum: str = ""
 
     @property
     def bytes_written(self) -> int:

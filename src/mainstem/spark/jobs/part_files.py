@@ -242,7 +242,7 @@ class _PartFile:
         self._writer.close()
         self._sink.close()
         sync_dir(self._place)
-        size, checksum = _checked(self._place)
+        size, checksum = checksummed(self._place)
         footer = pq.read_metadata(self._place)
         stats = json.dumps(footer_statistics(footer), separators=(",", ":"))
         return WrittenFile(self._path, footer.num_rows, size, checksum, dict(self._partition.values), stats)
@@ -253,7 +253,7 @@ class _PartFile:
         self._place.unlink(missing_ok=True)
 
 
-def _checked(path: Path) -> tuple[int, int]:
+def checksummed(path: Path) -> tuple[int, int]:
     """The size of a file and its checksum."""
     size = checksum = 0
     with path.open("rb") as file:
