@@ -392,5 +392,19 @@ def test_tables_that_have_not_each_record_are_refused(spark, tmp_path):
     with pytest.raises(InvalidRequest, match="has loads of another stream, and none of 'orders'"):
         run(tables=[tmp_path / "others"])
     warehouse(folder, "orders", tmp_path / "others", **given)
+    # Nothing was said of these yet: there is nothing to forget. Of a table that was, and is another now, there is.
+    with pytest.raises(InvalidRequest, match="one row for each key") as caught:
+        run(tables=[tmp_path / "newest"])
+    assert "--forget" not in str(caught.value)
+    with pytest.raises(SchemaMismatch, match="no column 'at'") as caught:
+        run(tables=[table], time="at")
+    assert "--forget" not in str(caught.value)
+    shutil.rmtree(table)
+    with pytest.raises(TableUnusable, match=rf"^there is no Delta table in .*take it out with .*--forget {table}\)$"):
+        run(tables=[table])
+    (tmp_path / "newest").rename(table)
+    with pytest.raises(InvalidRequest, match=rf"one row for each key .*take it out with .*\(--forget {table}\)$"):
+        run(tables=[table])
+    assert run(forget=[table]).is_good
     # The record of the other stream is one too many there, and that is said.
     assert differing(run(tables=[tmp_path / "others"], since=START)) == [(0, "table", 1)]
