@@ -14,8 +14,11 @@ import mainstem
 pytestmark = pytest.mark.xdist_group("spark")
 
 MESSAGES = 1_000_000
+OLDER = 1_000
 SECONDS_MAX = 20
 QUESTION = "page = '/cart' AND visitor < 500 AND ms = 7"
+# The script tool is given a time as part of the question, Spark as an option.
+OF_THE_LAST_HOUR = " AND _timestamp > now() - INTERVAL '1' HOUR"
 
 
 @pytest.mark.mechanism("K26", "P14")
@@ -27,13 +30,18 @@ def test_a_question_about_the_last_hour_moves_no_group(spark, server):
         table = pa.table(
             {"visitor": users % 1_000, "page": np.where(users % 3 == 0, "/cart", "/home"), "ms": users % 100}
         )
+        two_hours_ago = pa.scalar(datetime.now(UTC) - timedelta(hours=2), pa.timestamp("us", "UTC"))
+        older = pa.table({"visitor": [1] * OLDER, "page": ["/cart"] * OLDER, "ms": [7] * OLDER})
         with hub.producer() as producer:
+            # Each would be an answer, were it not for its time.
+            producer.send_batch("clicks", older.append_column("_timestamp", pa.repeat(two_hours_ago, OLDER)))
             for at in range(0, MESSAGES, 50_000):
                 producer.send_batch("clicks", table.slice(at, 50_000))
         with hub.consumer("clicks", group="live", start="earliest", follow=False, commit="manual") as live:
             next(live.batches())
             live.commit()
         before = _cursors(hub)
+        groups = [group.name for group in hub.groups.list()]
 
         hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
         rows = spark.read.format("mainstem").options(hub=server.url, startingTimestamp=hour_ago).load("clicks")
@@ -51,15 +59,15 @@ def test_a_question_about_the_last_hour_moves_no_group(spark, server):
             "mainstem",
             "find",
             "clicks",
-            QUESTION,
+            QUESTION + OF_THE_LAST_HOUR,
             "--url",
             server.url,
             "--output",
             "json",
         ]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
         assert len(found.stdout.splitlines()) == by_spark
-        assert _cursors(hub) == before
+        assert (_cursors(hub), [group.name for group in hub.groups.list()]) == (before, groups)
 
         # The control: who reads as a group moves it.
         with hub.consumer("clicks", group="live", follow=False) as live:

@@ -304,8 +304,8 @@ def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spa
     assert (told.added, told.removed, told.changed, told.same) == (3_600 + 5, 10, 3_590, 0)
     given["until"] = START + HOUR
     adding = tmp_path / "adding"
-    for name in ("wrong", "right"):
-        replay(tmp_path / "log", "clicks", adding, sql=right, name=name, **given)
+    for name, sql in (("wrong", wrong), ("right", right)):
+        replay(tmp_path / "log", "clicks", adding, sql=sql, name=name, **given)
     assert table_of(adding).num_rows == 7_200
 
 

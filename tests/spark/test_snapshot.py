@@ -52,6 +52,12 @@ def rows_of(folder) -> dict[str, int]:
     return rows
 
 
+def places_of(folder) -> dict[bytes, tuple[int, int]]:
+    """Where in the stream the newest record of each key is, as the tables say."""
+    found = [row for name in (ROWS, TOMBSTONES) for row in table_of(folder / name).to_pylist()]
+    return {row["_key"]: (row["_shard"], row["_offset"]) for row in found}
+
+
 def tombstones_of(folder) -> set[str]:
     return {row["_key"].decode() for row in table_of(folder / TOMBSTONES).to_pylist()}
 
@@ -67,6 +73,8 @@ def test_the_state_at_a_cursor_and_what_changed_since(tmp_path, spark, monkeypat
         before, gone_before = dict(shop.state), set(shop.gone)
         assert gone_before
         shop.gone.clear()
+        with hub.consumer("stock", start="earliest", follow=False) as consumer:
+            places = {record.key: (record.shard, record.offset) for record in consumer}
         hub.streams.alter("stock", shards=5)
         end = shop.change(3_000, 350)
 
@@ -81,6 +89,7 @@ def test_the_state_at_a_cursor_and_what_changed_since(tmp_path, spark, monkeypat
         assert earlier.rows_read == 3_000
         assert rows_of(tmp_path / "earlier") == before
         assert tombstones_of(tmp_path / "earlier") == gone_before
+        assert places_of(tmp_path / "earlier") == places
 
         delta = snapshot(tmp_path / "log", "stock", tmp_path / "delta", since=middle, spark=spark)
         assert delta.rows_read == 3_000
