@@ -120,18 +120,56 @@ def test_the_partitions_are_checked_once_in_a_run(log, tmp_path, spark, monkeypa
 def test_duckdb_polars_and_spark_read_it(log, tmp_path, spark):
     table = tmp_path / "orders"
     warehouse(tmp_path / "log", "orders", table, partition="hour", time="ts", spark=spark)
-    send(log, orders(3_000, 3_000))
+    # Files have the columns that the stream had when they were written.
+    log.streams.set_schema("orders", pa.schema([*SCHEMA, pa.field("note", pa.string())]))
+    send(log, orders(3_000, 3_000).append_column("note", pa.array(["new"] * 3_000)))
     warehouse(tmp_path / "log", "orders", table, partition="hour", time="ts", spark=spark)
     wanted = {(country, count) for country, count in (("DE", 2_000), ("FR", 2_000), ("IT", 2_000))}
-    rows = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841  # DuckDB finds it by its name
-    assert set(duckdb.execute("SELECT country, count(*) FROM rows GROUP BY country").fetchall()) == wanted
-    assert duckdb.execute("SELECT count(*) FROM rows WHERE _hour = 23").fetchone() == (2_400,)
+    for by_duckdb in (files_in_duckdb(table), duckdb.from_arrow(DeltaTable(str(table)).to_pyarrow_dataset())):
+        assert set(by_duckdb.aggregate("country, count(*)").fetchall()) == wanted
+        for condition, count in (("_hour = 23", 2_400), ("note = 'new'", 3_000), ("note IS NULL", 3_000)):
+            assert by_duckdb.filter(condition).aggregate("count(*)").fetchall() == [(count,)], condition
     assert set(pl.scan_delta(str(table)).group_by("country").len().collect().rows()) == wanted
-    files = DeltaTable(str(table)).file_uris()
-    frame = spark.read.option("basePath", str(table)).parquet(*files)
+    assert pl.scan_delta(str(table)).filter(pl.col("note") == "new").select(pl.len()).collect().item() == 3_000
+    frame = by_spark(spark, table)
     assert {tuple(row) for row in frame.groupBy("country").count().collect()} == wanted
     assert frame.where("_hour = 23").count() == 2_400
+    assert frame.where("note = 'new'").count() == 3_000
     assert frame.agg({"x": "sum"}).collect()[0][0] == sum(at / 4 for at in range(6_000))
+
+
+def files_in_duckdb(table):
+    """As the page about jobs has it."""
+    return duckdb.read_parquet(DeltaTable(str(table)).file_uris(), hive_partitioning=True, union_by_name=True)
+
+
+def by_spark(spark, table):
+    """A table as Spark's own reader of Parquet reads it."""
+    files = DeltaTable(str(table)).file_uris()
+    return spark.read.options(basePath=str(table), mergeSchema=True).parquet(*files)
+
+
+@pytest.mark.slow("two runs, three engines")
+def test_a_table_of_keys_is_read_by_all_three(tmp_path, spark):
+    table = tmp_path / "stock"
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("stock", schema={"item": "string", "left": "int64"}, key="item")
+        for count in range(2):
+            for item in ("bolt", "cog", "nut"):
+                producer.send("stock", {"item": item, "left": count})
+            producer.send("stock", None, key=b"cog")
+            producer.flush()
+            warehouse(tmp_path / "log", "stock", table, mode="upsert", spark=spark)
+            hub.streams.set_schema("stock", {"item": "string", "left": "int64", "place": "string"})
+        producer.send("stock", {"item": "cog", "left": 7, "place": "B4"})
+        producer.flush()
+        warehouse(tmp_path / "log", "stock", table, mode="upsert", spark=spark)
+    wanted = {("bolt", 1, None), ("nut", 1, None), ("cog", 7, "B4")}
+    by_duckdb = files_in_duckdb(table)
+    assert set(by_duckdb.select("item", '"left"', "place").fetchall()) == wanted
+    assert by_duckdb.filter("item = 'cog'").select("place").fetchall() == [("B4",)]
+    assert set(pl.scan_delta(str(table)).select("item", "left", "place").collect().rows()) == wanted
+    assert {tuple(row) for row in by_spark(spark, table).select("item", "left", "place").collect()} == wanted
 
 
 @pytest.mark.slow("two runs")

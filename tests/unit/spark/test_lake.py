@@ -1,8 +1,10 @@
 """Files that become rows of a Delta table in one commit, read back by delta-rs."""
 
 import json
+import math
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from mainstem.core.errors import SchemaMismatch, TableUnusable
+from mainstem.core.limits import MIB
 from mainstem.spark.jobs import part_files
 from mainstem.spark.jobs.lake import DELETED_COLUMN, Lake
 from mainstem.spark.jobs.part_files import Target, write_parts
@@ -183,6 +186,89 @@ def test_statistics_let_readers_skip_files(tmp_path):
     # Bounds of times have milliseconds: the last row, with its microseconds, is not cut off.
     last = _rows(2_000, 10)["ts"][9].as_py()
     assert table.to_pyarrow_dataset().to_table(filter=ds.field("ts") >= last).num_rows == 1
+
+
+LAST = "\U0010ffff"
+# Of each column the values of one file, and of the next.
+ODD = {
+    "text": (["b", "", None], ["ä", "b", "z"]),
+    "long": (["x" * 40 + "a", "x" * 40 + "b", "x" * 32], [None, "x" * 31, "x" * 33 + LAST]),
+    "last": ([LAST * 40, LAST * 32, LAST], ["a" * 32 + LAST, "a" * 32 + LAST * 2 + "b", None]),
+    "huge": (["h" * 5_000, "i", None], ["h", "h" * 5_000, "j" * 5_000]),
+    "bytes": ([b"b", b"", None], [b"b" * 5_000, b"\xff" * 40, b"c"]),
+    "flag": ([True, True, None], [False, True, True]),
+    "price": ([Decimal("1.10"), Decimal("-2.35"), None], [Decimal("99999999.99"), Decimal("1.10"), Decimal(0)]),
+    "exact": ([Decimal("12345678901234567.891"), Decimal(1), Decimal(2)], [Decimal("0.001"), None, Decimal(1)]),
+    "float": ([1.5, math.inf, -2.0], [1.5, None, -math.inf]),
+    "gap": ([1.5, math.nan, None], [math.nan, math.nan, None]),
+    "day": ([date(1, 1, 1), date(9999, 12, 31), None], [date(2026, 1, 1), None, date(1, 1, 1)]),
+    "none": ([None, None, None], [None, "n", None]),
+}
+ODD_TYPES = {"price": pa.decimal128(10, 2), "exact": pa.decimal128(38, 3), "none": pa.string()}
+
+
+def _odd_rows(file):
+    columns = {name: pa.array(files[file], ODD_TYPES.get(name)) for name, files in ODD.items()}
+    keys = pa.array([f"{file}{at}".encode() for at in range(3)])
+    return pa.RecordBatch.from_pydict({**columns, "_key": keys})
+
+
+def _check_found(folder, values):
+    """Every value that is there is found by it, and by its absence, with the bounds that the log says of each file."""
+    rows = DeltaTable(str(folder)).to_pyarrow_dataset()
+    for name, found in values.items():
+        assert rows.to_table(filter=ds.field(name).is_null()).num_rows == found.count(None), name
+        for value in {each for each in found if each is not None and each == each}:
+            same = ds.field(name) == pa.scalar(value, rows.schema.field(name).type)
+            assert rows.to_table(filter=same).num_rows == found.count(value), (name, value)
+
+
+def test_no_bound_hides_a_row(tmp_path):
+    """A bound that the log lacks is taken for one that no row keeps, by whoever reads through delta-rs's data set."""
+    lake = Lake(tmp_path / "t")
+    values = {}
+    for number in (0, 1):
+        rows = _odd_rows(number)
+        lake.prepare(rows.schema, [])
+        files, _ = write_parts(_target(lake.folder, Partitioning("none"), rows.schema), number, [rows])
+        lake.append(files, "j", number + 1, {})
+        values = {name: [each for file in sides[: number + 1] for each in file] for name, sides in ODD.items()}
+        _check_found(lake.folder, values)
+    # Columns that later files have alone, and that later files have no more.
+    more = pa.record_batch({"text": ["b"], "later": ["new"]})
+    lake.prepare(more.schema, [])
+    files, _ = write_parts(_target(lake.folder, Partitioning("none"), more.schema), 2, [more])
+    lake.append(files, "j", 3, {})
+    values = {name: [*sides, "b" if name == "text" else None] for name, sides in values.items()}
+    values["later"] = [None] * 6 + ["new"]
+    _check_found(lake.folder, values)
+    assert lake.compact(100 * MIB) == 0
+    DeltaTable(str(lake.folder)).optimize.compact()
+    assert len(DeltaTable(str(lake.folder)).file_uris()) == 1
+    _check_found(lake.folder, values)
+    DeltaTable(str(lake.folder)).create_checkpoint()
+    _check_found(lake.folder, values)
+
+
+def test_no_bound_hides_a_row_of_a_merge(tmp_path):
+    lake = Lake(tmp_path / "t")
+    # pyarrow cannot compare texts and bytes with those in files of delta-rs, which have another type there.
+    odd = {name: ODD[name] for name in ("flag", "price", "exact", "float", "gap", "day")}
+    for number in (0, 1):
+        rows = pa.Table.from_batches([_odd_rows(number)]).select([*odd, "_key"])
+        lake.prepare(rows.schema, [], "upsert")
+        lake.upsert(rows.append_column(DELETED_COLUMN, pa.array([False] * 3)), "j", number + 1, {})
+        values = {name: [each for file in sides[: number + 1] for each in file] for name, sides in odd.items()}
+        _check_found(lake.folder, values)
+
+
+def test_bounds_of_texts_let_readers_skip_files(tmp_path):
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+    for number in (1, 2):
+        files, _ = write_parts(_target(lake.folder, Partitioning("none")), number, [_rows(1_000 * number, 10)])
+        lake.append(files, "j", number, {})
+    assert len(DeltaTable(str(lake.folder)).file_uris(file_pruning_predicate="v > 'v1500'")) == 1
 
 
 def test_files_are_closed_at_their_size(tmp_path):

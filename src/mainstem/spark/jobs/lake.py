@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, Transaction
@@ -30,7 +31,7 @@ from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
 from mainstem.spark.jobs.columns import missing_columns, renamed
-from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded_times
+from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
@@ -42,11 +43,13 @@ KEY_COLUMN: Final = "_key"
 # Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
 Mode = Literal["append", "upsert"]
 _MODE_PROPERTY: Final = "mainstem.mode"
-# Columns of which there are values that have no bound in the table's log, and those of which there are bounds: as many
-# as there are of a table of which nothing is said.
+# Columns of which some file has no bounds in the table's log, and those of which all have: as many as there are of a
+# table of which nothing is said.
 _UNBOUNDED_PROPERTY: Final = "mainstem.unbounded"
 _BOUNDED_PROPERTY: Final = "delta.dataSkippingStatsColumns"
 _BOUNDED_MAX: Final = 32
+# Any number of so many digits is a double's.
+_DOUBLE_DIGITS: Final = 15
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
@@ -164,13 +167,14 @@ class Lake:
         table = self._table()
         lacks = missing_columns(self.schema(), schema)
         if lacks:
+            # The files that are there say nothing of them.
+            if self._leave_unbounded([field.name for field in lacks]):
+                table = self._table()
             fields = [Field.from_json(field.to_json()) for field in Schema.from_arrow(pa.schema(lacks)).fields]
             before = table.version()
             with _translated(self.folder):
                 table.alter.add_columns(fields)
             self.make_durable(before)
-            if _UNBOUNDED_PROPERTY in table.metadata().configuration:
-                self._leave_unbounded(())
         return self.schema()
 
     def require_kind(self, partition_by: Sequence[str], mode: Mode) -> None:
@@ -225,9 +229,9 @@ class Lake:
         table = self._table()
         before = table.version()
         _require_next(table, self.folder, job, number, can_repeat=can_repeat)
-        schema = self.schema()
-        unbounded = {name for file in files for name in unbounded_times(file, schema)}
-        if unbounded and self._leave_unbounded(unbounded):
+        inside = [field for field in self.schema() if field.name not in table.metadata().partition_columns]
+        left = {name for file in files for name in unbounded(file, inside)}
+        if left and self._leave_unbounded(left):
             table = self._table()
         now_ms = self._clock.now_us() // 1_000
         actions = [AddAction(file.path, file.bytes, file.partition, now_ms, True, file.stats) for file in files]
@@ -245,8 +249,11 @@ class Lake:
         """Put rows in the place of those of their keys; a row with `_deleted` takes that of its key away. No key occurs
         twice in `rows`."""
         table = self._table()
-        before = table.version()
         _require_next(table, self.folder, job, number)
+        left = [name for name in rows.column_names if _is_unbounded(rows[name])]
+        if left and self._leave_unbounded(left):
+            table = self._table()
+        before = table.version()
         with _translated(self.folder):
             done = (
                 table.merge(
@@ -288,8 +295,8 @@ class Lake:
 
     def _leave_unbounded(self, names: Collection[str]) -> bool:
         """From now on nobody writes or expects bounds of these columns, which some files lack: delta-rs cannot write
-        them where it compacts, and some of its readers take a bound that is missing for one that no row keeps. Whether
-        there was anything to do."""
+        them where it compacts, and its data set for Arrow takes a bound that is missing for one that no row keeps.
+        Whether there was anything to do."""
         table = self._table()
         known = table.metadata().configuration.get(_UNBOUNDED_PROPERTY)
         left = sorted({*(json.loads(known) if known else ()), *names})
@@ -314,12 +321,12 @@ class Lake:
         found = pa.table(table.get_add_actions(flatten=True))
         names = list(table.metadata().partition_columns)
         keys = [f"partition.{name}" for name in names]
-        small = found.filter(pa.compute.less(found["size_bytes"], min(SMALL_BYTES, file_bytes // 2)))
+        small = found.filter(pc.less(found["size_bytes"], min(SMALL_BYTES, file_bytes // 2)))
         if not keys:
             crowded: list[dict[str, Any]] = [{}] * (small.num_rows > SMALL_FILES_MAX)
         else:
             counted = small.group_by(keys).aggregate([("path", "count")])
-            crowded = counted.filter(pa.compute.greater(counted["path_count"], SMALL_FILES_MAX)).to_pylist()
+            crowded = counted.filter(pc.greater(counted["path_count"], SMALL_FILES_MAX)).to_pylist()
         gone = 0
         for row in crowded:
             filters = [(name, "=", _value_text(row[f"partition.{name}"])) for name in names]
@@ -406,6 +413,13 @@ def _actions(commit: Path) -> Iterator[dict[str, Any]]:
 def _adds(commit: Path) -> Iterator[dict[str, Any]]:
     """The files that a commit made part of the table."""
     return (action["add"] for action in _actions(commit) if "add" in action)
+
+
+def _is_unbounded(column: pa.ChunkedArray) -> bool:
+    """Whether delta-rs may write bounds of it that are not there, or not exact: it keeps them as doubles."""
+    if pa.types.is_decimal(column.type):
+        return bool(column.type.precision > _DOUBLE_DIGITS)
+    return pa.types.is_floating(column.type) and pc.all(pc.is_finite(column)).as_py() is False
 
 
 def _value_text(value: object) -> str:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,9 @@ _OPEN_MAX: Final = 64
 # Offsets and times grow by little: as differences they take next to nothing.
 _GROWING: Final = ("_offset", "_timestamp")
 _CHUNK_BYTES: Final = 4 * MIB
+# Of a text, in the bounds that a table's log has.
+_BOUND_CHARACTERS: Final = 32
+_LAST_CHARACTER: Final = "\U0010ffff"
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -244,7 +248,8 @@ class _PartFile:
         sync_dir(self._place)
         size, checksum = checksummed(self._place)
         footer = pq.read_metadata(self._place)
-        stats = json.dumps(footer_statistics(footer), separators=(",", ":"))
+        # As it is, not escaped: delta-rs reads some escaped characters beyond U+FFFF as others.
+        stats = json.dumps(footer_statistics(footer), separators=(",", ":"), ensure_ascii=False)
         return WrittenFile(self._path, footer.num_rows, size, checksum, dict(self._partition.values), stats)
 
     def discard(self) -> None:
@@ -265,7 +270,7 @@ def checksummed(path: Path) -> tuple[int, int]:
 
 def footer_statistics(footer: pq.FileMetaData) -> dict[str, Any]:
     """What a table's log says of a file, so that readers need not open it: rows, and of every plain column its bounds
-    and how many are null. Texts and bytes are left out: their bounds may be of any length."""
+    and how many are null. Bytes have no bounds there."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -278,18 +283,32 @@ def footer_statistics(footer: pq.FileMetaData) -> dict[str, Any]:
             # A time outside of the years 1 to 9999 has no text there, nor has one that is rounded up beyond them.
             with contextlib.suppress(OverflowError):
                 least, most = min(part.min for part in known), max(part.max for part in known)
-                if _is_bound(least) and _is_bound(most):
-                    bounds = _bound_text(least, is_upper=False), _bound_text(most, is_upper=True)
+                bounds = _bound(least, is_upper=False), _bound(most, is_upper=True)
+                if None not in bounds:
                     low[name], high[name] = bounds
     return {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
 
 
-def unbounded_times(file: WrittenFile, schema: pa.Schema) -> list[str]:
-    """Columns of times and dates of which a file has values, and no bounds."""
+def unbounded(file: WrittenFile, columns: Iterable[pa.Field]) -> list[str]:
+    """Columns of which the table's log should have bounds in a file, and has none: there are values, or nothing is said
+    of them at all. A column of nulls alone needs none."""
     stats = json.loads(file.stats)
-    times = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
-    found = {name: stats["nullCount"].get(name, 0) for name in times if name in stats["nullCount"]}
-    return [name for name, nulls in found.items() if nulls < file.rows and name not in stats["minValues"]]
+    nulls = stats["nullCount"]
+    names = [field.name for field in columns if file.rows and _should_have_bounds(field.type)]
+    return [name for name in names if nulls.get(name, 0) < file.rows and name not in stats["minValues"]]
+
+
+def _should_have_bounds(kind: pa.DataType) -> bool:
+    is_kind = pa.types
+    return bool(
+        is_kind.is_string(kind)
+        or is_kind.is_boolean(kind)
+        or is_kind.is_integer(kind)
+        or is_kind.is_floating(kind)
+        or is_kind.is_decimal(kind)
+        or is_kind.is_date(kind)
+        or is_kind.is_timestamp(kind)
+    )
 
 
 def _plain_columns(footer: pq.FileMetaData) -> Iterator[tuple[str, list[Any]]]:
@@ -299,18 +318,39 @@ def _plain_columns(footer: pq.FileMetaData) -> Iterator[tuple[str, list[Any]]]:
             yield name, [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
 
 
-def _is_bound(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int | date | datetime) and not isinstance(value, bool)
+def _bound(value: Any, *, is_upper: bool) -> Any:
+    """As the log has it, None if it cannot: numbers are read as doubles."""
+    match value:
+        case datetime():
+            return _time_bound(value, is_upper=is_upper)
+        case date():
+            return value.isoformat()
+        case str():
+            return _text_bound(value, is_upper=is_upper)
+        case float():
+            return value if math.isfinite(value) else None
+        case Decimal():
+            return float(value) if Decimal(repr(float(value))) == value else None
+        case int():
+            return value
+    return None
 
 
-def _bound_text(value: Any, *, is_upper: bool) -> Any:
+def _time_bound(value: datetime, *, is_upper: bool) -> str:
     """Times have milliseconds there: an upper bound is the next one."""
-    if isinstance(value, datetime):
-        if is_upper and value.microsecond % 1_000:
-            value += timedelta(milliseconds=1)
-        moment = value.replace(microsecond=value.microsecond // 1_000 * 1_000)
-        text = moment.replace(tzinfo=None).isoformat(timespec="milliseconds")
-        return f"{text}Z" if value.tzinfo is not None else text
-    return value.isoformat() if isinstance(value, date) else value
+    if is_upper and value.microsecond % 1_000:
+        value += timedelta(milliseconds=1)
+    moment = value.replace(microsecond=value.microsecond // 1_000 * 1_000)
+    text = moment.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f"{text}Z" if value.tzinfo is not None else text
+
+
+def _text_bound(value: str, *, is_upper: bool) -> str:
+    """The beginning of a long text; for an upper bound with the greatest character there is, which must be greater than
+    the one that it takes the place of."""
+    end = _BOUND_CHARACTERS
+    if not is_upper:
+        return value[:end]
+    while value[end : end + 1] == _LAST_CHARACTER:
+        end += 1
+    return value if len(value) <= end else value[:end] + _LAST_CHARACTER
