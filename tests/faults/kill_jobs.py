@@ -45,7 +45,7 @@ _ROWS_PER_TRIAL: Final = 800
 _TOMBSTONES_PER_TRIAL: Final = 50
 _LOAD_ROWS: Final = 1_500
 _SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
-_LOAD: Final = ("planned", "prepared", "write", "wrote", "written", "committed", "done")
+_LOAD: Final = ("load", "planned", "prepared", "write", "wrote", "written", "committed", "done")
 # The steps of each job, beside the one inside its tasks.
 JOBS: Final = {
     "append": ("settled", *_LOAD, "compact"),
@@ -55,7 +55,7 @@ JOBS: Final = {
     "replay": ("settled", *_LOAD),
     "replace": ("settled", *_LOAD, "compare"),
     "into": ("settled", *_LOAD),
-    "compact": ("settled", *(step for step in _LOAD if step != "prepared")),
+    "compact": ("settled", *(step for step in _LOAD[:-2] if step != "prepared"), "swap", *_LOAD[-2:]),
     "audit": ("settled", *(step for step in _LOAD if step != "prepared")),
 }
 # One for each step of the job that has most of them, and one with all of them inside a task.

@@ -3,6 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
+
+# What a job does that has no loads, in words.
+_DOING: Final = {
+    "compact": "making large files of small ones",
+    "compare": "comparing with the version before",
+}
 
 
 @contextmanager
@@ -39,7 +46,7 @@ def job_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
                 bar.update(whole, description=f"{name}: records", completed=done, total=total)
             elif step in ("write", "wrote"):
                 bar.update(tasks, completed=done, total=total, visible=True)
-            elif step == "compact":
-                bar.update(whole, description=f"{name}: making large files of small ones")
+            elif step in _DOING:
+                bar.update(whole, description=f"{name}: {_DOING[step]}")
 
         yield on_step

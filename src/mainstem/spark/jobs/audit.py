@@ -267,12 +267,16 @@ class _Audit:
         found = slices_of(self.port, self.access, self.info, parts=parts, on_loss=lambda loss: None)
         wanted = [piece for piece in found if piece.time_high_us >= first_us]
         manifest = None if notes is None else self._begun(notes, wanted, about)
+        there = 1 + len(about.tables)
+        self.on_step("load", 0, there)
         read_tally, lost = _tally_of_stream(spark, wanted, parts, length, self.on_step)
         tiers = {READ: read_tally}
         versions: dict[str, int] = {}
-        for table in about.tables.values():
+        for place, table in enumerate(about.tables.values(), 1):
+            self.on_step("load", place, there)
             tier = f"table {table}"
             tiers[tier], versions[tier] = _tally_of_table(spark, table, time, length, self.on_step)
+        self.on_step("load", there, there)
         first_us = min(max(first_us, self._whole_us(self.info.name, length)), settled_us)
         result = reconcile(
             self.info.name,

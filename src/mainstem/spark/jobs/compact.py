@@ -227,6 +227,7 @@ class _Run:
         self._swapped += swapped
 
     def _swap(self, file: ColdFile) -> bool:
+        self._on_step("swap", self._number, self._number)
         try:
             self._port.call(CoolCall(self._info.name, file))
         except Refused:

@@ -206,7 +206,10 @@ class Loading:
             # Of what is gone, too, only what is before the end is of this load.
             first = tuple(map(min, first, end))
             lost = [(shard, begin, min(stop, end[shard])) for shard, begin, stop in lost if begin < end[shard]]
+            total = sum(end) - sum(first)
+            self._on_step("load", 0, total)
             done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit, compare_with=before)
+            self._on_step("load", total, total)
             if compare is not None and before >= 0:
                 told = compare(before, done.table_version)
                 self.manifests.advance(msgspec.structs.replace(done, compare_with=-1))
