@@ -63,16 +63,16 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return False
         if {len(self.exact), len(other.exact)} == _DIGEST_BYTES_OF_BOTH_KINDS:
             same = self.exact[:COLUMN_DIGEST_BYTES] == other.exact[:COLUMN_DIGEST_BYTES]
-            return same and self._has_sum(other, abs(self.magnitude - other.magnitude))
-        same = self.exact == other.exact and self._has_levels(other)
-        return same and self._has_sum(other, abs(self.total - other.total))
+            return same and self._sums_match(other, abs(self.magnitude - other.magnitude))
+        same = self.exact == other.exact and self._levels_match(other)
+        return same and self._sums_match(other, abs(self.total - other.total))
 
-    def _has_sum(self, other: "Fingerprint", difference: float) -> bool:
+    def _sums_match(self, other: "Fingerprint", difference: float) -> bool:
         if not (math.isfinite(self.magnitude) and math.isfinite(other.magnitude)):
             return math.isfinite(self.magnitude) == math.isfinite(other.magnitude)
         return difference <= _TOLERANCE * max(self.magnitude, other.magnitude)
 
-    def _has_levels(self, other: "Fingerprint") -> bool:
+    def _levels_match(self, other: "Fingerprint") -> bool:
         if self.levels is None or other.levels is None:
             return True
         magnitude = max(self.levels_magnitude or 0.0, other.levels_magnitude or 0.0)

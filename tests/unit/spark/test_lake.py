@@ -84,6 +84,26 @@ def test_a_number_is_committed_once(tmp_path):
     lake.append([], "j", 2, {})
 
 
+@pytest.mark.parametrize("is_merge", [False, True])
+def test_a_number_is_committed_once_where_bounds_are_given_up_first(tmp_path, is_merge):
+    """Another run commits the load while this one says which columns have no bounds."""
+    lake = Lake(tmp_path / "t")
+    rows = pa.table({"_key": [b"a"], "x": [math.inf], DELETED_COLUMN: [False]})
+    lake.prepare(rows.drop_columns(DELETED_COLUMN).schema, [], "upsert" if is_merge else "append")
+    give_up = lake._leave_unbounded
+
+    def meanwhile(names):
+        give_up(names)
+        Lake(tmp_path / "t").append([], "j", 1, {})
+
+    lake._leave_unbounded = meanwhile
+    with pytest.raises(TableUnusable, match="another run has committed it"):
+        if is_merge:
+            lake.upsert(rows, "j", 1, {})
+        else:
+            lake.append([], "j", 1, {})
+
+
 def test_what_a_table_from_before_was_made_for_is_told_by_its_loads(tmp_path):
     """It has no note of it. Where its loads do not tell either, as in a table of somebody else's, both may be right."""
     keyed = pa.schema([("_key", pa.binary()), ("x", pa.int64())])

@@ -41,12 +41,12 @@ class Copying:
         """Say before anything is begun if the rows cannot be partitioned as is wanted. Of records as they are that is
         known without Spark, and is asked before it is started."""
         if self._partitioning.columns and not self._making.is_moved:
-            self._partitioning.check(self._making.schema())
+            self._partitioning.check(self._making.schema)
 
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load as files of the table."""
         tasks = self._making.cut(load)
-        rows = self._making.schema()
+        rows = self._making.schema
         fields = [field for field in table_schema(rows) if field.name not in self._partitioning.columns]
         schema = pa.schema([*fields, *self._partitioning.fields])
         if not self._making.is_moved:

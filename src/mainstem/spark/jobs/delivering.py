@@ -79,7 +79,7 @@ class Delivering:
     def write(self, load: Load, attempt: Attempt) -> Written:
         """The rows of a load, staged."""
         stream = self._destination.look_up()
-        schema = self._making.schema()
+        schema = self._making.schema
         check_frame(stream, schema if self._copier is None else rows_of(stream, schema))
         self._destination.check_free()
         tasks = self._making.cut(load)

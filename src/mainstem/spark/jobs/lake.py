@@ -48,7 +48,7 @@ _MODE_PROPERTY: Final = "mainstem.mode"
 _UNBOUNDED_PROPERTY: Final = "mainstem.unbounded"
 _BOUNDED_PROPERTY: Final = "delta.dataSkippingStatsColumns"
 _BOUNDED_MAX: Final = 32
-# Any number of so many digits is a double's.
+# A decimal of at most so many digits is the same again after it was a double.
 _DOUBLE_DIGITS: Final = 15
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
@@ -93,21 +93,23 @@ class Lake:
 
     def end_of(self, number: int, job: str) -> str | None:
         """The cursor up to which a load went, as its commit says; None if the table's history has it no more."""
-        for commit in self._table().history():
-            if commit.get("mainstem.job") == job and commit.get("mainstem.number") == number:
-                found = commit.get(END_NOTE)
-                return None if found is None else str(found)
-        return None
+        found = self._commit_of(number, job).get(END_NOTE)
+        return None if found is None else str(found)
 
-    def merged(self, number: int, job: str) -> "Changed | None":
-        """What the merge of a load did, as its commit says; None if it was none, or the table's history has it no
-        more."""
-        for commit in self._table().history():
+    def merged(self, number: int, job: str, newest: int | None = None) -> "Changed | None":
+        """What the merge of a load did, as its commit says; None if it was none, or is not in the table's history any
+        more, nor among its so many `newest` commits."""
+        commit = self._commit_of(number, job, newest)
+        if commit.get("operation") != "MERGE":
+            return None
+        return _changed(commit["operationMetrics"], self._added(int(commit["version"])))
+
+    def _commit_of(self, number: int, job: str, newest: int | None = None) -> dict[str, Any]:
+        """What the table's history says of the commit of a load; nothing if it has it no more."""
+        for commit in self._table().history(newest):
             if commit.get("mainstem.job") == job and commit.get("mainstem.number") == number:
-                if commit.get("operation") != "MERGE":
-                    return None
-                return _changed(commit["operationMetrics"], self._added(int(commit["version"])))
-        return None
+                return commit
+        return {}
 
     def jobs(self) -> set[str]:
         """The jobs of which it has loads, as far as the table's history goes back."""
@@ -164,12 +166,11 @@ class Lake:
                 )
             self.make_durable()
         self.require_kind(partition_by, mode)
-        table = self._table()
         lacks = missing_columns(self.schema(), schema)
         if lacks:
             # The files that are there say nothing of them.
-            if self._leave_unbounded([field.name for field in lacks]):
-                table = self._table()
+            self._leave_unbounded([field.name for field in lacks])
+            table = self._table()
             fields = [Field.from_json(field.to_json()) for field in Schema.from_arrow(pa.schema(lacks)).fields]
             before = table.version()
             with _translated(self.folder):
@@ -226,13 +227,11 @@ class Lake:
         """Make these files, which are on disk, part of the table in its load `number`; the table's version. With
         `overwrite` they take the place of everything that was in it. `can_repeat` is for a table that does not decide
         about the load: it may have its number from a run that was killed before the other got it."""
+        inside = self._inside()
+        self._leave_unbounded({name for file in files for name in unbounded(file, inside)})
         table = self._table()
         before = table.version()
         _require_next(table, self.folder, job, number, can_repeat=can_repeat)
-        inside = [field for field in self.schema() if field.name not in table.metadata().partition_columns]
-        left = {name for file in files for name in unbounded(file, inside)}
-        if left and self._leave_unbounded(left):
-            table = self._table()
         now_ms = self._clock.now_us() // 1_000
         actions = [AddAction(file.path, file.bytes, file.partition, now_ms, True, file.stats) for file in files]
         with _translated(self.folder):
@@ -248,12 +247,10 @@ class Lake:
     def upsert(self, rows: pa.Table, job: str, number: int, notes: dict[str, Any]) -> "Changed":
         """Put rows in the place of those of their keys; a row with `_deleted` takes that of its key away. No key occurs
         twice in `rows`."""
+        self._leave_unbounded([name for name in rows.column_names if _is_unbounded(rows[name])])
         table = self._table()
-        _require_next(table, self.folder, job, number)
-        left = [name for name in rows.column_names if _is_unbounded(rows[name])]
-        if left and self._leave_unbounded(left):
-            table = self._table()
         before = table.version()
+        _require_next(table, self.folder, job, number)
         with _translated(self.folder):
             done = (
                 table.merge(
@@ -271,13 +268,7 @@ class Lake:
         if self.number_of(job) < number:  # nothing was changed, and that was not noted
             self.append([], job, number, notes)
         last = self.make_durable(before)
-        mine = [version for version in range(before + 1, last + 1) if self._has_load(version, job, number)]
-        return _changed(done, tuple(file for version in mine for file in self._added(version)))
-
-    def _has_load(self, version: int, job: str, number: int) -> bool:
-        """Whether this load was committed in a version."""
-        found = (action.get("txn", {}) for action in _actions(self._commit(version)))
-        return any((each.get("appId"), each.get("version")) == (job, number) for each in found)
+        return self.merged(number, job, last - before) or _changed(done, ())
 
     def _added(self, version: int) -> tuple[WrittenFile, ...]:
         """The files that a commit made part of the table, of those that are still there."""
@@ -290,13 +281,19 @@ class Lake:
                 found.append(WrittenFile(path, rows, size, crc32c, add["partitionValues"], stats))
         return tuple(found)
 
+    def _inside(self) -> list[pa.Field]:
+        """The columns that its files have: not those of its partitions."""
+        partition_by = self._table().metadata().partition_columns
+        return [field for field in self.schema() if field.name not in partition_by]
+
     def _commit(self, version: int) -> Path:
         return self.folder / "_delta_log" / f"{version:020d}.json"
 
-    def _leave_unbounded(self, names: Collection[str]) -> bool:
+    def _leave_unbounded(self, names: Collection[str]) -> None:
         """From now on nobody writes or expects bounds of these columns, which some files lack: delta-rs cannot write
-        them where it compacts, and its data set for Arrow takes a bound that is missing for one that no row keeps.
-        Whether there was anything to do."""
+        them where it compacts, and its data set for Arrow takes a bound that is missing for one that no row keeps."""
+        if not names:
+            return
         table = self._table()
         known = table.metadata().configuration.get(_UNBOUNDED_PROPERTY)
         left = sorted({*(json.loads(known) if known else ()), *names})
@@ -305,13 +302,12 @@ class Lake:
             _UNBOUNDED_PROPERTY: json.dumps(left),
             _BOUNDED_PROPERTY: ",".join(f"`{name.replace('`', '``')}`" for name in bounded[:_BOUNDED_MAX]),
         }
-        if not left or said.items() <= table.metadata().configuration.items():
-            return False
+        if said.items() <= table.metadata().configuration.items():
+            return
         before = table.version()
         with _translated(self.folder):
             table.alter.set_table_properties(said, raise_if_not_exists=False)
         self.make_durable(before)
-        return True
 
     def compact(self, file_bytes: int) -> int:
         """Make large files of many small ones, partition by partition; how many are gone. Readers and loads that run

@@ -6,7 +6,7 @@ Functions and queries are of rows. In a stream with a schema a tombstone is none
 import dataclasses
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,6 +51,7 @@ class Making:
         self._function = function
         self._read_schema = history.schema(wanted)
 
+    @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the rows."""
         if self._sql is not None:

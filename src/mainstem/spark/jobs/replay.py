@@ -136,11 +136,11 @@ def replay(
         work.check()
     if replace:
         if key:
-            _check_key(key, making.schema().names)
+            _check_key(key, making.schema.names)
 
         def compared(before: int, after: int) -> Compared:
             on_step("compare", 0, 1)
-            names = loading.lake.renamed(making.schema().names, history.aliases)
+            names = loading.lake.renamed(making.schema.names, history.aliases)
             told_by = [names.get(name, name) for name in key or history.info.key]
             told = compare_versions(spark, loading.lake, before, after, told_by)
             on_step("compare", 1, 1)
