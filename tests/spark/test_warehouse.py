@@ -323,12 +323,17 @@ def test_what_cannot_be_read_is_told_as_it_is(log, tmp_path, spark):
 def test_a_query_makes_the_rows(log, tmp_path, spark):
     table = tmp_path / "germans"
     sql = "SELECT id, x * 2 AS twice, date_format(ts, 'HH') AS hour, _offset FROM orders WHERE country = 'DE'"
-    done = warehouse(tmp_path / "log", "orders", table, sql=sql, spark=spark)
+    # Whatever the zone of the machine, which is that of the user's session.
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    done = warehouse(tmp_path / "log", "orders", table, sql=sql, spark=elsewhere)
     assert (done.rows_read, done.rows_written) == (3_000, 1_000)
     found = table_of(table).sort_by("id")
     assert found["id"].to_pylist() == list(range(0, 3_000, 3))
     assert found["twice"].to_pylist() == [at / 2 for at in range(0, 3_000, 3)]
     assert found.column_names == ["id", "twice", "hour", "_offset"]
+    assert found["hour"].to_pylist() == [f"{orders(0, 3_000)['ts'][at].as_py():%H}" for at in range(0, 3_000, 3)]
+    assert elsewhere.conf.get("spark.sql.session.timeZone") == "Asia/Kolkata"
     with pytest.raises(
         InvalidSetting, match=r"^sql: [^\n]*contry(?:(?!Project|\\n).)*; the rows are the table `orders`$"
     ):

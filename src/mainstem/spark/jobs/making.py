@@ -40,8 +40,11 @@ class Making:
         sql: str | None = None,
         function: Function | None = None,
     ) -> None:
-        # A session of its own for a query: the names of its views are nobody else's.
+        # A session of its own for a query: the names of its views are nobody else's, and its days and hours are those
+        # of no machine, so that a load that is made again is the same.
         self._spark = spark if sql is None else spark.newSession()
+        if sql is not None:
+            self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         self._history = history
         if history.info.schema_bytes and (sql is not None or function is not None):
             wanted = dataclasses.replace(wanted, is_rows=True)

@@ -151,7 +151,7 @@ def replay(
         write = partial(_unless_empty, loading, work.write, none)
         with _words_of_replacing() if loading.lake.has_files else contextlib.nullcontext():
             return loading.run_whole(since, history.info.ends, write, work.commit, compared if compare else None)
-    return loading.run(since, work.write, work.commit, offsets_max=load_rows or LOAD_ROWS)
+    return loading.run(since, work.write, work.commit, offsets_max=load_rows or LOAD_ROWS, wanted=wanted)
 
 
 def _check_used(

@@ -114,7 +114,8 @@ def warehouse(
     rows_max = load_rows or (UPSERT_ROWS if mode == "upsert" else LOAD_ROWS)
     bytes_max = UPSERT_BYTES if mode == "upsert" else None
     result = loading.run(start, work.write, work.commit, offsets_max=rows_max, bytes_max=bytes_max)
-    if compact and result.loads:
+    # Also without a load: the run before may have been killed between its last one and this.
+    if compact and loading.lake.exists:
         on_step("compact", 0, 1)
         loading.lake.compact(file_bytes)
         on_step("compact", 1, 1)
