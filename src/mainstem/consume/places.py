@@ -51,7 +51,8 @@ def offsets_of(cursor: Cursor, info: StreamInfo, sought: int | None = None) -> S
             f"the cursor stands at offset {cursor.offsets[ahead[0]]} of shard {ahead[0]}, which ends at "
             f"{info.ends[ahead[0]]}"
         )
-    return [*cursor.offsets, *info.starts[len(cursor.offsets) :]]
+    # Shards that came later begin at 0: what was trimmed of them since was there to be read.
+    return [*cursor.offsets, *(0,) * (info.shards - len(cursor.offsets))]
 
 
 def _require_kept(cursor: Cursor, info: StreamInfo, sought: int | None) -> None:

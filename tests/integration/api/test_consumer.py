@@ -396,6 +396,21 @@ def test_a_cursor_that_does_not_name_a_shard_starts_it_at_its_beginning(hub, wid
         assert {record.shard for record in consumer} == {2, 3}
 
 
+def test_what_was_trimmed_of_a_shard_that_came_after_the_cursor_is_told(hub):
+    hub.streams.create("grown")
+    with hub.consumer("grown", start="latest") as consumer:
+        saved = consumer.cursor
+    hub.streams.alter("grown", shards=2)
+    with hub.producer() as producer:
+        producer.send_many("grown", numbers(0, 100), shard=1)
+    hub.streams.trim("grown", offset=50, shard=1)
+    with hub.consumer("grown", start=saved, follow=False) as consumer:
+        with pytest.raises(mainstem.DataLoss) as told:
+            list(consumer)
+        assert (told.value.shard, told.value.first, told.value.last) == (1, 0, 49)
+        assert [record.value for record in consumer] == numbers(50, 100)
+
+
 # Seeking.
 
 
