@@ -169,6 +169,7 @@ LABELS = {
     "absent_ms": "not there",
     "slowest_ms": "slowest",
     "opened_percent": "batches opened, %",
+    "read_percent": "bytes read, %",
     "share_of_idle": "share of the rate without",
     "idle_p99_ms": "p99 without",
     "work_per_s": "upkeep per second",

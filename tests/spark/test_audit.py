@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -293,6 +294,26 @@ def test_a_table_is_verified_by_audits_of_that_table(spark, tmp_path, monkeypatc
         run(forget=[later], on_step=cut_at("written"))
     assert run()[2:] == (2 * WINDOW, behind)
     assert run(forget=[table])[2] > 6 * WINDOW
+
+
+def test_times_may_be_in_a_column_that_came_later(spark, tmp_path):
+    """Rows of files from before have no time, and are in no window. The table's folder has a name that an address
+    writes otherwise."""
+    folder, table = tmp_path / "data", tmp_path / "lake of orders, 100 %"
+    with mainstem.open(folder) as hub:
+        fill(hub, 60, windows=2)
+        with hub.consumer("orders", start="earliest", follow=False) as consumer:
+            batches = [batch.to_arrow(metadata=True).select(["_timestamp"]) for batch in consumer.batches()]
+    rows = pa.Table.from_batches(batches)
+    run = partial(audit, folder, "orders", tables=[table], time="at", spark=spark, settle="1s", publish=False)
+    is_early = pc.less(rows["_timestamp"], START + WINDOW / 2)
+    early, late = (rows.filter(chosen) for chosen in (is_early, pc.invert(is_early)))
+    write_deltalake(str(table), early)
+    write_deltalake(str(table), late.append_column("at", late["_timestamp"]), mode="append", schema_mode="merge")
+    assert differing(run()) == [(0, "table", -early.num_rows)]
+    write_deltalake(str(table), rows.rename_columns(["at"]), mode="overwrite", schema_mode="overwrite")
+    result = run()
+    assert (result.reconciliation.windows, result.is_good) == (2, True)
 
 
 def test_what_a_killed_run_had_found_of_a_table_is_said_though_another_was_faster(spark, tmp_path):

@@ -196,10 +196,11 @@ def test_an_upsert_takes_no_where(shop, tmp_path, capfd):
     assert "mainstem: mode='upsert' takes no where: a tombstone has no columns" in capfd.readouterr().err
 
 
-def test_what_is_wrong_is_told_by_its_option_before_anything_is_begun(shop, tmp_path, capfd, monkeypatch):
-    """Before Spark is started, where it is not needed to know; nothing is left in the folder."""
+def test_what_is_wrong_is_told_by_its_option_before_anything_is_begun(shop, state, tmp_path, capfd, monkeypatch):
+    """Before Spark is started, where it is not needed to know; nothing is left in the folder, or in that of manifests
+    where the job writes no table."""
     started: list[int] = []
-    for job in ("warehouse", "replay"):
+    for job in ("warehouse", "replay", "audit", "compact"):
         module = importlib.import_module(f"mainstem.spark.jobs.{job}")
         monkeypatch.setattr(module, "session", partial(_counted, started, module.session))
 
@@ -209,6 +210,7 @@ def test_what_is_wrong_is_told_by_its_option_before_anything_is_begun(shop, tmp_
         where = ("stock",) if job in ("audit", "compact") else ("stock", str(table))
         assert run(["job", "run", job, *where, *given, "--url", shop.url]) == 2
         assert not table.exists()
+        assert not state.exists()
         assert bool(started) is starts
         return capfd.readouterr().err
 

@@ -224,14 +224,20 @@ warehouse(log, "orders", table, partition="hour", time="ts", load_rows=300_000, 
 @pytest.mark.slow("a million rows in two tables, and a process of Spark that is killed")
 def test_a_load_that_is_killed_and_run_again_changes_nothing(tmp_path, spark, monkeypatch):
     """Offsets are committed with the rows: every load is in the table once, as many rows as the producer says it sent,
-    each in the partition of its hour. Without that, a load comes twice."""
+    each in the partition of its hour, also the one in a hundred that comes hours late. Without that, a load comes
+    twice."""
     count = 1_000_000
     table = tmp_path / "orders"
     with mainstem.open(tmp_path / "log") as hub:
         hub.streams.create("orders", shards=4, schema=SCHEMA, key="id")
         with hub.producer(counts="1s") as producer:
+            is_late = pa.array(np.arange(100_000) % 100 == 99)
+            late = SCHEMA.empty_table()
             for first in range(0, count, 100_000):
-                producer.send_batch("orders", orders(first, 100_000, timedelta(milliseconds=100)))
+                rows = orders(first, 100_000, timedelta(milliseconds=100))
+                producer.send_batch("orders", pa.concat_tables([rows.filter(pc.invert(is_late)), late]))
+                late = rows.filter(is_late)
+            producer.send_batch("orders", late)
     given = {"partition": "hour", "time": "ts", "load_rows": 300_000, "spark": spark}
     # The worst place: the table has the load, and nothing else says so.
     child = subprocess.run(
@@ -247,6 +253,7 @@ def test_a_load_that_is_killed_and_run_again_changes_nothing(tmp_path, spark, mo
     assert pc.min_max(found["id"]).as_py() == {"min": 0, "max": count - 1}
     assert pc.all(pc.equal(found["_hour"], pc.hour(found["ts"]).cast(pa.int32()))).as_py()
     assert pc.all(pc.equal(found["_date"], found["ts"].cast(pa.date32()))).as_py()
+    assert _come_late(found) > 9_000
     audited = audit(tmp_path / "log", "orders", tables=[table], settle="1s", spark=spark)
     tiers = {tier.tier: (tier.expected, tier.seen) for tier in tier_counts(audited.reconciliation, {})}
     assert audited.is_good
@@ -264,6 +271,14 @@ def test_a_load_that_is_killed_and_run_again_changes_nothing(tmp_path, spark, mo
         warehouse(tmp_path / "log", "orders", careless, **given, on_step=cut_at("committed"))
     warehouse(tmp_path / "log", "orders", careless, **given)
     assert table_of(careless).num_rows > count
+
+
+def _come_late(rows: pa.Table) -> int:
+    """How many stand in their shard behind one of a later hour."""
+    placed = rows.sort_by([("_shard", "ascending"), ("_offset", "ascending")])
+    shards, hours = placed["_shard"].to_numpy(), placed["ts"].cast(pa.int64()).to_numpy() // 3_600_000_000
+    by_shard = (hours[shards == shard] for shard in np.unique(shards))
+    return sum(int((each < np.maximum.accumulate(each)).sum()) for each in by_shard)
 
 
 def test_two_that_run_at_once_load_everything_once(log, tmp_path, spark, monkeypatch):

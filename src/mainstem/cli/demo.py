@@ -45,7 +45,10 @@ def demo(
         bool, typer.Option("--kill", help="Kill the server (SIGKILL) half-way and start it again.")
     ] = False,
     break_: Annotated[
-        bool, typer.Option("--break", help="Plant a fault in what is read back: it must be found.")
+        bool,
+        typer.Option(
+            "--break", help="Plant a fault in what is read back, and have Spark leave an order out: both must be found."
+        ),
     ] = False,
     fault: Annotated[
         str, typer.Option(metavar="missing|doubled|swapped|changed", help="Which fault --break plants.")
@@ -73,7 +76,7 @@ def demo(
         show.start()
         _greet(show)
         # With --break an order is left out, whichever other fault is planted in what is read back.
-        has_pipeline = not no_pipeline and _start_pipeline(show, _DROPPED if break_ else None)
+        has_pipeline = not no_pipeline and _start_pipeline(show, _DROPPED if break_ else None, is_killed=kill)
         joining = _Joining(show)
         last = _watch(show, joining, seconds, kill)
         _tell("stopping the producers; every record they sent gets its answer")
@@ -86,14 +89,14 @@ def demo(
     return ExitCode.OK if is_good else ExitCode.FAILURE
 
 
-def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None) -> bool:
+def _start_pipeline(show: "Demonstration", drop: tuple[int, int] | None, *, is_killed: bool) -> bool:
     """Whether there is a Spark job; said if there could not be one."""
     from mainstem.demo.pipeline_process import missing_requirement
 
     if missing := missing_requirement():
         _tell(f"without Spark: {missing}")
         return False
-    show.start_pipeline(drop)
+    show.start_pipeline(drop, is_killed=is_killed)
     _tell("Spark is starting; it joins when it is up, and reads from the beginning")
     return True
 

@@ -37,7 +37,10 @@ Partition = Annotated[
     str, typer.Option(metavar="none|shard|day|hour", help="What the table is partitioned by.", show_default=True)
 ]
 Time = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="The time that day and hour are of; the record's own if not said.")
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="The column that day and hour are taken from; the record's own time if not said."
+    ),
 ]
 LoadRows = Annotated[
     int | None, typer.Option(metavar="COUNT", min=1, help="Records that become visible together, at most.")
@@ -52,7 +55,10 @@ OnReplayLoss = Annotated[
     str,
     typer.Option(
         metavar="raise|skip|drop",
-        help="What to do about records that are gone; drop: with --replace, also let rows go that were made of them.",
+        help=(
+            "What to do about records that are gone; drop: with --replace, replace the table even though rows made of "
+            "lost records go with it."
+        ),
     ),
 ]
 Vacuum = Annotated[

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# What a job does that has no loads, in words.
+# What the step `load` of a job counts; records if not said.
+_COUNTED: Final = {
+    # The log is one, each table another.
+    "audit": "parts compared",
+    "compact": "ranges of records",
+}
+# Steps after the last load, in words.
 _DOING: Final = {
     "compact": "making large files of small ones",
     "compare": "comparing with the version before",
@@ -39,11 +45,11 @@ def job_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         whole = bar.add_task(f"{name}: starting Spark", total=None)
-        tasks = bar.add_task("tasks of this load", total=None, visible=False)
+        tasks = bar.add_task("tasks of Spark", total=None, visible=False)
 
         def on_step(step: str, done: int, total: int) -> None:
             if step == "load":
-                bar.update(whole, description=f"{name}: records", completed=done, total=total)
+                bar.update(whole, description=f"{name}: {_COUNTED.get(name, 'records')}", completed=done, total=total)
             elif step in ("write", "wrote"):
                 bar.update(tasks, completed=done, total=total, visible=True)
             elif step in _DOING:

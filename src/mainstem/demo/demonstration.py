@@ -22,7 +22,7 @@ from mainstem.core.errors import InternalError, Unavailable
 from mainstem.demo.account import ROW, Fault, Rows, Verdict, compare, plant
 from mainstem.demo.events import STREAMS, closing_events, read_stamp
 from mainstem.demo.follower import Follower, Newest
-from mainstem.demo.pipeline import REVENUE_STREAM, PipelineOptions
+from mainstem.demo.pipeline import LATE_SECONDS, LATE_SECONDS_KILLED, REVENUE_STREAM, PipelineOptions
 from mainstem.demo.pipeline_process import PipelineProcess, PipelineState
 from mainstem.demo.revenue import RevenueVerdict, compare_revenue, taken
 from mainstem.demo.revenue_reader import RevenueState, StreamWatch, TableWatch, read_stream, read_table
@@ -35,6 +35,7 @@ _END_SECONDS = 60.0
 # How far ahead the events are that end a stream, and the time that the Spark job then has to reach.
 _CLOSING_US = 60_000_000
 _CLOSED_US = 30_000_000
+assert max(LATE_SECONDS, LATE_SECONDS_KILLED) * 1_000_000 < _CLOSING_US - _CLOSED_US, "its watermark comes there"
 # The columns of what the Spark job writes.
 _REVENUE = {
     "start": "timestamp",
@@ -213,8 +214,9 @@ class Demonstration:
         self._await_writers()
         self._begun = self._clock.monotonic()
 
-    def start_pipeline(self, drop: tuple[int, int] | None = None) -> None:
-        """Start the Spark job beside it all, which takes a while to join; `drop` is an order that it leaves out."""
+    def start_pipeline(self, drop: tuple[int, int] | None = None, *, is_killed: bool = False) -> None:
+        """Start the Spark job beside it all, which takes a while to join; `drop` is an order that it leaves out. It
+        waits longer for what is late where the server is going to be killed."""
         info = self._hub.streams.create(REVENUE_STREAM, schema=_REVENUE, exist_ok=True)
         self._revenue_start = Cursor(info.uuid, info.epoch, info.ends)
         self._watches = (
@@ -229,6 +231,7 @@ class Demonstration:
             table=str(self._table),
             checkpoint=str(self._folder / "checkpoint"),
             drop=drop,
+            late_seconds=LATE_SECONDS_KILLED if is_killed else LATE_SECONDS,
         )
         with (self._folder / "pipeline.log").open("ab") as log:
             self._pipeline = PipelineProcess(options, log)

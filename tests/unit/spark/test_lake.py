@@ -397,6 +397,27 @@ def test_many_small_files_become_large_ones(tmp_path):
     assert lake.compact(1 << 27) == 0
 
 
+def test_small_files_of_hours_and_of_no_time_become_large_ones(tmp_path):
+    """Rows without a time are in a partition of their own, which no text names."""
+    lake = Lake(tmp_path / "t")
+    by_hour = Partitioning("hour", "ts")
+    lake.prepare(pa.schema([*SCHEMA, *by_hour.fields]), by_hour.columns)
+    timeless = [_rows(at, 1).set_column(1, SCHEMA[1], pa.nulls(1, SCHEMA[1].type)) for at in range(100, 109)]
+    # The second hour has too few.
+    rows = [*(_rows(at, 1) for at in range(9)), *(_rows(at, 1) for at in range(60, 68)), *timeless]
+    files = [
+        file for part, row in enumerate(rows) for file in write_parts(_target(lake.folder, by_hour), part, [row])[0]
+    ]
+    lake.append(files, "j", 1, {})
+    assert lake.compact(1 << 27) == 18
+    left = sorted(Path(path).parent.name for path in DeltaTable(str(lake.folder)).file_uris())
+    assert left == ["_hour=22", *["_hour=23"] * 8, "_hour=__HIVE_DEFAULT_PARTITION__"]
+    found = _table(lake.folder).sort_by("id")
+    assert found["id"].to_pylist() == [*range(9), *range(60, 68), *range(100, 109)]
+    assert found["_hour"].to_pylist() == [22] * 9 + [23] * 8 + [None] * 9
+    assert lake.compact(1 << 27) == 0
+
+
 def test_a_load_takes_the_place_of_everything(tmp_path):
     lake = Lake(tmp_path / "t")
     lake.prepare(SCHEMA, [])

@@ -15,11 +15,13 @@ say any more is said by the next, which goes on from there.
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -61,6 +63,11 @@ if TYPE_CHECKING:
 SETTLE: Final = "10m"
 # The column of a table that has the times of the records, as the warehouse job writes it.
 TIME_COLUMN: Final = "_timestamp"
+# The address of a folder of this machine; pathlib leaves one slash of those after the scheme.
+_OF_FILE: Final = re.compile(r"file:(//(localhost)?)?/", re.IGNORECASE)
+# What the files of a Delta table do not have as its rows do: rows that were deleted are still in them, and columns have
+# other names.
+_NOT_IN_FILES: Final = {"deletionVectors": "deletion vectors", "columnMapping": "column mapping"}
 # Records that cannot be read: their shard, the first offset, the one after the last.
 Lost = tuple[int, int, int]
 
@@ -178,7 +185,10 @@ class _About:
 
     @classmethod
     def of(cls, tables: Sequence[str | Path], forget: Sequence[str | Path]) -> "_About":
-        found = cls({_name_of(table): str(table) for table in tables}, tuple(dict.fromkeys(map(_name_of, forget))))
+        given = map(_plain, tables)
+        found = cls(
+            {_name_of(table): table for table in given}, tuple(dict.fromkeys(map(_name_of, map(_plain, forget))))
+        )
         for name in (*found.tables, *found.forgotten):
             if len(name) > TIER_CHARS_MAX:
                 raise InvalidSetting(f"the name of a table has at most {TIER_CHARS_MAX:,} characters: {name[:60]}...")
@@ -392,9 +402,16 @@ class _Audit:
         return str(mainstem.Cursor(self.info.uuid, self.info.epoch, tuple(offsets)))
 
 
+def _plain(table: str | Path) -> str:
+    """A table as it was given, but for the address of a folder of this machine: that is the folder."""
+    text = str(table)
+    return unquote(text[found.end() - 1 :]) if (found := _OF_FILE.match(text)) else text
+
+
 def _name_of(table: str | Path) -> str:
     """The name of a table, the same from whatever folder it is named."""
-    return str(table) if "://" in str(table) else os.path.abspath(table)
+    plain = _plain(table)
+    return plain if "://" in plain else os.path.abspath(plain)
 
 
 def _window_us(window: str | timedelta) -> int:
@@ -436,13 +453,12 @@ def _tally_of_table(
 ) -> tuple[Tally, int]:
     """The rows of a Delta table by window, each read, and the version of it that they are of."""
     table = _opened_table(path, time_column)
-    files = table.file_uris()
+    # As addresses, paths of a folder have signs for what they have letters for.
+    files = table.file_uris() if "://" in path else [*map(str, Lake(Path(path)).at(table.version())[1])]
 
     def count(part: int) -> Answer:
-        file = pq.ParquetFile(files[part])
-        times = (batch.column(0) for batch in file.iter_batches(columns=[time_column]))
         try:
-            return Answer(tally=windows.total(_tally_of(each, window_us) for each in times))
+            return Answer(tally=_tally_of_file(files[part], time_column, window_us))
         except pa.ArrowException as error:
             raise SchemaMismatch(
                 f"table {path}: column {time_column!r} has no times ({one_line(str(error), 200)})", path=time_column
@@ -450,6 +466,16 @@ def _tally_of_table(
 
     answers = run_parts(spark, len(files), count, on_step)
     return windows.total(answer.tally for answer in answers), table.version()
+
+
+def _tally_of_file(path: str, time_column: str, window_us: int) -> Tally:
+    """The rows of one file of a table."""
+    file = pq.ParquetFile(path)
+    if time_column not in file.schema_arrow.names:
+        # From before the table had the column: its rows have no time.
+        return {}
+    batches = file.iter_batches(columns=[time_column])
+    return windows.total(_tally_of(batch.column(0), window_us) for batch in batches)
 
 
 @contextlib.contextmanager
@@ -468,7 +494,7 @@ def _telling_to_forget(table: str) -> Iterator[None]:
 
 
 def _opened_table(path: str, time_column: str) -> "DeltaTable":
-    """A table that has a column of this name."""
+    """A table of which each file has its rows, with their times in a column of this name."""
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -478,11 +504,26 @@ def _opened_table(path: str, time_column: str) -> "DeltaTable":
         raise TableUnusable(f"there is no Delta table in {path}") from None
     except DeltaError as error:
         raise TableUnusable(f"table {path}: {one_line(str(error))}") from error
+    features = {*(table.protocol().reader_features or ())}
+    # Of tables from before there were features a property says it.
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        features.add("columnMapping")
+    for feature in sorted(features & _NOT_IN_FILES.keys()):
+        raise TableUnusable(
+            f"table {path} has {_NOT_IN_FILES[feature]}, so its rows cannot be counted in its files; take that from it "
+            f"(ALTER TABLE ... DROP FEATURE {feature}), or name a copy of it that was made without"
+        )
     names = [field.name for field in table.schema().fields]
     if time_column not in names:
         raise SchemaMismatch(
             f"table {path} has no column {time_column!r}, which has the times of the records; name the one that has, "
             f"of {', '.join(names)}",
+            path=time_column,
+        )
+    if time_column in table.metadata().partition_columns:
+        raise SchemaMismatch(
+            f"table {path} is partitioned by {time_column!r}, which is of many records and has not the time of each; "
+            f"name the column that has",
             path=time_column,
         )
     return table

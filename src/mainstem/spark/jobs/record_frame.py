@@ -89,10 +89,12 @@ def spark_schema(rows: pa.Schema) -> "StructType":
 
 
 class _ByPart(AccumulatorParam["dict[int, Answer]"]):
-    """What was read, by part: a part that was read twice counts once."""
+    """What was read, by part: a part that was read twice, as by a query that names its stream twice, counts once. What
+    could not be read is not made good by another time that could."""
 
     def zero(self, value: "dict[int, Answer]") -> "dict[int, Answer]":
         return {}
 
     def addInPlace(self, value1: "dict[int, Answer]", value2: "dict[int, Answer]") -> "dict[int, Answer]":
-        return {**value1, **value2}
+        failed_before = {part: answer for part, answer in value1.items() if answer.error is not None}
+        return {**value1, **value2, **failed_before}
