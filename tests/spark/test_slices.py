@@ -158,6 +158,7 @@ def test_a_reader_that_sees_the_folder_of_the_server_reads_it(server, monkeypatc
         assert isinstance(origin.opened_near(strange), RemotePort)
 
 
+@pytest.mark.slow("waits until what was read is paid for")
 def test_a_quota_that_keeps_a_share_slows_slices_down(tmp_path):
     """To whom Spark shows what it has read, nobody could say that some of it was left out."""
     size, count = 64 * KIB, 384
