@@ -57,7 +57,7 @@ class Shape:
         """InvalidSchema if the stream has not these columns, or not of these types."""
         wanted = types.to_arrow(schema)
         if name := types.not_nullable(schema):
-            # Spark believes it, and reads a null as 0.
+            # Where that is said Spark does not look for nulls.
             raise InvalidSetting(
                 f"column {name!r} may be null: a tombstone is a row of nulls, and so may be what is in a column. Leave "
                 "NOT NULL out of the schema (in Python nullable=False, containsNull=False, valueContainsNull=False)"
