@@ -30,6 +30,7 @@ from mainstem.transport.port import (
     GetStreamCall,
     MomentCall,
     PlanColdCall,
+    Query,
     RunsCall,
     SchemaCall,
     SchemasCall,
@@ -330,6 +331,18 @@ def test_an_order_that_a_server_of_version_1_would_pass_over_is_refused_here():
             subscription = hub._port.subscribe(stream, (0, 0), None, 1 << 20, None, window_us)
             with pytest.raises(ProtocolError, match="this consumer needs version 4"):
                 subscription.next(SECONDS_MAX)
+        hub.close()
+    assert server.wrong == []
+
+
+def test_a_server_of_version_1_is_not_asked_for_the_whole():
+    said, _ = conversation.load(1)
+    with RecordedServer(said[:2]) as server:
+        hub = mainstem.connect(server.url)
+        stream = StreamInfo(1, "0" * 32, "talk", 2, "crc32", 0, 0, 0, (0, 0), (0, 0), 0, 1)
+        subscription = hub._port.subscribe(stream, (0, 0), None, 1 << 20, Query(whole=True))
+        with pytest.raises(ProtocolError, match="this consumer needs version 6"):
+            subscription.next(SECONDS_MAX)
         hub.close()
     assert server.wrong == []
 

@@ -105,7 +105,7 @@ def messages() -> list[bytes]:
         (Kind.APPEND, wire.Append([_HEADER] * 40, True, 1_000), [b"p" * 24] * 40),
         (Kind.APPENDED, wire.Appended([1, -1], {1: wire.WireError(301, "busy")}), []),
         (Kind.SUBSCRIBE, wire.Subscribe(1, [0], None, 1 << 20, "_offset > 3 AND key = 'k'", ["key", "_shard"], 0), []),
-        (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20, window_us=0), []),
+        (Kind.SUBSCRIBE, wire.Subscribe(1, [0, 0], None, 1 << 20, window_us=0, whole=True), []),
         (Kind.BATCHES, wire.Batches([(7, _HEADER)]), [b"p" * 24]),
         (Kind.BATCHES, wire.Batches([(7, _HEADER)], 1, 2, 3), [b"p" * 24]),
         (Kind.CREDIT, wire.Credit(1 << 16), []),

@@ -1,17 +1,21 @@
 """A stream cut into slices: all of it once, balanced, read where it lies or through the server."""
 
+import os
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 
 import mainstem
 from mainstem.core.errors import DataLoss, FolderUnusable, InvalidCursor
+from mainstem.core.limits import KIB
 from mainstem.hub.embedded import FolderPort
 from mainstem.hub.remote import RemotePort
 from mainstem.spark import origin, slices
 from mainstem.spark.origin import Access, Origin
 from mainstem.spark.slices import Slice, balance, joined, read, slices_of
+from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import GetStreamCall, RunsCall
 from tests.spark.parts import append, fill
 
@@ -152,6 +156,31 @@ def test_a_reader_that_sees_the_folder_of_the_server_reads_it(server, monkeypatc
         # The control: with another word the folder is not taken for the server's.
         strange = Origin(plan[0].origin.access, plan[0].origin.folder, "another", plan[0].origin.flush)
         assert isinstance(origin.opened_near(strange), RemotePort)
+
+
+@pytest.mark.slow("waits until what was read is paid for")
+def test_a_quota_that_keeps_a_share_slows_slices_down(tmp_path):
+    """To whom Spark shows what it has read, nobody could say that some of it was left out."""
+    size, count = 64 * KIB, 384
+    with mainstem.open(tmp_path / "log") as hub:
+        hub.access.create_token("root", admin=True)
+        secret = hub.access.create_token("pipeline", allow=["read:bytes"]).secret
+        hub.access.set_quota("pipeline", "read_bytes", count * size // 3, mode="sample")
+        hub.streams.create("bytes")
+        with hub.producer(compression=None) as producer:
+            for _ in range(count):
+                producer.send("bytes", os.urandom(size))
+    with ServerProcess(tmp_path / "log") as server:
+        access = Access.to(server.url, token=secret)
+        # Of those who do not see the folder.
+        plan = [replace(piece, origin=Origin(access)) for piece in list_slices(access, "bytes")]
+        assert sum(batch.num_rows for piece in plan for batch in read(piece)) == count
+        with (
+            mainstem.connect(server.url, token=secret) as hub,
+            hub.consumer("bytes", start="earliest", follow=False) as part,
+        ):
+            assert sum(1 for _ in part) < count
+            assert part.left_out
 
 
 def test_a_copy_of_the_folder_is_not_taken_for_it(server, tmp_path):

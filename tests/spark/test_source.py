@@ -374,6 +374,23 @@ def test_what_spark_has_no_type_for_is_refused_by_name(spark, tmp_path):
             table(spark, str(tmp_path / "log"), "wide", columns="at").collect()
 
 
+def test_what_a_query_would_read_as_another_value_is_refused_by_name(spark, tmp_path):
+    kinds = pa.schema([("x", pa.float64()), ("at", pa.time64("ns")), ("items", pa.list_(pa.int32()))])
+    folder = str(tmp_path / "log")
+    with mainstem.open(folder) as hub, hub.producer() as producer:
+        hub.streams.create("odd", schema=kinds)
+        producer.send_batch("odd", pa.table({"x": [1e300], "at": [1], "items": [[1, None]]}, schema=kinds))
+    read = spark.read.format("mainstem").option("hub", folder)
+    with pytest.raises(PySparkException, match="column 'x' has a value of type double that is none of float"):
+        read.schema("x FLOAT").load("odd").collect()
+    with pytest.raises(PySparkException, match=r"column 'at' has a value .* that is none of Spark's TIME"):
+        table(spark, folder, "odd", columns="at").collect()
+    without = st.StructType([st.StructField("items", st.ArrayType(st.IntegerType(), containsNull=False))])
+    with pytest.raises(PySparkException, match=r"column 'items\[\]' may be null"):
+        read.schema(without).load("odd").selectExpr("explode(items)").collect()
+    assert read.schema("x DOUBLE, items ARRAY<INT>").load("odd").collect() == [(1e300, [1, None])]
+
+
 def test_bytes_and_json_values(spark, tmp_path):
     with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
         hub.streams.create("raw")

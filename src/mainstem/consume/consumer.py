@@ -85,6 +85,8 @@ class Consumer(Reading):
     `watermark` then says how far the time has come. With 0 there is a single order, the same for every reader.
 
     With `ends` reading ends there, shard by shard, instead of where the stream ended.
+
+    It is `whole` if nothing of it may be missing: a quota on reading that keeps a share slows it down instead.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Consumer(Reading):
         on_bad: OnBad = "raise",
         ordering_window_us: int | None = None,
         ends: Sequence[int] | None = None,
+        whole: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_stream_name(stream, reserved=True)
@@ -124,6 +127,7 @@ class Consumer(Reading):
         self._where = (where or "").strip()
         self._columns = None if columns is None else _names(columns)
         self._is_plain = not self._where and columns is None
+        self._is_whole = whole
         self._on_bad = on_bad
         self._clock = clock
         self._prefetch_bytes = prefetch_bytes
@@ -191,9 +195,8 @@ class Consumer(Reading):
         return counts
 
     @property
-    def _query(self) -> Query | None:
-        query = Query(self._where, self._columns, self._view.schema_id)
-        return None if query.is_plain and not query.schema_id else query
+    def _query(self) -> Query:
+        return Query(self._where, self._columns, self._view.schema_id, self._is_whole)
 
     # Reading.
 

@@ -13,7 +13,7 @@ from mainstem.consume.selection import Selection
 from mainstem.consume.selections import Selections
 from mainstem.core.errors import DataLoss, InvalidRequest
 from mainstem.core.limits import MIB
-from mainstem.log.ledger.base import Entry, StreamRow
+from mainstem.log.ledger.base import Entry, ShardRow, StreamRow
 from mainstem.log.reader import LogReader
 from mainstem.transport.port import Answer, Query, Run, RunsCall
 
@@ -46,10 +46,12 @@ class Runs:
         # First of all: what is told is no newer than that flush, so whoever has come to it finds everything.
         flush = self._reader.flush()
         state = self._reader.shard(row.id, call.shard)
-        if call.first < min(state.start, call.end):
-            raise DataLoss(stream=row.name, shard=call.shard, first=call.first, last=min(state.start, call.end) - 1)
+        _require_kept(row, call, state)
         first, end = call.first, min(call.end, state.stable)
         entries = self._reader.entries(row.id, call.shard, first, _ENTRIES_MAX) if first < end else ()
+        if first < end and (not entries or entries[0].base > first):
+            # The row is gone though the shard reached so far back a moment ago: it was trimmed since.
+            _require_kept(row, call, self._reader.shard(row.id, call.shard))
         looked = min(entries[-1].end, end) if entries else end
         wanted = self._wanted(row, call.where, entries)
         runs = tuple(gathered(wanted, first, end, call.run_bytes or _RUN_BYTES))
@@ -72,6 +74,13 @@ class Runs:
             return kept
         selection: Selection = self._selections.get(row, Query(where, None, row.schema_id))
         return (entry for entry in kept if not selection.can_skip(entry, partial(self._reader.statistics_of, entry)))
+
+
+def _require_kept(row: StreamRow, call: RunsCall, shard: ShardRow) -> None:
+    """DataLoss if what is asked for begins before the shard does."""
+    last = min(shard.start, call.end) - 1
+    if call.first <= last:
+        raise DataLoss(stream=row.name, shard=call.shard, first=call.first, last=last)
 
 
 def gathered(entries: Iterable[Entry], first: int, end: int, run_bytes: int) -> Iterable[Run]:

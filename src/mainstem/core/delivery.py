@@ -65,7 +65,13 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
             same = self.exact[:COLUMN_DIGEST_BYTES] == other.exact[:COLUMN_DIGEST_BYTES]
             return same and self._sums_match(other, abs(self.magnitude - other.magnitude))
         same = self.exact == other.exact and self._levels_match(other)
-        return same and self._sums_match(other, abs(self.total - other.total))
+        return same and self._sums_match(other, self._difference(other))
+
+    def _difference(self, other: "Fingerprint") -> float:
+        if math.isfinite(self.total) and math.isfinite(other.total):
+            return abs(self.total - other.total)
+        # Weighed, numbers come to up to twice their magnitude, and so perhaps beyond all numbers: that says nothing.
+        return abs(self.magnitude - other.magnitude)
 
     def _sums_match(self, other: "Fingerprint", difference: float) -> bool:
         if not (math.isfinite(self.magnitude) and math.isfinite(other.magnitude)):

@@ -12,6 +12,7 @@ from mainstem.transport.wire import (
     VERSION_MIN,
     VERSION_OF_ORDER,
     VERSION_OF_SCHEMAS,
+    VERSION_OF_WHOLE,
     Batches,
     Kind,
     Mark,
@@ -49,6 +50,8 @@ class RemoteSubscription:
         self.version = VERSION_MIN if self._query.is_plain else VERSION_OF_SCHEMAS
         if window_us is not None:
             self.version = VERSION_OF_ORDER
+        if self._query.whole:
+            self.version = VERSION_OF_WHOLE
         self._watermark_us = 0
         self.counts = ReadCounts()
         self._credit = prefetch_bytes
@@ -78,6 +81,7 @@ class RemoteSubscription:
             columns,
             query.schema_id,
             self._window_us,
+            query.whole,
         )
         return pack(Kind.SUBSCRIBE, self.id, message)
 

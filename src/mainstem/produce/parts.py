@@ -8,13 +8,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mainstem.core.clock import SYSTEM_CLOCK, Clock
 from mainstem.core.delivery import Delivery, Fingerprint
-from mainstem.core.errors import TransactionAborted, UnknownTransaction
+from mainstem.core.errors import MainstemError, Refused, TransactionAborted, UnknownTransaction
 from mainstem.core.limits import TRANSACTION_SECONDS_MAX
 from mainstem.produce.options import ProducerOptions
 from mainstem.produce.producer import Headers, Producer
-from mainstem.produce.transaction import StagingPort, quietly
+from mainstem.produce.transaction import ABORT_SECONDS, StagingPort, quietly
 from mainstem.transport.port import Answer, Port
 from mainstem.transport.sharing import AbortDeliveryCall, AbortTransactionCall, CommitPartsCall, Staging
 
@@ -28,7 +27,7 @@ class PartWritten(NamedTuple):
 
 class Part:
     """Tables on their way into one part, for the delivery `number` of a `job`. One thread. End it by `finish` or by
-    `abort`."""
+    `abort`; it ends by itself `seconds` after its first records were written."""
 
     def __init__(
         self,
@@ -38,13 +37,12 @@ class Part:
         *,
         options: ProducerOptions | None = None,
         seconds: float = TRANSACTION_SECONDS_MAX,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = _drawn()
         self._port = port
         self._staging = StagingPort(port, holds=False)
-        deadline = clock.monotonic() + seconds
-        self._staging.begin(Staging(self.id, 0, seconds, job=job, number=number), lambda: deadline - clock.monotonic())
+        # They begin with what is staged first: the rows before it may take long to come.
+        self._staging.begin(Staging(self.id, 0, seconds, job=job, number=number), lambda: seconds)
         self._producer = Producer(self._staging, options or ProducerOptions())
 
     def send_batch(self, stream: str, data: Any, *, shard: int | None = None) -> None:
@@ -92,10 +90,17 @@ def _drawn() -> int:
 
 
 def abort_parts(port: Port, parts: Sequence[PartWritten]) -> None:
-    """Let parts go that nobody will commit; what cannot be told to the log ends by its time."""
+    """Let parts go that nobody will commit; what cannot be told to the log ends by its time. A log that is away is
+    waited for once, however many parts there are."""
     for part in parts:
         if part.batches:
-            quietly(lambda id_=part.id: port.call(AbortTransactionCall(id_)))  # type: ignore[misc]
+            try:
+                port.call(AbortTransactionCall(part.id), ABORT_SECONDS)
+            except Refused:
+                # This one is being committed.
+                continue
+            except MainstemError:
+                return
 
 
 def abort_delivery(port: Port, stream: str, job: str, number: int, *, for_good: bool = False) -> None:

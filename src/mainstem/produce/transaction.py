@@ -43,7 +43,7 @@ _NOTHING: Final = Staging(0, 0, 0.0)
 # Nobody sees what is written before the commit, which ships all of it: small parts would only cost flushes.
 _LINGER_SECONDS: Final = 10.0
 # How long whoever aborts waits for the log.
-_ABORT_SECONDS: Final = 5.0
+ABORT_SECONDS: Final = 5.0
 # Errors that say that nothing was committed.
 _REFUSALS: Final = (InvalidRequest, Refused)
 # What is held back for the commit at most.
@@ -396,9 +396,9 @@ class Transaction:
 
     def _let_go(self, writing: Writing) -> None:
         # What is still under way should not come after the end; if it does, the transaction is ended by its time.
-        quietly(partial(writing.producer.abandon, _ABORT_SECONDS))
+        quietly(partial(writing.producer.abandon, ABORT_SECONDS))
         if writing.port.is_begun:
-            quietly(partial(self._port.call, AbortTransactionCall(self.id), _ABORT_SECONDS))
+            quietly(partial(self._port.call, AbortTransactionCall(self.id), ABORT_SECONDS))
 
     def _check_open(self) -> None:
         self._port.check_usable()

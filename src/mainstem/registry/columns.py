@@ -228,12 +228,12 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         found = (array.cast(pa.decimal128(20, 0)) if is_int else array).cast(kind)
     except ARROW_ERRORS as error:
         raise _Uncastable(f"must be {kind}, and {_first_line(error)}") from None
-    if _has_overflown(array, found):
+    if has_overflown(array, found):
         raise _Uncastable(f"must be {kind}, and a number is too large for it")
     return found
 
 
-def _has_overflown(given: pa.Array, found: pa.Array) -> bool:
+def has_overflown(given: pa.Array, found: pa.Array) -> bool:
     """Whether a number became infinite by a cast: Arrow does not look, as it does of whole numbers."""
     if not (pa.types.is_floating(found.type) and pa.types.is_floating(given.type)):
         return False

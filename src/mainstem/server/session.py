@@ -291,6 +291,7 @@ class Session:
             server.clock,
             self.toll.charge_read,
             self.toll.turn_to_read,
+            whole=subscribe.whole,
         )
         self.subscriptions[message.id] = subscription
         server.follow(subscription)

@@ -148,6 +148,8 @@ class PushSubscription:
         clock: Clock = SYSTEM_CLOCK,
         charge: Callable[[int, int], Grant] = lambda size, offered: FREELY,
         turn: Callable[[], float] = lambda: 0.0,
+        *,
+        whole: bool = False,
     ) -> None:
         self.id = id_
         # Says in how many seconds it may begin, and is asked before that: what others of the same reader had is paid
@@ -157,6 +159,8 @@ class PushSubscription:
         # Counts bytes that are sent, of how many; says what that means for those that come next.
         self._charge = charge
         self._share = 1.0
+        # Not of who wants the whole, nor of who speaks less and could not be told what was left out.
+        self._is_sampled = version >= VERSION_OF_ACCESS and not whole
         self._is_slowed = False
         self._version = version
         self.stream = feed.stream.id
@@ -360,8 +364,7 @@ class PushSubscription:
         except QuotaExceeded as error:
             self.end(error)
             return False
-        # Who speaks less could not be told what was left out.
-        self._share = grant.share if self._version >= VERSION_OF_ACCESS else 1.0
+        self._share = grant.share if self._is_sampled else 1.0
         self._slow_down(grant.pause)
         return True
 

@@ -56,11 +56,11 @@ class Shape:
     def of(cls, info: StreamInfo, schema: st.StructType) -> "Shape":
         """InvalidSchema if the stream has not these columns, or not of these types."""
         wanted = types.to_arrow(schema)
-        nullable = pa.schema([field.with_nullable(True) for field in wanted])
-        if nullable != wanted:
-            name = next(field.name for field in wanted if not field.nullable)
+        if name := types.not_nullable(schema):
+            # Where that is said Spark does not look for nulls.
             raise InvalidSetting(
-                f"column {name!r} may be null, because a tombstone is a row of nulls: leave NOT NULL out of the schema"
+                f"column {name!r} may be null: a tombstone is a row of nulls, and so may be what is in a column. Leave "
+                "NOT NULL out of the schema (in Python nullable=False, containsNull=False, valueContainsNull=False)"
             )
         types.check_castable(with_metadata(all_columns(info)), wanted)
         return cls(tuple(wanted.names), wanted)

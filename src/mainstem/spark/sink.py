@@ -186,6 +186,8 @@ def batch_sink(options: WriteOptions, schema: StructType, *, overwrite: bool) ->
             'mode("overwrite") would replace the stream, and a stream is only appended to: use mode("append"); to '
             "begin anew delete the stream and create it again, or write to another"
         )
+    if options.accepts and options.transaction is None:
+        raise InvalidSetting("option onReplay says what a transactionId does that was written before; give that, too")
     return BatchSink(_checked(options, schema), options.transaction, options.version, accepts=options.accepts)
 
 

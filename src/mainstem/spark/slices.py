@@ -210,7 +210,8 @@ def consumer_of(
     offsets, ends = list(info.ends), list(info.ends)
     offsets[piece.shard], ends[piece.shard] = piece.first, piece.end
     cursor = Cursor(piece.uuid, piece.epoch, tuple(offsets))
-    return Consumer(port, piece.stream, cursor, ends=ends, where=where, columns=columns, on_bad=on_bad)
+    # Of a slice nothing is left out: Spark would not know.
+    return Consumer(port, piece.stream, cursor, ends=ends, where=where, columns=columns, on_bad=on_bad, whole=True)
 
 
 def _names(info: StreamInfo) -> list[str]:

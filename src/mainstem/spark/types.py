@@ -2,11 +2,12 @@
 
 Spark takes an Arrow batch only if its schema equals the one that it makes of its own types, to the order, the
 nullability and the time zone. Every value has its place there, but for decimals of more than 38 digits, and moments
-between two microseconds: those are refused with the column's name.
+and times of day between two microseconds: those are refused with the column's name. So is what has no place in a
+narrower type that a query asks for. Arrow does not look at all of this by itself.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from mainstem.core.errors import InvalidSchema, SchemaMismatch
+from mainstem.registry.columns import has_overflown
 from mainstem.registry.types import type_text
+from mainstem.spark.row_hashes import parts
 
 _PLAIN: Final[dict[pa.DataType, st.DataType]] = {
     pa.bool_(): st.BooleanType(),
@@ -132,13 +135,77 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     kinds = tuple(batch.schema.types)
     if not _to_cast(kinds, schema):
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-    columns = [cast(column, field) for column, field in zip(batch.columns, schema, strict=True)]
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        columns.append(cast(column, field))
+        if _may_lose(column.type, field.type):
+            _require_kept(column, columns[-1], field.name)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @functools.lru_cache(maxsize=64)
 def _to_cast(kinds: Sequence[pa.DataType], schema: pa.Schema) -> bool:
-    return any(not kind.equals(field.type) for kind, field in zip(kinds, schema, strict=True))
+    return any(
+        not kind.equals(field.type) or _may_lose(kind, field.type) for kind, field in zip(kinds, schema, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _may_lose(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values may be lost at which Arrow does not look. Types are known by their texts, however nested."""
+    has, asks = str(given), str(wanted)
+    return ("double" in has and "float" in asks) or ("time64[ns]" in has and "time64[ns]" in asks)
+
+
+def _require_kept(given: pa.Array, found: pa.Array, name: str) -> None:
+    """SchemaMismatch names the column, or the part of one, with a number that became infinite, or a time of day that
+    Spark, which takes nanoseconds and has microseconds, would cut."""
+    # What was not asked for of a struct is not in what was found.
+    before = dict(_leaves(given, name))
+    for path, leaf in _leaves(found, name):
+        if path in before:
+            _require_leaf_kept(before[path], leaf, path)
+
+
+def _require_leaf_kept(given: pa.Array, found: pa.Array, path: str) -> None:
+    why = ""
+    if has_overflown(given, found):
+        why = f"{found.type}: a number is too large for it"
+    elif found.type == pa.time64("ns"):
+        try:
+            found.cast(pa.time64("us"))
+        except pa.ArrowInvalid as error:
+            why = f"Spark's TIME, which has microseconds: {error}"
+    if why:
+        raise SchemaMismatch(f"column {path!r} has a value of type {given.type} that is none of {why}", path=path)
+
+
+def _leaves(array: pa.Array, path: str) -> Iterator[tuple[str, pa.Array]]:
+    """What a column is made of in the end, without what stands under nulls."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        yield from _leaves(array.dictionary_decode(), path)
+    elif not pa.types.is_nested(kind):
+        yield path, array
+    else:
+        lists = [".key", ".value"] if pa.types.is_map(kind) else ["[]"]
+        steps = [f".{field.name}" for field in kind] if pa.types.is_struct(kind) else lists
+        for step, (_, part) in zip(steps, parts(array), strict=True):
+            yield from _leaves(part, path + step)
+
+
+def not_nullable(kind: st.DataType, path: str = "") -> str:
+    """The path of the first column, or part of one, that is said to have no nulls; empty if there is none."""
+    inner: list[tuple[str, st.DataType, bool]] = []
+    if isinstance(kind, st.StructType):
+        inner = [(f"{path}.{field.name}" if path else field.name, field.dataType, field.nullable) for field in kind]
+    elif isinstance(kind, st.ArrayType):
+        inner = [(f"{path}[]", kind.elementType, kind.containsNull)]
+    elif isinstance(kind, st.MapType):
+        inner = [(f"{path}.key", kind.keyType, True), (f"{path}.value", kind.valueType, kind.valueContainsNull)]
+    return next(
+        (found for name, part, nullable in inner if (found := not_nullable(part, name) if nullable else name)), ""
+    )
 
 
 def cast(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -510,16 +510,23 @@ AppendDone = Callable[[Sequence[AppendResult]], None]
 
 class Query(msgspec.Struct, frozen=True):
     """What a reader wants of a stream: the rows for which `where` is true, all if it is empty; these columns, all if
-    that is None; as rows of this schema, 0 for records without one."""
+    that is None; as rows of this schema, 0 for records without one. It is `whole` if nothing of that may be left out: a
+    quota that keeps a share slows its reader down instead."""
 
     where: str = ""
     columns: tuple[str, ...] | None = None
     schema_id: int = 0
+    whole: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether it wants everything."""
         return not self.where and self.columns is None
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether it wants everything, in the form in which it is stored."""
+        return self.is_plain and not self.schema_id
 
 
 class ReadCounts(msgspec.Struct):

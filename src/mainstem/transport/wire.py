@@ -21,7 +21,7 @@ must not send what the other would pass over and should not:
         list_access and explain_access; the message share; ranges that a quota leaves out
     6   transactions of many clients: the calls commit_parts and abort_delivery, `job` and `number` in staging; where
         records lie: the call runs; auditing: the calls note_counts and note_verified; groups that hold retention: the
-        call hold_group, and what groups say of it
+        call hold_group, and what groups say of it; readers of which no quota leaves anything out: `whole` in subscribe
 """
 
 import struct
@@ -103,6 +103,8 @@ VERSION_OF_SHARING: Final = 4
 # And would send in any order what is asked for in one.
 VERSION_OF_ORDER: Final = 4
 VERSION_OF_ACCESS: Final = 5
+# And would leave out what a quota does not let through.
+VERSION_OF_WHOLE: Final = 6
 
 PREFIX = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
@@ -211,7 +213,7 @@ class Subscribe(msgspec.Struct, frozen=True, array_like=True):
 
     From version 3 on: only rows for which `where` is true, only these columns, as rows of this schema; see Query. From
     version 4 on: no shard further ahead of the others than `window_us`, and with 0 in a single order; marks then come
-    between the batches.
+    between the batches. From version 6 on: the `whole` of it, also where a quota would leave a part out.
     """
 
     stream: U63
@@ -222,13 +224,14 @@ class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     columns: list[str] | None = None
     schema_id: U32 = 0
     window_us: U63 | None = None
+    whole: bool = False
 
     @property
     def query(self) -> Query | None:
         """What is asked for beside everything as it is stored; None if nothing is."""
         columns = None if self.columns is None else tuple(self.columns)
         query = Query(self.where, columns, self.schema_id)
-        return None if query.is_plain and not self.schema_id else query
+        return None if query.is_as_stored else query
 
 
 class Batches(msgspec.Struct, frozen=True, array_like=True):

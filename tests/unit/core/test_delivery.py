@@ -30,6 +30,15 @@ def test_sums_beyond_all_numbers_say_nothing():
     assert not printed(magnitude=float("inf")).matches(printed(magnitude=1.0))
 
 
+def test_totals_beyond_all_numbers_say_nothing():
+    """Their magnitudes may be below."""
+    for total in (float("inf"), float("-inf"), float("nan"), 0.0):
+        assert printed(total=float("inf"), magnitude=1e308).matches(printed(total=total, magnitude=1e308))
+    assert not printed(total=float("inf"), magnitude=1e308).matches(printed(total=float("inf"), magnitude=1.1e308))
+    # The difference of two that are numbers may be none.
+    assert not printed(total=1e308, magnitude=1e308).matches(printed(total=-1e308, magnitude=1e308))
+
+
 def leveled(levels: float | None, magnitude: float | None, total: float = 0.0) -> Fingerprint:
     return Fingerprint(3, b"x" * 15, total, 1e300, levels, magnitude)
 

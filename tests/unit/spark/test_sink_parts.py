@@ -11,8 +11,17 @@ import mainstem
 from mainstem.core.errors import InternalError, InvalidRequest, InvalidSetting, MainstemError, TransactionAborted
 from mainstem.spark.destination import Destination
 from mainstem.spark.origin import Access
-from mainstem.spark.sink import BatchSink, StreamSink, Written, query_of, saying_what_limits_it
+from mainstem.spark.sink import (
+    BatchSink,
+    StreamSink,
+    Written,
+    batch_sink,
+    query_of,
+    saying_what_limits_it,
+    stream_sink,
+)
 from mainstem.spark.staged_rows import deliver, stage
+from mainstem.spark.types import to_spark
 from mainstem.spark.write_options import write_options
 from mainstem.testing.server import ServerProcess
 
@@ -30,6 +39,21 @@ def test_a_version_is_of_a_transaction():
     del given["transactionId"]
     with pytest.raises(InvalidSetting, match="transactionId"):
         write_options({**given, "transactionVersion": "1"})
+
+
+def test_a_replay_is_of_a_transaction(tmp_path):
+    """Without one nothing is known again, and nothing accepted."""
+    with mainstem.open(tmp_path) as hub:
+        hub.streams.create("orders", schema={"id": "int64"})
+    given, schema = (
+        {"hub": str(tmp_path), "stream": "orders", "onReplay": "accept"},
+        to_spark(pa.schema({"id": "int64"})),
+    )
+    with pytest.raises(InvalidSetting, match=r"onReplay says what a transactionId does.*give that, too"):
+        batch_sink(write_options(given), schema, overwrite=False)
+    batch_sink(write_options({**given, "transactionId": "monday"}), schema, overwrite=False)
+    batch_sink(write_options({**given, "onReplay": "fail"}), schema, overwrite=False)
+    stream_sink(write_options(given), schema, overwrite=False)
 
 
 def test_a_checkpoint_says_whose_it_is(tmp_path):

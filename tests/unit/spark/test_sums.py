@@ -244,3 +244,10 @@ def test_numbers_that_are_none_are_counted():
 
 def test_nothing_has_a_fingerprint_too():
     assert Sums().fingerprint().matches(sums_of(pa.table({"a": pa.array([], pa.string())})).fingerprint())
+
+
+def test_the_largest_numbers_are_known_again():
+    for values in ([1.7976931348623157e308], [1.7e308, -1e307], [9e307, 4e307, -4e307]):
+        one, other = sums_of(pa.table({"x": values})), sums_of(pa.table({"x": values[::-1]}))
+        assert one.fingerprint().matches(other.fingerprint())
+        assert not one.fingerprint().matches(sums_of(pa.table({"x": [-values[0], *values[1:]]})).fingerprint())
