@@ -2,7 +2,8 @@
 
 An executor that sees the folder of the server reads the blocks themselves, past the server. That it is that folder and
 not another of the same name is proven: the server tells a word that it drew when it began to write, which stands in the
-folder, and how far the log has come, which its ledger there must have reached.
+folder, and how far the log has come, which its ledger there must have reached. One on a network file system is not read
+in this way, however much it is that folder: see `is_on_network`.
 """
 
 import threading
@@ -13,6 +14,7 @@ from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
 from mainstem.hub.embedded import FolderPort
 from mainstem.hub.remote import RemotePort
 from mainstem.log.folder import word_of_writer
+from mainstem.log.surroundings import is_on_network
 from mainstem.spark.workers import prepare_worker
 from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import Port, StatisticsCall
@@ -81,7 +83,7 @@ def opened_near(origin: Origin) -> Port:
         _require_flush(port, origin)
         return port
     folder = origin.folder
-    if folder and origin.word and word_of_writer(Path(folder)) == origin.word:
+    if folder and origin.word and word_of_writer(Path(folder)) == origin.word and not is_on_network(Path(folder)):
         try:
             port = _PORTS.get(origin.access, folder)
             _require_flush(port, origin)
