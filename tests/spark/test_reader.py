@@ -68,6 +68,27 @@ def test_a_first_batch_is_planned_again_as_it_was(orders):
     assert again.latestOffset(second, ReadAllAvailable()) == second
 
 
+def test_a_query_that_passes_over_what_there_is_says_so(orders, server, caplog):
+    """Its checkpoint may have been deleted."""
+    hub, folder = orders
+    silent: list[dict[str, str]] = [{"startingOffsets": "latest"}, {"startingTimestamp": "2100-01-01T00:00:00Z"}]
+    for options in silent:
+        source = reader(folder, **options)
+        assert ids(source, dict(INITIAL), source.latestOffset(dict(INITIAL), ReadAllAvailable())) == []
+    with mainstem.connect(server.url) as served:
+        fill(served, count=10)
+    reader(server.url, group="lake").latestOffset(dict(INITIAL), ReadAllAvailable())
+    hub.streams.create("empty", schema=SCHEMA)
+    reader(folder, stream="empty").latestOffset(dict(INITIAL), ReadAllAvailable())
+    assert caplog.messages == []
+    source = reader(folder)
+    first = source.latestOffset(dict(INITIAL), ReadAllAvailable())
+    (said,) = caplog.messages
+    assert said.endswith("it passes over the records that there are stream=orders records=1000")
+    source.latestOffset(first, ReadAllAvailable())
+    assert len(caplog.messages) == 1
+
+
 def test_batches_within_limits_have_everything_once(orders):
     _, folder = orders
     for options in ({"maxOffsetsPerTrigger": "130"}, {"maxBytesPerTrigger": "4000"}):
@@ -150,7 +171,7 @@ def test_another_stream_or_checkpoint_is_refused(orders):
         source.latestOffset(first, ReadAllAvailable())
 
 
-def test_what_is_trimmed_under_a_planned_batch_is_told(orders):
+def test_what_is_trimmed_under_a_planned_batch_is_told(orders, caplog):
     hub, folder = orders
     source = reader(folder, startingOffsets="earliest")
     start = source.initialOffset()
@@ -162,8 +183,14 @@ def test_what_is_trimmed_under_a_planned_batch_is_told(orders):
     with pytest.raises(DataLoss, match="shard 0: records 0 to 99 are gone"):
         source.partitions(start, end)
     patient = reader(folder, startingOffsets="earliest", failOnDataLoss="false")
+    gone = "stream 'orders' shard 0: records 0 to 99 are gone (trimmed)"
+    lost = [f'records are lost; the query goes on after them reason="{gone}"']
+    # By the task that finds it, and by who plans.
     assert sum(batch.num_rows for part in planned for batch in patient.read(part)) == 900
+    assert caplog.messages == lost
+    caplog.clear()
     assert len(ids(patient, start, end)) == 900
+    assert caplog.messages == lost
     # The next end tells of it, once, and so of what goes while the batch is read.
     hub.streams.trim("orders", offset=150, shard=0)
     told = patient.latestOffset(end, ReadAllAvailable())

@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 
 import mainstem
 from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.spark import types
 from mainstem.spark.options import read_options
 from mainstem.spark.progress import (
     INITIAL,
@@ -20,8 +21,9 @@ from mainstem.spark.progress import (
     was_reset,
     within_bytes,
 )
+from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Run
-from tests.spark.parts import append, fill
+from tests.spark.parts import SCHEMA, append, fill
 from tests.spark.queries import Query
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -123,15 +125,15 @@ def test_the_records_of_a_key_stay_in_order_where_a_stream_got_more_shards(spark
             assert found == {number: [0, 1, 2] for number in range(100)}, name
 
 
-def test_progress_needs_a_server(spark, tmp_path):
-    with mainstem.open(tmp_path / "log") as hub:
+@pytest.mark.parametrize("is_written", [True, False])
+def test_progress_needs_a_server(tmp_path, is_written):
+    folder = tmp_path / "log"
+    with mainstem.open(folder) as hub:
         fill(hub, count=10)
-        from mainstem.spark import types
-        from mainstem.spark.stream import StreamReader
-        from tests.spark.parts import SCHEMA
-
-        options = read_options({"hub": str(tmp_path / "log"), "stream": "orders", "group": "g"}, streaming=True)
-        with pytest.raises(InvalidSetting, match="mainstem serve --data"):
+        if not is_written:
+            hub.close()
+        options = read_options({"hub": str(folder), "stream": "orders", "group": "g"}, streaming=True)
+        with pytest.raises(InvalidSetting, match=f"is a folder.* start one .mainstem serve --data {folder}.*"):
             StreamReader(options, types.to_spark(SCHEMA))
 
 

@@ -29,6 +29,8 @@ _PARTS_PER_CORE: Final = 3
 # So little is not worth a task of its own, and no task should have more than that.
 _PART_BYTES_MIN: Final = 4 * MIB
 _PART_BYTES_MAX: Final = 256 * MIB
+# What a loss says to users of consumers.
+_AGAIN: Final = "reading goes on after them if you call the consumer again"
 
 
 class Partition(InputPartition):
@@ -123,13 +125,12 @@ def losses_for_spark() -> Iterator[None]:
 
 def for_spark(loss: DataLoss) -> DataLoss:
     """It says what a query can do about it, which has no consumer that could be called again."""
-    text = str(loss).replace(
-        "reading goes on after them if you call the consumer again",
-        'with the option failOnDataLoss="false" the query goes on after them',
-    )
+    text = str(loss).replace(_AGAIN, 'with the option failOnDataLoss="false" the query goes on after them')
     return DataLoss(text, **loss.facts())
 
 
 def note_loss(loss: DataLoss) -> None:
     """With failOnDataLoss=false."""
-    logger.warning(Event("records are lost; the query goes on after them", reason=loss))
+    logger.warning(
+        Event("records are lost; the query goes on after them", reason=str(loss).removesuffix(f"; {_AGAIN}"))
+    )

@@ -61,8 +61,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         if options.group and options.access.data:
             raise InvalidSetting(
-                f"option group: progress is written, and only the process that writes {options.access.data} can do "
-                f"that; start a server there (mainstem serve --data {options.access.data}), whose address is the hub"
+                f"option group: the progress of a query is kept by a server, and {options.access.data} is a folder. If "
+                f"none has it yet, start one (mainstem serve --data {options.access.data}); its address is then the "
+                "hub, as in mainstem://127.0.0.1:7070"
             )
         self._options = options
         info = self._look_up()
@@ -118,6 +119,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins = None if standing is None else standing.offsets
         if begins is None:
             begins = begin_of(port, info, options.starting or "latest")
+            if options.starting is None and not options.group and info.records:
+                # So does a query whose checkpoint was lost, and nobody else would tell of what it passes over.
+                logger.warning(
+                    Event(
+                        "the query has no checkpoint, and neither group nor startingOffsets say where it begins: it "
+                        "passes over the records that there are",
+                        stream=info.name,
+                        records=info.records,
+                    )
+                )
         return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
 
     def _at(self, before: QueryOffset, info: StreamInfo) -> QueryOffset:
