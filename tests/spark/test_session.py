@@ -10,6 +10,7 @@ import pytest
 
 import mainstem.spark
 from mainstem.core.errors import InvalidSetting, MissingRequirement
+from mainstem.spark import machine
 from mainstem.spark.java import Java, choose, find_java, wheel_home
 from mainstem.spark.session import settings
 
@@ -116,8 +117,8 @@ def test_a_session_after_another_has_its_own_settings(first):
     later = [(master, shuffles, level) for _, master, _, _, shuffles, level in told[1:]]
     assert later == [("local[3]", "3", "ERROR"), ("local[5]", "7", "ERROR")]
     # A JVM that was not started here leads to no file with the cores: then it is those of the machine.
-    machine = str(os.cpu_count() or 1)
-    assert [line[2] for line in told] == (["1", "3", "5"] if first == OURS else [machine] * 3)
+    there = str(machine.cores())
+    assert [line[2] for line in told] == (["1", "3", "5"] if first == OURS else [there] * 3)
     # What Spark tells first when it starts.
     assert "Running Spark version" not in done.stderr
     # In sessions of whoever uses what is here: also in one that was made otherwise.

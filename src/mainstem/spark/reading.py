@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ from mainstem.core.errors import DataLoss, InvalidSetting
 from mainstem.core.events import Event
 from mainstem.core.layouts import FULL_SCHEMA
 from mainstem.core.limits import MIB
-from mainstem.spark import types
+from mainstem.spark import machine, types
 from mainstem.spark.options import ReadOptions
 from mainstem.spark.session import cores_told
 from mainstem.spark.slices import Slice, balance, read
@@ -101,7 +100,7 @@ def parts_for(size: int, cores: int) -> int:
 
 def cores() -> int:
     """Of the session, as far as that is known here: a planning process is told nothing of it by Spark."""
-    return cores_told() or os.cpu_count() or 1
+    return cores_told() or machine.cores()
 
 
 def batches_of(partition: Partition, shape: Shape, options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.core.errors import InvalidSetting, MissingRequirement
 from mainstem.core.limits import MIB
+from mainstem.spark import machine
 from mainstem.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -96,9 +97,10 @@ def session(
     else:
         version = int(pyspark.SparkContext._jvm.System.getProperty("java.specification.version"))
     builder = pyspark.sql.SparkSession.builder
-    machine = settings(name, master, chosen, given, os.cpu_count() or 1, _memory_bytes(), version)
-    _tell_cores(local_cores(machine["spark.master"], os.cpu_count() or 1))
-    for key, value in machine.items():
+    cores = machine.cores()
+    started = settings(name, master, chosen, given, cores, machine.memory_bytes(), version)
+    _tell_cores(local_cores(started["spark.master"], cores))
+    for key, value in started.items():
         builder = builder.config(key, value)
     before = signal.getsignal(signal.SIGINT)
     made: SparkSession = builder.getOrCreate()
@@ -302,7 +304,3 @@ def _texts(config: Mapping[str, object]) -> dict[str, str]:
     if any(not isinstance(key, str) for key in config):
         raise InvalidSetting("config: the names of settings are text, as in {'spark.sql.shuffle.partitions': 8}")
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()}
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
