@@ -144,6 +144,38 @@ def test_columns_by_option_and_by_schema(spark, orders):
     assert wider.agg(f.max("id")).first()[0] == Decimal(19_999)
 
 
+def test_columns_are_named_by_options_or_by_a_schema(orders):
+    """A schema of the user's would win without a word."""
+    _, folder = orders
+
+    def source(**options: str) -> MainstemSource:
+        return MainstemSource({"hub": folder, "stream": "orders", **options})
+
+    some = st.StructType().add("id", st.LongType()).add("_offset", st.LongType())
+    for options, given in (
+        ({"columns": "id, x"}, "columns"),
+        ({"columns": "id"}, "columns"),
+        ({"includeMetadata": "true"}, "includeMetadata"),
+        ({"columns": "id, x", "includeMetadata": "true"}, "columns and includeMetadata"),
+    ):
+        for reader in (source(**options).reader, source(**options).streamReader):
+            with pytest.raises(
+                InvalidSetting, match=f"has the columns id, _offset, and {given} asks for others. Leave"
+            ):
+                reader(some)
+    # What says the same is taken, as is what Spark was told by the source itself.
+    source(columns="_offset, id").reader(some)
+    for options in (
+        {},
+        {"columns": "x, _offset"},
+        {"includeMetadata": "true"},
+        {"columns": "x", "includeMetadata": "true"},
+    ):
+        one = source(**options)
+        one.reader(one.schema())
+        one.streamReader(one.schema())
+
+
 def test_filters_on_what_a_value_is_cast_to_are_left_to_spark(spark, tmp_path):
     with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
         hub.streams.create("tenths", schema={"id": "int64", "x": "double", "big": "decimal(50, 2)"})

@@ -9,6 +9,7 @@ in this way, however much it is that folder: see `is_on_network`.
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
 from mainstem.hub.embedded import FolderPort
@@ -37,9 +38,10 @@ class Access:
 
     @classmethod
     def to(cls, hub: str, **credentials: str | None) -> "Access":
-        """To the log of a server, mainstem://host:7070, or in a folder."""
+        """To the log of a server, mainstem://host:7070, or in a folder, also as file:///data/shop."""
         if not hub.strip():
             raise InvalidSetting("the hub is a folder, or the address of a server such as mainstem://127.0.0.1:7070")
+        hub = _without_scheme(hub)
         # Tasks run in other processes, perhaps elsewhere in the tree.
         given = {name: value if name == "token" else _absolute(value) for name, value in credentials.items() if value}
         return cls(url=hub.strip(), **given) if "://" in hub else cls(data=_absolute(hub), **given)
@@ -55,6 +57,22 @@ class Access:
             certificate=self.certificate or None,
             key=self.key or None,
         )
+
+
+def _without_scheme(hub: str) -> str:
+    """The path of a file: URI, as Spark and its file systems write them; all else as it is."""
+    if not hub.strip().lower().startswith("file:"):
+        return hub
+    path = hub.strip()[len("file:") :]
+    if path.startswith("//"):
+        host, _, path = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise InvalidSetting(
+                f"{hub.strip()!r} is a folder of the machine {host!r}; of this one it would be file:///{host}/{path}, "
+                "and of another a server gives access: mainstem://HOST:7070"
+            )
+        path = f"/{path}"
+    return unquote(path)
 
 
 def _absolute(path: str) -> str:
