@@ -15,6 +15,7 @@ from mainstem.cli.app import run
 from mainstem.cli.exits import ExitCode
 from mainstem.spark import diagnosis
 from mainstem.spark.diagnosis import PYSPARK_MIN, diagnose
+from tests.spark.javas import put_java
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
@@ -44,15 +45,6 @@ def test_what_is_missing_is_said(monkeypatch):
     found = diagnose({"PATH": "/nowhere"})
     assert found.java is None
     assert ["Spark needs Java 17 or newer" in missing for missing in found.missing] == [True]
-
-
-def put_java(home: Path, version: str) -> Path:
-    """What says that it is a Java of this version, and nothing else."""
-    java = home / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-    java.chmod(0o755)
-    return home
 
 
 def test_the_exit_code_says_that_something_is_missing(tmp_path, monkeypatch, capfd):

@@ -458,7 +458,16 @@ def test_loss_fails_the_read_or_is_passed_over(spark, orders):
     hub.streams.trim("orders", offset=100, shard=0)
     with pytest.raises(PySparkException, match="shard 0: records 0 to 99 are gone"):
         table(spark, folder, startingOffsets=begin).count()
-    assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
+    logging = "spark.sql.pyspark.worker.logging.enabled"
+    spark.conf.set(logging, "true")
+    try:
+        assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
+        told = {row.msg for row in spark.tvf.python_worker_logs().where("logger = 'mainstem.spark'").collect()}
+    finally:
+        spark.conf.set(logging, "false")
+    # The planner alone has met it.
+    lost = "stream 'orders' shard 0: records 0 to 99 are gone (trimmed)"
+    assert told == {f'records are lost; the query goes on after them reason="{lost}"'}
     assert table(spark, folder).count() == 19_900
 
 

@@ -16,6 +16,7 @@ from tests.spark.parts import fill
 pytestmark = pytest.mark.xdist_group("spark")
 
 
+@pytest.mark.slow("Spark starts processes for what it is asked first")
 def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, tmp_path):
     with mainstem.open(tmp_path / "log") as hub:
         fill(hub, count=10)
@@ -32,6 +33,7 @@ def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, tmp_
     assert found.frozen > 10_000
 
 
+@pytest.mark.slow("Spark starts processes for what it is asked first")
 def test_a_task_reads_the_folder_of_a_server_that_it_sees(spark, server):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=10)

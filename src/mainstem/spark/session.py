@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 from mainstem.core.errors import InvalidSetting, MissingRequirement
 from mainstem.core.limits import MIB
 from mainstem.spark import machine
-from mainstem.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -91,6 +90,9 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = _given(pyspark)
     if given is None:
+        # Here, because Python warns of a module that is run as a program (java.py) and is there with its package.
+        from mainstem.spark.java import find_java
+
         java = find_java()
         os.environ["JAVA_HOME"] = str(java.home)
         version = java.version
