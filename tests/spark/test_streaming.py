@@ -54,6 +54,14 @@ def test_a_query_goes_on_where_it_was_and_is_a_group(spark, server, tmp_path):
         assert again > 0
         assert len(query.run()) == 1_500 + again
         assert hub.groups.get("lake").records == 0
+        # Another group, which stands where the stream ends, moves nothing: the checkpoint wins.
+        append(hub, "orders", 1_500, 100)
+        with hub.consumer("orders", group="pond", start="latest", commit="manual") as consumer:
+            consumer.poll(timeout=0)
+        assert len(query.run(group="pond")) == 1_600 + again
+        # That it is this group now is in the checkpoint; nothing is new, and no batch is run.
+        assert len(query.run(group="pond")) == 1_600 + again
+        assert sum(each["numInputRows"] for each in query.progress) == 0
 
 
 @pytest.mark.slow("two streaming queries, seconds each")
