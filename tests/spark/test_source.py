@@ -144,6 +144,38 @@ def test_columns_by_option_and_by_schema(spark, orders):
     assert wider.agg(f.max("id")).first()[0] == Decimal(19_999)
 
 
+def test_columns_are_named_by_options_or_by_a_schema(orders):
+    """A schema of the user's would win without a word."""
+    _, folder = orders
+
+    def source(**options: str) -> MainstemSource:
+        return MainstemSource({"hub": folder, "stream": "orders", **options})
+
+    some = st.StructType().add("id", st.LongType()).add("_offset", st.LongType())
+    for options, given in (
+        ({"columns": "id, x"}, "columns"),
+        ({"columns": "id"}, "columns"),
+        ({"includeMetadata": "true"}, "includeMetadata"),
+        ({"columns": "id, x", "includeMetadata": "true"}, "columns and includeMetadata"),
+    ):
+        for reader in (source(**options).reader, source(**options).streamReader):
+            with pytest.raises(
+                InvalidSetting, match=f"has the columns id, _offset, and {given} asks for others. Leave"
+            ):
+                reader(some)
+    # What says the same is taken, as is what Spark was told by the source itself.
+    source(columns="_offset, id").reader(some)
+    for options in (
+        {},
+        {"columns": "x, _offset"},
+        {"includeMetadata": "true"},
+        {"columns": "x", "includeMetadata": "true"},
+    ):
+        one = source(**options)
+        one.reader(one.schema())
+        one.streamReader(one.schema())
+
+
 def test_filters_on_what_a_value_is_cast_to_are_left_to_spark(spark, tmp_path):
     with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
         hub.streams.create("tenths", schema={"id": "int64", "x": "double", "big": "decimal(50, 2)"})
@@ -443,7 +475,16 @@ def test_loss_fails_the_read_or_is_passed_over(spark, orders):
     hub.streams.trim("orders", offset=100, shard=0)
     with pytest.raises(PySparkException, match="shard 0: records 0 to 99 are gone"):
         table(spark, folder, startingOffsets=begin).count()
-    assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
+    logging = "spark.sql.pyspark.worker.logging.enabled"
+    spark.conf.set(logging, "true")
+    try:
+        assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
+        told = {row.msg for row in spark.tvf.python_worker_logs().where("logger = 'mainstem.spark'").collect()}
+    finally:
+        spark.conf.set(logging, "false")
+    # The planner alone has met it.
+    lost = "stream 'orders' shard 0: records 0 to 99 are gone (trimmed)"
+    assert told == {f'records are lost; the query goes on after them reason="{lost}"'}
     assert table(spark, folder).count() == 19_900
 
 

@@ -2,16 +2,28 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from pyspark.errors import PySparkException
 
 import mainstem
 from mainstem.core.errors import InvalidCursor, InvalidSetting
+from mainstem.spark import types
 from mainstem.spark.options import read_options
-from mainstem.spark.progress import INITIAL, QueryOffset, Standing, gone_since, shared_out, was_reset, within_bytes
+from mainstem.spark.progress import (
+    INITIAL,
+    Group,
+    QueryOffset,
+    Standing,
+    gone_since,
+    shared_out,
+    was_reset,
+    within_bytes,
+)
+from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Run
-from tests.spark.parts import append, fill
+from tests.spark.parts import SCHEMA, append, fill
 from tests.spark.queries import Query
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -42,6 +54,14 @@ def test_a_query_goes_on_where_it_was_and_is_a_group(spark, server, tmp_path):
         assert again > 0
         assert len(query.run()) == 1_500 + again
         assert hub.groups.get("lake").records == 0
+        # Another group, which stands where the stream ends, moves nothing: the checkpoint wins.
+        append(hub, "orders", 1_500, 100)
+        with hub.consumer("orders", group="pond", start="latest", commit="manual") as consumer:
+            consumer.poll(timeout=0)
+        assert len(query.run(group="pond")) == 1_600 + again
+        # That it is this group now is in the checkpoint; nothing is new, and no batch is run.
+        assert len(query.run(group="pond")) == 1_600 + again
+        assert sum(each["numInputRows"] for each in query.progress) == 0
 
 
 @pytest.mark.slow("two streaming queries, seconds each")
@@ -113,15 +133,15 @@ def test_the_records_of_a_key_stay_in_order_where_a_stream_got_more_shards(spark
             assert found == {number: [0, 1, 2] for number in range(100)}, name
 
 
-def test_progress_needs_a_server(spark, tmp_path):
-    with mainstem.open(tmp_path / "log") as hub:
+@pytest.mark.parametrize("is_written", [True, False])
+def test_progress_needs_a_server(tmp_path, is_written):
+    folder = tmp_path / "log"
+    with mainstem.open(folder) as hub:
         fill(hub, count=10)
-        from mainstem.spark import types
-        from mainstem.spark.stream import StreamReader
-        from tests.spark.parts import SCHEMA
-
-        options = read_options({"hub": str(tmp_path / "log"), "stream": "orders", "group": "g"}, streaming=True)
-        with pytest.raises(InvalidSetting, match="mainstem serve --data"):
+        if not is_written:
+            hub.close()
+        options = read_options({"hub": str(folder), "stream": "orders", "group": "g"}, streaming=True)
+        with pytest.raises(InvalidSetting, match=f"is a folder.* start one .mainstem serve --data {folder}.*"):
             StreamReader(options, types.to_spark(SCHEMA))
 
 
@@ -129,12 +149,15 @@ def test_progress_needs_a_server(spark, tmp_path):
 
 
 def test_an_offset_comes_back_as_it_was():
-    offset = QueryOffset("ab", 3, (5, 7), (0, 1), (), (4, 7), 9)
+    offset = QueryOffset("ab", 3, (5, 7), (0, 1), (), (4, 7), 9, group=("lake", 1_700_000_000_000_000))
     told = QueryOffset("ab", 3, (5, 7), lost=((0, 1, 2),), trimmed=((1, 3, 4),)).to_json()
     assert (told["lost"], told["trimmed"]) == (["shard 0: 1 to 2"], ["shard 1: 3 to 4"])
     assert QueryOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
     assert QueryOffset.from_json(dict(INITIAL)) is None
-    for strange in ({}, {"offsets": [1]}, {"stream": "a", "epoch": 1, "offsets": [-1]}, {"topic": {"0": 5}}):
+    good = {"stream": "a", "epoch": 1, "offsets": [1]}
+    assert QueryOffset.from_json(good) == QueryOffset("a", 1, (1,))
+    strange_ones = ({}, {"offsets": [1]}, {**good, "offsets": [-1]}, {**good, "group": ["lake"]}, {"topic": {"0": 5}})
+    for strange in strange_ones:
         with pytest.raises(InvalidCursor, match="use another checkpointLocation"):
             QueryOffset.from_json(strange)
 
@@ -159,16 +182,26 @@ def test_bytes_are_a_limit_too():
 
 
 def test_a_reset_is_told_from_progress_and_from_other_members():
-    offset = QueryOffset("ab", 1, (50,), None, (), (40,), 3)
-    assert not was_reset(offset, Standing((40,), 3, False))
-    assert not was_reset(offset, Standing((50,), 4, True))
-    assert was_reset(offset, Standing((10,), 4, True))
-    assert was_reset(offset, Standing((10,), 4, False))
+    lake = ("lake", 1_700_000_000_000_000)
+
+    def standing(offset: int, generation: int, *, is_reset: bool = False, group: Group = lake) -> Standing:
+        return Standing((offset,), generation, is_reset, group)
+
+    offset = QueryOffset("ab", 1, (50,), None, (), (40,), 3, group=lake)
+    assert not was_reset(offset, standing(40, 3))
+    assert not was_reset(offset, standing(50, 4, is_reset=True))
+    assert was_reset(offset, standing(10, 4, is_reset=True))
+    assert was_reset(offset, standing(10, 4))
     # To where the query was a batch ago; somebody else who came and went as this group has moved nothing.
-    assert was_reset(offset, Standing((40,), 4, True))
-    assert not was_reset(offset, Standing((40,), 4, False))
+    assert was_reset(offset, standing(40, 4, is_reset=True))
+    assert not was_reset(offset, standing(40, 4))
     # A checkpoint that is older than the group's cursor: nobody has reset anything.
-    assert not was_reset(offset, Standing((90,), 3, False))
+    assert not was_reset(offset, standing(90, 3))
+    # Another group stands elsewhere, and so does this one made anew.
+    for other in (("pond", lake[1]), ("lake", lake[1] + 1)):
+        assert not was_reset(offset, standing(10, 4, is_reset=True, group=other))
+    # Where the group was not noted, it is this one.
+    assert was_reset(replace(offset, group=None), standing(10, 4, is_reset=True))
 
 
 def test_what_was_trimmed_of_a_plan():

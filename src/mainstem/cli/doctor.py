@@ -52,7 +52,7 @@ def doctor(
     old one is kept in the folder, and nobody may write it meanwhile.
 
     --spark looks at no folder: it says which Java Spark would run on, and what of its packages is installed. The exit
-    code is 5 if something is missing.
+    code is 5 if something is missing or too old.
     """
     _log_as_told(loaded)
     if spark:

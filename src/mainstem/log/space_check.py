@@ -9,7 +9,7 @@ from mainstem.core.times import from_us
 from mainstem.log.finding import Commands, Finding, Severity
 from mainstem.log.ledger.base import BlockRow
 from mainstem.log.ledger.inspector import LedgerView
-from mainstem.log.surroundings import Surroundings
+from mainstem.log.surroundings import Surroundings, is_of_network
 from mainstem.log.upkeep.pace import Pace
 
 _HOUR_US: Final = 3_600_000_000
@@ -20,7 +20,6 @@ _STREAMS_SHOWN: Final = 3
 
 _IN_MEMORY: Final = frozenset(("tmpfs", "ramfs"))
 _LAYERED: Final = frozenset(("overlay", "aufs"))
-_REMOTE: Final = frozenset(("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"))
 
 
 class SpaceCheck:
@@ -111,7 +110,7 @@ class SpaceCheck:
         elif kind in _LAYERED:
             what = f"the folder is in a container's own layer ({kind}): it goes with the container; use a volume"
             yield Finding(severity, "folder-in-container", what, elsewhere)
-        elif kind in _REMOTE:
+        elif is_of_network(kind):
             what = f"the folder is on a network ({kind}): the ledger needs a local disk"
             yield Finding(Severity.WARNING, "folder-remote", what, elsewhere)
 

@@ -4,8 +4,17 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from mainstem.log.folder import LOCK_NOTE
+
+# Kinds of file systems that several machines may have at once.
+_OF_NETWORKS: Final = frozenset(
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "afs", "ceph", "glusterfs", "lustre", "gpfs"),
+        *("beegfs", "gfs2", "ocfs2", "fuse.sshfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,16 @@ class Surroundings:
             is_temporary,
             _writer(folder),
         )
+
+
+def is_on_network(folder: Path) -> bool:
+    """Whether other machines may have this folder, too: SQLite's shared memory is not shared with them, so that who
+    reads the ledger here may not see what is written there."""
+    return is_of_network(_file_system(folder.resolve()))
+
+
+def is_of_network(file_system: str) -> bool:
+    return file_system in _OF_NETWORKS
 
 
 def _file_system(folder: Path) -> str:

@@ -28,7 +28,7 @@ from mainstem.transport.sharing import (
 logger = logging.getLogger("mainstem.spark")
 
 _CLIENT = "spark"
-# How long the ledger may take to note that nobody owns the shards of a group that was just made.
+# How long it may take until a group is made, and the ledger has noted that nobody owns its shards.
 _LEAVE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.02
 
@@ -52,7 +52,7 @@ class QueryGroup:
         offsets = tuple(mine[shard].offset if shard in mine else 0 for shard in range(info.shards))
         # Of all that changes a group only a reset does so at the time at which it moves cursors.
         is_reset = any(shard.committed_us == group.changed_us for shard in mine.values())
-        return Standing(offsets, group.generation, is_reset)
+        return Standing(offsets, group.generation, is_reset, (group.name, group.created_us))
 
     def stand(self, info: StreamInfo, offsets: Sequence[int]) -> Standing:
         """Where the group stands, which is made at these offsets if it does not read the stream yet."""
@@ -77,17 +77,24 @@ class QueryGroup:
         self._port.call(HoldGroupCall(self._name, hold_us))
 
     def _begin(self, info: StreamInfo, offsets: Sequence[int]) -> Standing:
-        member = RANDOMNESS.getrandbits(62) + 1
+        deadline = time.monotonic() + _LEAVE_SECONDS
         starts = ((info.id, tuple(offsets)),)
-        self._port.call(JoinGroupCall(self._name, member, (info.name,), None, starts, client=_CLIENT))
+        while True:
+            member = RANDOMNESS.getrandbits(62) + 1
+            try:
+                self._port.call(JoinGroupCall(self._name, member, (info.name,), None, starts, client=_CLIENT))
+                break
+            except Fenced:
+                # A group of this name that was deleted the moment before is only now forgotten.
+                if time.monotonic() >= deadline:
+                    raise
         self._port.call(LeaveGroupCall(self._name, member))
         # That it has left begins a generation, which is not to be taken for a reset later.
-        deadline = time.monotonic() + _LEAVE_SECONDS
         group, shards = self._get()
         while any(shard.member for shard in shards) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             group, shards = self._get()
-        return Standing(tuple(offsets), group.generation, is_reset=False)
+        return Standing(tuple(offsets), group.generation, is_reset=False, group=(group.name, group.created_us))
 
     def _get(self) -> tuple[GroupInfo, list[GroupShard]]:
         shards: list[GroupShard] = []

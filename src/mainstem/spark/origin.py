@@ -2,17 +2,20 @@
 
 An executor that sees the folder of the server reads the blocks themselves, past the server. That it is that folder and
 not another of the same name is proven: the server tells a word that it drew when it began to write, which stands in the
-folder, and how far the log has come, which its ledger there must have reached.
+folder, and how far the log has come, which its ledger there must have reached. One on a network file system is not read
+in this way, however much it is that folder: see `is_on_network`.
 """
 
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from mainstem.core.errors import FolderUnusable, InvalidSetting, MainstemError
 from mainstem.hub.embedded import FolderPort
 from mainstem.hub.remote import RemotePort
 from mainstem.log.folder import word_of_writer
+from mainstem.log.surroundings import is_on_network
 from mainstem.spark.workers import prepare_worker
 from mainstem.transport.credentials import Credentials
 from mainstem.transport.port import Port, StatisticsCall
@@ -35,9 +38,10 @@ class Access:
 
     @classmethod
     def to(cls, hub: str, **credentials: str | None) -> "Access":
-        """To the log of a server, mainstem://host:7070, or in a folder."""
+        """To the log of a server, mainstem://host:7070, or in a folder, also as file:///data/shop."""
         if not hub.strip():
             raise InvalidSetting("the hub is a folder, or the address of a server such as mainstem://127.0.0.1:7070")
+        hub = _without_scheme(hub)
         # Tasks run in other processes, perhaps elsewhere in the tree.
         given = {name: value if name == "token" else _absolute(value) for name, value in credentials.items() if value}
         return cls(url=hub.strip(), **given) if "://" in hub else cls(data=_absolute(hub), **given)
@@ -53,6 +57,22 @@ class Access:
             certificate=self.certificate or None,
             key=self.key or None,
         )
+
+
+def _without_scheme(hub: str) -> str:
+    """The path of a file: URI, as Spark and its file systems write them; all else as it is."""
+    if not hub.strip().lower().startswith("file:"):
+        return hub
+    path = hub.strip()[len("file:") :]
+    if path.startswith("//"):
+        host, _, path = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise InvalidSetting(
+                f"{hub.strip()!r} is a folder of the machine {host!r}; of this one it would be file:///{host}/{path}, "
+                "and of another a server gives access: mainstem://HOST:7070"
+            )
+        path = f"/{path}"
+    return unquote(path)
 
 
 def _absolute(path: str) -> str:
@@ -81,7 +101,7 @@ def opened_near(origin: Origin) -> Port:
         _require_flush(port, origin)
         return port
     folder = origin.folder
-    if folder and origin.word and word_of_writer(Path(folder)) == origin.word:
+    if folder and origin.word and word_of_writer(Path(folder)) == origin.word and not is_on_network(Path(folder)):
         try:
             port = _PORTS.get(origin.access, folder)
             _require_flush(port, origin)

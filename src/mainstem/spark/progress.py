@@ -17,6 +17,8 @@ INITIAL: Final = {"mainstem": 1}
 
 # Offsets `first` to `last` of a shard.
 Range = tuple[int, int, int]
+# A group: its name, and when it was made, in microseconds since 1970. One that is deleted and made again is another.
+Group = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class QueryOffset:
 
     `begins`: where the batch begins, if not where the one before ended. `lost`: ranges that the query does without
     since the end before, as (shard, first, last); `trimmed`: those that went while the batch before was read, so that
-    some of them may be lost. `published`: where the group stood when this end was found, and its generation then.
+    some of them may be lost. `published`: where the `group` stood when this end was found, and its generation then.
+    `group` is None also where it was not noted yet, by older versions.
     """
 
     stream: str
@@ -36,6 +39,7 @@ class QueryOffset:
     published: tuple[int, ...] | None = None
     generation: int = 0
     trimmed: tuple[Range, ...] = ()
+    group: Group | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For Spark, which compares offsets as texts: what is not needed is left out."""
@@ -48,6 +52,8 @@ class QueryOffset:
         if self.published is not None:
             found["published"] = list(self.published)
             found["generation"] = self.generation
+            if self.group is not None:
+                found["group"] = list(self.group)
         return found
 
     @classmethod
@@ -58,6 +64,7 @@ class QueryOffset:
         try:
             published = found.get("published")
             begins = found.get("begins")
+            group = found.get("group")
             return cls(
                 stream=str(found["stream"]),
                 epoch=int(found["epoch"]),
@@ -65,6 +72,7 @@ class QueryOffset:
                 begins=None if begins is None else _offsets(begins),
                 published=None if published is None else _offsets(published),
                 generation=int(found.get("generation", 0)),
+                group=None if group is None else _group(group),
             )
         except (KeyError, TypeError, ValueError):
             raise InvalidCursor(
@@ -77,6 +85,11 @@ def _offsets(found: Any) -> tuple[int, ...]:
     if not isinstance(found, list) or not all(type(offset) is int and 0 <= offset < 1 << 63 for offset in found):
         raise ValueError
     return tuple(found)
+
+
+def _group(found: Any) -> Group:
+    name, made_us = found
+    return str(name), int(made_us)
 
 
 def shared_out(begins: Sequence[int], ends: Sequence[int], rows_max: int) -> tuple[int, ...]:
@@ -116,6 +129,12 @@ class Standing:
     offsets: tuple[int, ...]
     generation: int
     is_reset: bool
+    group: Group
+
+
+def knows(offset: QueryOffset, standing: Standing) -> bool:
+    """Whether an offset says where this group stood when it was found, and not another group or none."""
+    return offset.published is not None and offset.group in (None, standing.group)
 
 
 def was_reset(offset: QueryOffset, standing: Standing) -> bool:
@@ -125,7 +144,7 @@ def was_reset(offset: QueryOffset, standing: Standing) -> bool:
     group. Then it stands where it was when this offset was found, or at the offset itself if Spark asks again.
     """
     cursors = standing.offsets
-    if offset.published is None or standing.generation == offset.generation:
+    if offset.published is None or not knows(offset, standing) or standing.generation == offset.generation:
         return False
     if cursors == _padded(offset.offsets, cursors):
         return False

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ from mainstem.core.errors import DataLoss, InvalidSetting
 from mainstem.core.events import Event
 from mainstem.core.layouts import FULL_SCHEMA
 from mainstem.core.limits import MIB
-from mainstem.spark import types
+from mainstem.spark import machine, types
 from mainstem.spark.options import ReadOptions
 from mainstem.spark.session import cores_told
 from mainstem.spark.slices import Slice, balance, read
@@ -29,6 +28,8 @@ _PARTS_PER_CORE: Final = 3
 # So little is not worth a task of its own, and no task should have more than that.
 _PART_BYTES_MIN: Final = 4 * MIB
 _PART_BYTES_MAX: Final = 256 * MIB
+# What a loss says to users of consumers.
+_AGAIN: Final = "reading goes on after them if you call the consumer again"
 
 
 class Partition(InputPartition):
@@ -99,7 +100,7 @@ def parts_for(size: int, cores: int) -> int:
 
 def cores() -> int:
     """Of the session, as far as that is known here: a planning process is told nothing of it by Spark."""
-    return cores_told() or os.cpu_count() or 1
+    return cores_told() or machine.cores()
 
 
 def batches_of(partition: Partition, shape: Shape, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -123,13 +124,12 @@ def losses_for_spark() -> Iterator[None]:
 
 def for_spark(loss: DataLoss) -> DataLoss:
     """It says what a query can do about it, which has no consumer that could be called again."""
-    text = str(loss).replace(
-        "reading goes on after them if you call the consumer again",
-        'with the option failOnDataLoss="false" the query goes on after them',
-    )
+    text = str(loss).replace(_AGAIN, 'with the option failOnDataLoss="false" the query goes on after them')
     return DataLoss(text, **loss.facts())
 
 
 def note_loss(loss: DataLoss) -> None:
     """With failOnDataLoss=false."""
-    logger.warning(Event("records are lost; the query goes on after them", reason=loss))
+    logger.warning(
+        Event("records are lost; the query goes on after them", reason=str(loss).removesuffix(f"; {_AGAIN}"))
+    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mainstem.core.errors import InvalidSetting, MissingRequirement
 from mainstem.core.limits import MIB
-from mainstem.spark.java import find_java
+from mainstem.spark import machine
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -90,15 +90,19 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = _given(pyspark)
     if given is None:
+        # Here, because Python warns of a module that is run as a program (java.py) and is there with its package.
+        from mainstem.spark.java import find_java
+
         java = find_java()
         os.environ["JAVA_HOME"] = str(java.home)
         version = java.version
     else:
         version = int(pyspark.SparkContext._jvm.System.getProperty("java.specification.version"))
     builder = pyspark.sql.SparkSession.builder
-    machine = settings(name, master, chosen, given, os.cpu_count() or 1, _memory_bytes(), version)
-    _tell_cores(local_cores(machine["spark.master"], os.cpu_count() or 1))
-    for key, value in machine.items():
+    cores = machine.cores()
+    started = settings(name, master, chosen, given, cores, machine.memory_bytes(), version)
+    _tell_cores(local_cores(started["spark.master"], cores))
+    for key, value in started.items():
         builder = builder.config(key, value)
     before = signal.getsignal(signal.SIGINT)
     made: SparkSession = builder.getOrCreate()
@@ -302,7 +306,3 @@ def _texts(config: Mapping[str, object]) -> dict[str, str]:
     if any(not isinstance(key, str) for key in config):
         raise InvalidSetting("config: the names of settings are text, as in {'spark.sql.shuffle.partitions': 8}")
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in config.items()}
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -23,7 +23,9 @@ from pyspark.sql.datasource import (
 )
 
 from mainstem.consume.view import with_metadata
+from mainstem.core.errors import InvalidSetting
 from mainstem.core.predicate import Predicate
+from mainstem.core.schema import METADATA_COLUMNS
 from mainstem.spark import types
 from mainstem.spark.filters import of_columns, predicate_of
 from mainstem.spark.options import ReadOptions, begin_of, end_of, read_options
@@ -61,6 +63,7 @@ class MainstemSource(DataSource):
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
         options = read_options(dict(self.options), streaming=False)
+        _require_agreement(options, schema)
         # A reader that takes filters fails where Spark was not told to push them down, as it is by default.
         takes_filters = options.push_filters and _PUSHDOWN in sys.modules
         return (PushdownReader if takes_filters else BatchReader)(options, schema)
@@ -68,7 +71,9 @@ class MainstemSource(DataSource):
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:
         from mainstem.spark.stream import StreamReader
 
-        return StreamReader(read_options(dict(self.options), streaming=True), schema)
+        options = read_options(dict(self.options), streaming=True)
+        _require_agreement(options, schema)
+        return StreamReader(options, schema)
 
     def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:
         from mainstem.spark.sink import batch_sink
@@ -127,6 +132,20 @@ class PushdownReader(BatchReader):
         asked = of_columns(filters, types.unchanged(columns, self._schema))
         self._where = predicate_of(asked, columns, self._options.where)
         return filters
+
+
+def _require_agreement(options: ReadOptions, schema: st.StructType) -> None:
+    """InvalidSetting if the options ask for columns, and the schema, which is then the user's, for others: it would win
+    without a word."""
+    named, metadata = options.columns, METADATA_COLUMNS if options.metadata else ()
+    there = set(schema.names)
+    if there.issuperset((*(named or ()), *metadata)) and (named is None or there.issubset((*named, *metadata))):
+        return
+    given = " and ".join([*(["columns"] if named is not None else []), *(["includeMetadata"] if metadata else [])])
+    raise InvalidSetting(
+        f".schema(...) has the columns {', '.join(schema.names)}, and {given} asks for others. Leave {given} out: "
+        f"with a schema, the columns that it names are read, also {', '.join(METADATA_COLUMNS)}"
+    )
 
 
 def look_up(options: ReadOptions) -> StreamInfo:

@@ -1,5 +1,6 @@
 """The streaming source: what a query reads next, micro-batch by micro-batch."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,12 +20,23 @@ from mainstem.consume.places import offsets_of
 from mainstem.consume.view import with_metadata
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidSetting, StreamDeleted
+from mainstem.core.events import Event
 from mainstem.core.predicate import Predicate
 from mainstem.spark.generations import held_back
 from mainstem.spark.group import QueryGroup
 from mainstem.spark.options import ReadOptions, begin_of
 from mainstem.spark.origin import opened
-from mainstem.spark.progress import INITIAL, QueryOffset, Range, gone_since, shared_out, was_reset, within_bytes
+from mainstem.spark.progress import (
+    INITIAL,
+    QueryOffset,
+    Range,
+    Standing,
+    gone_since,
+    knows,
+    shared_out,
+    was_reset,
+    within_bytes,
+)
 from mainstem.spark.reading import (
     Partition,
     Shape,
@@ -40,6 +52,8 @@ from mainstem.spark.reading import (
 from mainstem.spark.slices import extents, runs_of, slices_of
 from mainstem.transport.port import GetStreamCall, RunsCall, StreamInfo
 
+logger = logging.getLogger("mainstem.spark")
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark asks of a streaming source. Its process lives as long as the query, that of a task does not."""
@@ -47,8 +61,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         if options.group and options.access.data:
             raise InvalidSetting(
-                f"option group: progress is written, and only the process that writes {options.access.data} can do "
-                f"that; start a server there (mainstem serve --data {options.access.data}), whose address is the hub"
+                f"option group: the progress of a query is kept by a server, and {options.access.data} is a folder. If "
+                f"none has it yet, start one (mainstem serve --data {options.access.data}); its address is then the "
+                "hub, as in mainstem://127.0.0.1:7070"
             )
         self._options = options
         info = self._look_up()
@@ -84,10 +99,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = QueryOffset.from_json(start)
         info = self._look_up()
         first = self._first(info) if before is None else replace(self._at(before, info), begins=None, lost=())
-        first, is_moved = self._published(info, first, before)
+        first, is_news = self._published(info, first, before)
         found = self._next(info, first, is_limited=not isinstance(limit, ReadAllAvailable))
         is_told = not (found.lost or found.trimmed)
-        if before is not None and not is_moved and is_told and found.offsets == first.offsets:
+        if before is not None and not is_news and is_told and found.offsets == first.offsets:
             return start
         return found.to_json()
 
@@ -104,6 +119,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins = None if standing is None else standing.offsets
         if begins is None:
             begins = begin_of(port, info, options.starting or "latest")
+            if options.starting is None and not options.group and info.records:
+                # So does a query whose checkpoint was lost, and nobody else would tell of what it passes over.
+                logger.warning(
+                    Event(
+                        "the query has no checkpoint, and neither group nor startingOffsets say where it begins: it "
+                        "passes over the records that there are",
+                        stream=info.name,
+                        records=info.records,
+                    )
+                )
         return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
 
     def _at(self, before: QueryOffset, info: StreamInfo) -> QueryOffset:
@@ -117,23 +142,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return replace(before, epoch=info.epoch, offsets=offsets)
 
     def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None) -> tuple[QueryOffset, bool]:
-        """The place from which the next batch begins, known to the group; whether somebody has moved it there."""
+        """The place from which the next batch begins, known to the group; whether the checkpoint has to be told of it,
+        also without rows: somebody has moved the query there, or it is another group that the query is now."""
         if not self._options.group:
-            return replace(first, published=None), False
+            return replace(first, published=None, group=None), False
         group = QueryGroup(opened(self._options.access), self._options.group)
         standing = group.stand(info, first.offsets)
         self._hold(group)
-        known = before or replace(first, published=standing.offsets, generation=standing.generation)
-        while not was_reset(known, standing):
+        known = before if before is not None and knows(before, standing) else None
+        if known is None and before is not None and before.group is not None:
+            logger.warning(
+                Event(
+                    "the checkpoint is of another group, or of this one before it was deleted; the query goes on where "
+                    "the checkpoint is",
+                    group=self._options.group,
+                    checkpoint=before.group[0],
+                )
+            )
+        since = known or _standing_at(first, standing)
+        while not was_reset(since, standing):
             now = standing
             if standing.offsets != first.offsets:
                 now = group.publish(info, first.offsets, standing)
             if now.generation == standing.generation:
-                return replace(first, published=now.offsets, generation=now.generation), False
+                return _standing_at(first, now), known is None
             # It was reset the moment before, which is not to be undone.
             standing = now
         moved = QueryOffset(info.uuid, info.epoch, standing.offsets, begins=standing.offsets)
-        return replace(moved, published=standing.offsets, generation=standing.generation), True
+        return _standing_at(moved, standing), True
 
     def _hold(self, group: QueryGroup) -> None:
         if not self._has_held and self._options.hold_us is not None:
@@ -228,6 +264,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look_up(self) -> StreamInfo:
         return opened(self._options.access).call(GetStreamCall(self._options.stream)).streams[0]
+
+
+def _standing_at(offset: QueryOffset, standing: Standing) -> QueryOffset:
+    return replace(offset, published=standing.offsets, generation=standing.generation, group=standing.group)
 
 
 def _pass_over(loss: DataLoss) -> None:

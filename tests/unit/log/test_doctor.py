@@ -632,7 +632,13 @@ def test_a_disk_that_is_full_tomorrow(data):
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [("tmpfs", "folder-in-memory"), ("overlay", "folder-in-container"), ("nfs4", "folder-remote")]
+    ("kind", "code"),
+    [
+        ("tmpfs", "folder-in-memory"),
+        ("overlay", "folder-in-container"),
+        ("nfs4", "folder-remote"),
+        ("fuse.glusterfs", "folder-remote"),
+    ],
 )
 def test_a_bad_place(data, kind, code):
     assert only(data, code, surroundings=near(file_system=kind)).severity == Severity.WARNING

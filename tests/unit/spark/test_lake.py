@@ -5,6 +5,7 @@ import math
 import os
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -97,11 +98,9 @@ def test_a_number_is_committed_once_where_bounds_are_given_up_first(tmp_path, is
         Lake(tmp_path / "t").append([], "j", 1, {})
 
     lake._leave_unbounded = meanwhile
+    write = partial(lake.upsert, rows) if is_merge else partial(lake.append, [])
     with pytest.raises(TableUnusable, match="another run has committed it"):
-        if is_merge:
-            lake.upsert(rows, "j", 1, {})
-        else:
-            lake.append([], "j", 1, {})
+        write("j", 1, {})
 
 
 def test_what_a_table_from_before_was_made_for_is_told_by_its_loads(tmp_path):
