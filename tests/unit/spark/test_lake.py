@@ -282,6 +282,22 @@ def test_no_bound_hides_a_row_of_a_merge(tmp_path):
         _check_found(lake.folder, values)
 
 
+def test_no_bound_hides_a_row_of_a_table_of_many_columns(tmp_path):
+    """Of the first 32 delta-rs writes bounds. Where one of those is left out, none moves up: older files have none."""
+    lake = Lake(tmp_path / "t")
+    names = [f"c{at}" for at in range(40)]
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for number in (1, 2, 3):
+        row = {name: [100.0 * number + at] for at, name in enumerate(names)}
+        if number == 2:
+            row["c5"] = [math.inf]
+        rows = pa.table({**row, "_key": [b"%d" % number]})
+        lake.prepare(rows.schema, [], "upsert")
+        lake.upsert(rows.append_column(DELETED_COLUMN, pa.array([False])), "j", number, {})
+        values = {name: [*found, *row[name]] for name, found in values.items()}
+        _check_found(lake.folder, values)
+
+
 def test_bounds_of_texts_let_readers_skip_files(tmp_path):
     lake = Lake(tmp_path / "t")
     lake.prepare(SCHEMA, [])

@@ -43,8 +43,8 @@ KEY_COLUMN: Final = "_key"
 # Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
 Mode = Literal["append", "upsert"]
 _MODE_PROPERTY: Final = "mainstem.mode"
-# Columns of which some file has no bounds in the table's log, and those of which all have: as many as there are of a
-# table of which nothing is said.
+# Columns of which some file has no bounds in the table's log, and those of which all have. Of a table of which nothing
+# is said those are the first ones: of as many delta-rs writes bounds where it merges or compacts.
 _UNBOUNDED_PROPERTY: Final = "mainstem.unbounded"
 _BOUNDED_PROPERTY: Final = "delta.dataSkippingStatsColumns"
 _BOUNDED_MAX: Final = 32
@@ -297,10 +297,11 @@ class Lake:
         table = self._table()
         known = table.metadata().configuration.get(_UNBOUNDED_PROPERTY)
         left = sorted({*(json.loads(known) if known else ()), *names})
-        bounded = [name for name in self.schema().names if name not in left]
+        # A column further behind does not move up: files that are there may have no bounds of it.
+        bounded = [name for name in self.schema().names[:_BOUNDED_MAX] if name not in left]
         said = {
             _UNBOUNDED_PROPERTY: json.dumps(left),
-            _BOUNDED_PROPERTY: ",".join(f"`{name.replace('`', '``')}`" for name in bounded[:_BOUNDED_MAX]),
+            _BOUNDED_PROPERTY: ",".join(f"`{name.replace('`', '``')}`" for name in bounded),
         }
         if said.items() <= table.metadata().configuration.items():
             return
