@@ -369,6 +369,29 @@ def test_columns_are_added_and_partitions_are_not_changed(tmp_path):
         lake.prepare(pa.schema([("id", pa.string())]), [])
 
 
+def test_rows_that_another_job_has_loaded_meanwhile_are_not_replaced(tmp_path):
+    """What is not loaded but changed in the table is nobody's: columns, compacted files."""
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+
+    def load(job, number, **given):
+        files, _ = write_parts(_target(lake.folder, Partitioning("none")), number, [_rows(100 * number, 10)])
+        lake.append(files, job, number, {}, **given)
+
+    for number in (1, 2):
+        load("other", number)
+    seen = lake.version
+    DeltaTable(str(lake.folder)).optimize.compact()
+    lake.prepare(pa.schema([*SCHEMA, ("more", pa.string())]), [])
+    load("j", 1, overwrite=True, since=seen)
+    assert sorted(_table(lake.folder)["id"].to_pylist()) == list(range(100, 110))
+    load("other", 3)
+    with pytest.raises(TableUnusable, match=r"got rows of another job \(other\) .*nothing was replaced, run it again"):
+        load("j", 2, overwrite=True, since=seen)
+    load("j", 2, overwrite=True, since=lake.version)
+    assert sorted(_table(lake.folder)["id"].to_pylist()) == list(range(200, 210))
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"")
     with pytest.raises(TableUnusable, match=r"no Delta table and not empty: it has 'holiday\.jpg'"):

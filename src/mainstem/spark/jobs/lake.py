@@ -229,16 +229,20 @@ class Lake:
         notes: dict[str, Any],
         *,
         overwrite: bool = False,
+        since: int | None = None,
         can_repeat: bool = False,
     ) -> int:
         """Make these files, which are on disk, part of the table in its load `number`; the table's version. With
-        `overwrite` they take the place of everything that was in it. `can_repeat` is for a table that does not decide
-        about the load: it may have its number from a run that was killed before the other got it."""
+        `overwrite` they take the place of everything that was in it: TableUnusable if another job has loaded something
+        `since` that version. `can_repeat` is for a table that does not decide about the load: it may have its number
+        from a run that was killed before the other got it."""
         inside = self._inside()
         self._leave_unbounded({name for file in files for name in unbounded(file, inside)})
         table = self._table()
         before = table.version()
         _require_next(table, self.folder, job, number, can_repeat=can_repeat)
+        if since is not None and since < before:
+            _require_alone(table, self.folder, job, before - since)
         now_ms = self._clock.now_us() // 1_000
         actions = [AddAction(file.path, file.bytes, file.partition, now_ms, True, file.stats) for file in files]
         with _translated(self.folder):
@@ -400,6 +404,16 @@ def _require_next(table: DeltaTable, folder: Path, job: str, number: int, *, can
         raise TableUnusable(
             f"table {folder} has load {number} of this job already: another run has committed it; run the job again"
         )
+
+
+def _require_alone(table: DeltaTable, folder: Path, job: str, newest: int) -> None:
+    """Rows that another job has loaded meanwhile are not replaced: it would not load them again."""
+    for commit in table.history(newest):
+        if commit.get("mainstem.job", job) != job:
+            raise TableUnusable(
+                f"table {folder} got rows of another job ({commit['mainstem.job']}) while this one made those that "
+                "were to take their place; nothing was replaced, run it again"
+            )
 
 
 def _version_of(name: str) -> int:

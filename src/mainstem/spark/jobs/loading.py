@@ -220,6 +220,15 @@ class Loading:
         result = self._result([done], first, end, self._clock.monotonic() - began)
         return dataclasses.replace(result, compared=told)
 
+    def reached(self) -> tuple[int, ...] | None:
+        """Where the loads that the table has end, which may be behind the stream as it was looked up; None if it has
+        none."""
+        number = self.lake.number_of(self.name)
+        if not number:
+            return None
+        offsets = Cursor.parse(self._end(number)).offsets
+        return (*offsets, *(0,) * (self._history.info.shards - len(offsets)))
+
     def give_up(self, attempt: Attempt) -> None:
         """A load that was begun and written comes to nothing."""
         begun = self.manifests.get(attempt.number)
@@ -287,16 +296,19 @@ class Loading:
 
     def _place(self, number: int, start: Start | str) -> tuple[int, ...]:
         """Where the loads that the table has end."""
-        if not number:
-            return self._first(start)
+        return self._history.offsets(Cursor.parse(self._end(number))) if number else self._first(start)
+
+    def _end(self, number: int) -> str:
+        """The cursor up to which the last load went."""
         manifest = self.manifests.get(number)
-        text = self.lake.end_of(number, self.name) if manifest is None else manifest.end
+        is_done = manifest is not None and manifest.state == "done"
+        text = manifest.end if manifest is not None and is_done else self.lake.end_of(number, self.name)
         if text is None:
             raise TableUnusable(
                 f"table {self.lake.folder} has {number} loads of this stream, and neither its history nor "
                 f"{self.manifests.folder} says where the last one ended; write to a new table"
             )
-        return self._history.offsets(Cursor.parse(text))
+        return text
 
     def _first(self, start: Start | str) -> tuple[int, ...]:
         """Where the first run began, if it was asked for this start: while no load is done, nothing else says so, and
