@@ -116,9 +116,13 @@ def replay(
     about_loss: OnLoss = "skip" if passes else "raise"
     wanted = Wanted(names, _within(since, until, where), on_bad, about_loss, is_deleted=is_copy)
     _check_moved(partitioning, history, wanted, sql, found)
-    job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
-    recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     destination = None if into is None else Destination(history.access, into)
+    # A stream that was deleted and made anew has nothing of what was delivered to the one before it.
+    what = (history.info.uuid, since, until, sql, where, destination and destination.look_up().uuid)
+    # What takes the place of everything goes on with nothing: whatever its range, it tidies up behind any other.
+    told = (history.info.uuid, "replace") if replace else (*what, _text(function))
+    job = f"replay-{name or digest(*told)}"
+    recipe = digest(*what, columns and tuple(columns), code_digest(found))
     kind = Loading if destination is None else partial(Redelivery, destination)
     loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=about_loss)
     if destination is not None:
