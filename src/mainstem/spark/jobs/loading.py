@@ -10,6 +10,7 @@
 A kill between any two leaves what `Manifests` describes; the next run goes on from there.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -237,10 +238,12 @@ class Loading:
 
     def _before(self, number: int) -> int:
         """The version of the table that a load in its place is compared with: that from before the last load, if a run
-        was killed that had not told yet what is different."""
+        was killed that had not told yet what is different, and that version can still be read."""
         last = self.manifests.get(number)
         if last is not None and last.recipe == self._recipe and last.compare_with >= 0:
-            return last.compare_with
+            with contextlib.suppress(TableUnusable):
+                if all(path.exists() for path in self.lake.at(last.compare_with)[1]):
+                    return last.compare_with
         return self._version()
 
     def _again(self, number: int) -> list[Load]:
