@@ -31,6 +31,7 @@ from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
 from mainstem.spark.jobs.columns import missing_columns, renamed
+from mainstem.spark.jobs.manifest import ATTEMPTS
 from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded
 
 # What pathlib leaves of one.
@@ -55,7 +56,8 @@ _DOUBLE_DIGITS: Final = 15
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
-# From this age on a vacuum looks at all files, not only at those that the log still knows to be let go.
+# From this age on a vacuum looks at all files, not only at those that the log still knows to be let go; also at those
+# that no commit names yet.
 _WHOLE_VACUUM_HOURS: Final = 24
 # A run that is killed leaves one commit at most that is not known to be on disk; the next one sees to it first.
 _LEFT_MAX: Final = 4
@@ -348,13 +350,13 @@ class Lake:
 
     def vacuum(self, hours: int) -> int:
         """Delete files that the table has not needed for so many hours; how many. Versions from before cannot be read
-        then. Files that a running load has not committed yet are younger than a day, and stay."""
+        then. Files that a running load has not committed yet stay: they are younger than a day, or were written under
+        the marker of an attempt."""
         table = self._table()
         before = table.version()
+        is_whole = hours >= _WHOLE_VACUUM_HOURS and not any(self.folder.glob(f"{ATTEMPTS}/*"))
         with _translated(self.folder):
-            gone = table.vacuum(
-                hours, dry_run=False, enforce_retention_duration=False, full=hours >= _WHOLE_VACUUM_HOURS
-            )
+            gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=is_whole)
         self.make_durable(before)
         return len(gone)
 

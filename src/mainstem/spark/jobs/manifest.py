@@ -31,6 +31,7 @@ from mainstem.log.disk import LocalDisk
 from mainstem.spark.jobs.part_files import WrittenFile
 
 NOTES: Final = "_mainstem"
+ATTEMPTS: Final = f"{NOTES}/attempts"
 _DISK: Final = LocalDisk()
 
 
@@ -119,7 +120,7 @@ class Manifests:
 
     def marker(self, attempt: str) -> Path:
         """What says that an attempt may still write."""
-        return self._place / NOTES / "attempts" / attempt
+        return self._place / ATTEMPTS / attempt
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
