@@ -41,6 +41,7 @@ _ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 # What a load's commit says of it, beside its number.
 START_NOTE: Final = "mainstem.start"
 END_NOTE: Final = "mainstem.end"
+ATTEMPT_NOTE: Final = "mainstem.attempt"
 DELETED_COLUMN: Final = "_deleted"
 KEY_COLUMN: Final = "_key"
 # Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
@@ -102,7 +103,14 @@ class Lake:
 
     def end_of(self, number: int, job: str) -> str | None:
         """The cursor up to which a load went, as its commit says; None if the table's history has it no more."""
-        found = self._commit_of(number, job).get(END_NOTE)
+        return self._note_of(number, job, END_NOTE)
+
+    def attempt_of(self, number: int, job: str) -> str | None:
+        """The attempt that committed a load, as its commit says; None if the table's history has it no more."""
+        return self._note_of(number, job, ATTEMPT_NOTE)
+
+    def _note_of(self, number: int, job: str, note: str) -> str | None:
+        found = self._commit_of(number, job).get(note)
         return None if found is None else str(found)
 
     def merged(self, number: int, job: str, newest: int | None = None) -> "Changed | None":
